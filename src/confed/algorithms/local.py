@@ -1,0 +1,23 @@
+"""Local-only training (FedVQA's "DT"): every client alone, with the same number of epochs as in a federation."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import ClientInfo
+from confed.federation.params import Rules, Scope
+
+__all__ = ["LocalOnly"]
+
+
+@dataclass(frozen=True)
+class LocalOnly(Algorithm):
+    """Nothing is shared: the lower bound of every personal model."""
+
+    label: ClassVar[str] = "Local only"
+    has_global: ClassVar[bool] = False
+    neutral: ClassVar[str] = "nothing is shared, so it never becomes FedAvg"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """Every trained tensor is private."""
+        return {"*": Scope.PRIVATE}

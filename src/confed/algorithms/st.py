@@ -1,0 +1,58 @@
+"""ST: plain knowledge preserving, the "soft targets" row of FedVQA's tables.
+
+Lao et al., "FedVQA", ACM MM 2023, Eq. 8.4: the local model is held to the frozen global model's answer
+distribution by a Kullback-Leibler divergence, here in Hinton's form with temperature tau:
+
+    L = L_ce + lambda * tau^2 * KL(p_T^tau || p_S^tau)
+
+Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015. The paper's row uses tau = 2.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client
+from confed.federation.protocols import Batch
+from confed.federation.train import Objective, global_logits
+from confed.losses.distillation import knowledge_preserving
+
+__all__ = ["ST"]
+
+
+@dataclass(frozen=True)
+class ST(Algorithm):
+    """FedAvg whose clients distil from the frozen global model of the round.
+
+    Attributes:
+        lam: weight lambda of the distillation term.
+        temperature: tau.
+        start_round: first round, counted from 0, with the term; in round 0 the global head is random.
+    """
+
+    label: ClassVar[str] = "ST (KL)"
+    lam: float = 1.0
+    temperature: float = 2.0
+    start_round: int = 1
+    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
+
+    def objective(self, client: Client) -> Objective:
+        """Task loss plus the distillation term."""
+        if self.lam == 0 or client.round < self.start_round:
+            return super().objective(client)
+        teacher = global_logits(client)
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            known = teacher(batch)
+            output = model(batch)
+            kept = knowledge_preserving(output.logits, known, self.temperature)
+            yield client.task.loss(output, batch) + self.lam * kept
+
+        return losses

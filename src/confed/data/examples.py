@@ -1,0 +1,231 @@
+"""Questions about pictures as plain tables, and the batches that a model sees.
+
+A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictures, split by client. Only
+:func:`encode` turns it into tensors, with the tokenizer of the chosen backbone, so that one dataset serves
+every model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Examples", "FederatedDataset", "Split", "Table", "TableData", "Tokenizer", "channels_first",
+           "encode", "pool"]
+
+
+class Tokenizer(Protocol):
+    """Turns questions into token ids."""
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, L)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N questions over M pictures.
+
+    Attributes:
+        images: uint8 pictures, shape (M, H, W, 3).
+        image_index: which picture each question is about, int64, shape (N,).
+        questions: N questions, none empty.
+        answers: N answers, each a word of the dataset's answer vocabulary.
+        types: N question types (rows of the per-type accuracy).
+        names: N identifiers, stable across runs (used to pair methods example by example).
+    """
+
+    images: np.ndarray
+    image_index: np.ndarray
+    questions: Sequence[str]
+    answers: Sequence[str]
+    types: Sequence[str]
+    names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        n = len(self.questions)
+        for label in ("image_index", "answers", "types", "names"):
+            if len(getattr(self, label)) != n:
+                raise ValueError(f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}")
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
+            raise ValueError(
+                f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}"
+            )
+        if n and not (0 <= int(self.image_index.min()) and int(self.image_index.max()) < len(self.images)):
+            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
+        for name, question in zip(self.names, self.questions, strict=True):
+            if not question.strip():
+                raise ValueError(f"the question of example {name!r} is empty")
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
+        """The given rows, in that order; the pictures are shared, not copied."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return Examples(
+            self.images,
+            self.image_index[rows],
+            [self.questions[i] for i in rows],
+            [self.answers[i] for i in rows],
+            [self.types[i] for i in rows],
+            [self.names[i] for i in rows],
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """One client's examples, by role."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class FederatedDataset:
+    """Everything a run needs to know about its data.
+
+    Attributes:
+        name: the dataset's registered name.
+        answers: the answer vocabulary; an answer's label is its position.
+        clients: client id -> its split, in a fixed order.
+        unseen: scene -> test examples of a scene nobody trains on.
+        words: every word that questions may contain (the vocabulary of an offline tokenizer).
+        facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
+    """
+
+    name: str
+    answers: tuple[str, ...]
+    clients: Mapping[str, Split]
+    unseen: Mapping[str, Examples]
+    words: tuple[str, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Examples as tensors: ``image`` (M, 3, H, W) uint8 and per-question rows.
+
+    Attributes:
+        images: picture table, uint8, shape (M, 3, H, W).
+        image_index: (N,) int64.
+        columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
+            ``label`` (N,), all int64.
+    """
+
+    images: Tensor
+    image_index: Tensor
+    columns: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.image_index)
+
+    def batch(self, rows: Tensor) -> dict[str, Tensor]:
+        """The given rows as one batch, with their numbers under ``index``."""
+        batch = {name: column[rows] for name, column in self.columns.items()}
+        batch["image"] = self.images[self.image_index[rows]]
+        batch["index"] = rows
+        return batch
+
+    def take(self, count: int) -> "Table":
+        """The first ``count`` rows; the pictures are shared."""
+        return Table(
+            self.images, self.image_index[:count], {name: column[:count] for name, column in self.columns.items()}
+        )
+
+    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+        """All rows, in ``order`` (default: as stored); the last batch may be smaller."""
+        order = torch.arange(len(self)) if order is None else order
+        for rows in order.split(batch_size) if len(order) else ():
+            yield self.batch(rows)
+
+
+class TableData:
+    """A client's data held in memory; implements :class:`confed.federation.protocols.ClientData`."""
+
+    deterministic = True
+
+    def __init__(self, train: Table, validation: Table, test: Table) -> None:
+        self.tables = (train, validation, test)
+        self._train, self._validation, self._test = self.tables
+
+    def __len__(self) -> int:
+        return len(self._train)
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
+        return self._train.batches(batch_size, torch.randperm(len(self._train), generator=rng))
+
+    def validation(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
+        """Validation batches in stored order."""
+        return self._validation.batches(batch_size)
+
+    def test(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
+        """Test batches in stored order."""
+        return self._test.batches(batch_size)
+
+
+def encode(
+    examples: Examples,
+    tokenizer: Tokenizer,
+    answers: Sequence[str],
+    types: Sequence[str],
+    images: Tensor | None = None,
+) -> Table:
+    """Examples as tensors.
+
+    Args:
+        examples: N questions.
+        tokenizer: the backbone's tokenizer.
+        answers: the answer vocabulary.
+        types: the question types; a row's ``type`` is the position of its own.
+        images: the picture table as a tensor (M, 3, H, W), where it was made before.
+
+    Raises:
+        ValueError: an answer is not in the vocabulary (names the example and the answer).
+    """
+    label_of = {answer: label for label, answer in enumerate(answers)}
+    for name, answer in zip(examples.names, examples.answers, strict=True):
+        if answer not in label_of:
+            raise ValueError(
+                f"example {name!r}: the answer {answer!r} is not in the vocabulary of {len(label_of)} answers"
+            )
+    text, mask = tokenizer(examples.questions)
+    type_of = {name: number for number, name in enumerate(types)}
+    return Table(
+        channels_first(examples.images) if images is None else images,
+        torch.from_numpy(np.asarray(examples.image_index, dtype=np.int64)),
+        {
+            "text": text,
+            "text_mask": mask,
+            "label": torch.tensor([label_of[a] for a in examples.answers], dtype=torch.int64),
+            "type": torch.tensor([type_of[t] for t in examples.types], dtype=torch.int64),
+        },
+    )
+
+
+def channels_first(images: np.ndarray) -> Tensor:
+    """Pictures (M, H, W, 3) as a tensor (M, 3, H, W)."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def pool(tables: Sequence[Table]) -> Table:
+    """All rows of several tables as one; a picture table that they share is not copied."""
+    offsets: dict[int, int] = {}
+    images: list[Tensor] = []
+    index: list[Tensor] = []
+    for table in tables:
+        if id(table.images) not in offsets:
+            offsets[id(table.images)] = sum(len(i) for i in images)
+            images.append(table.images)
+        index.append(table.image_index + offsets[id(table.images)])
+    names = tables[0].columns
+    return Table(
+        images[0] if len(images) == 1 else torch.cat(images),
+        torch.cat(index),
+        {name: torch.cat([table.columns[name] for table in tables]) for name in names},
+    )

@@ -1,0 +1,132 @@
+"""Reading pictures: any file that Pillow understands becomes uint8 (H, W, 3), or the error names the file."""
+
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from struct import error as StructError
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
+
+_EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, StructError, Image.DecompressionBombError)
+
+
+def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.ndarray:
+    """One picture, decoded to the last row.
+
+    Args:
+        source: a file, or the bytes of one.
+        name: what to call it in errors (default: the file's path).
+
+    Returns:
+        uint8, shape (H, W, 3); greyscale, palette and CMYK are converted, an alpha channel is dropped.
+
+    Raises:
+        ValueError: the file is missing, truncated, no picture, or has more than 8 bits a channel.
+    """
+    if isinstance(source, bytes):
+        name, file = name or "a picture in memory", BytesIO(source)
+    else:
+        name, file = name or str(source), Path(source)
+        if not file.is_file():
+            raise ValueError(f"picture {name}: expected a picture file, found {_what_is(file)}")
+    try:
+        with Image.open(file) as image:
+            image.load()
+            if image.mode not in _EIGHT_BIT:
+                raise ValueError(f"expected at most 8 bits a channel, got mode {image.mode}")
+            # A palette with transparency would be converted with a warning unless it passes through RGBA.
+            flat = image.convert("RGBA") if "transparency" in image.info else image
+            return np.array(flat.convert("RGB"), dtype=np.uint8)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"picture {name}: expected a complete, readable picture file, got: {error}"
+        ) from error
+
+
+def _what_is(path: Path) -> str:
+    return "a folder" if path.is_dir() else "nothing there"
+
+
+def resize(picture: np.ndarray, size: int) -> np.ndarray:
+    """The picture as a square, antialiased bicubic; a picture that has that size already is returned as is.
+
+    Args:
+        picture: uint8, shape (H, W, 3).
+        size: side of the result in pixels; other proportions are squeezed, not cropped.
+
+    Returns:
+        uint8, shape (size, size, 3).
+
+    Raises:
+        ValueError: ``size`` is not positive.
+    """
+    if size < 1:
+        raise ValueError(f"image_size must be at least 1 pixel, got {size}")
+    if picture.shape[:2] == (size, size):
+        return picture
+    return np.array(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC), dtype=np.uint8)
+
+
+def empty_table(count: int, size: int) -> np.ndarray:
+    """Room for square pictures, uint8 of shape (count, size, size, 3).
+
+    The memory behind it is channel-first, as models want it: turning the table into a (count, 3, size, size)
+    tensor is then a view, and all clients of a dataset share one copy.
+
+    Raises:
+        ValueError: ``size`` is not positive.
+    """
+    if size < 1:
+        raise ValueError(f"image_size must be at least 1 pixel, got {size}")
+    return np.zeros((count, 3, size, size), dtype=np.uint8).transpose(0, 2, 3, 1)
+
+
+def fill_table(table: np.ndarray, pictures: Iterable[np.ndarray], first: int = 0) -> None:
+    """Writes pictures into consecutive rows of a table, resized to its pictures' size.
+
+    Args:
+        table: uint8, shape (M, S, S, 3), changed in place.
+        pictures: each uint8 of shape (H, W, 3).
+        first: the row of the first picture.
+    """
+    for row, picture in enumerate(pictures, start=first):
+        table[row] = resize(picture, table.shape[1])
+
+
+def read_folder(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
+    """The named pictures of a folder, in that order, each uint8 (H, W, 3).
+
+    Raises:
+        ValueError: a name leads out of the folder, or :func:`read_picture` fails on it.
+    """
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"picture {name!r}: expected a file name inside {folder}, not a path")
+        yield read_picture(folder / name)
+
+
+def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
+    """The named pictures of an uncompressed tar archive, in that order, each uint8 (H, W, 3).
+
+    Members are read in place; nothing is extracted to disk.
+
+    Raises:
+        ValueError: the archive cannot be read, lacks a picture, or holds an unreadable one.
+    """
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            members = {member.name.removeprefix("./"): member for member in tar if member.isfile()}
+            for name in names:
+                stream = tar.extractfile(members[name]) if name in members else None
+                if stream is None:
+                    raise ValueError(
+                        f"picture {name!r}: expected it among the {len(members)} files of {archive}"
+                    )
+                yield read_picture(stream.read(), name=f"{archive}:{name}")
+    except (OSError, tarfile.TarError) as error:
+        raise ValueError(f"{archive}: expected a complete, uncompressed tar archive, got: {error}") from error

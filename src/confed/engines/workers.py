@@ -1,0 +1,189 @@
+"""Several processes compute clients side by side; the numbers are those of one process.
+
+Randomness is derived, every client's state travels with its call, and replies are handed on in the order of the
+calls, so nothing depends on who computed what when. A reply that comes early waits on disk. Messages and states
+cross the pipes as safetensors bytes. Workers are forked: they share the data in memory with their parent, start in
+milliseconds, and each builds its own workspace, on its own GPU where there are several.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+
+from confed.engines.local import Setup, Workspace, answer
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.state import ClientState, Store
+from confed.federation.wire import decode, decode_state, encode, encode_state
+
+__all__ = ["Workers", "free_cores"]
+
+
+def free_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """Answers calls in ``count`` processes; see :class:`confed.engines.local.Answerer`.
+
+    Args:
+        setup: the run.
+        count: number of processes.
+        threads: threads of each.
+    """
+
+    def __init__(self, setup: Setup, count: int, threads: int = 1) -> None:
+        if count < 1:
+            raise ValueError(f"there must be at least one worker, got {count}")
+        self._setup, self._threads = setup, threads
+        # Forking is safe while this process has started no thread pool and no CUDA context of its own.
+        self._context = multiprocessing.get_context("fork")
+        self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
+        self._workers = [self._start(number) for number in range(count)]
+
+    def processes(self) -> list[int]:
+        """The workers' process ids."""
+        return [process.pid for process, _ in self._workers if process.pid is not None]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+        self._spool.cleanup()
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Replies in the order of the calls."""
+        waiting = list(range(len(calls)))[::-1]
+        running: dict[int, int] = {}
+        done: dict[int, Path | str] = {}
+        for position in range(len(calls)):
+            while position not in done:
+                self._feed(calls, store, round, waiting, running)
+                self._collect(calls, running, done)
+            self._feed(calls, store, round, waiting, running)
+            yield self._reply(calls[position], done.pop(position), store)
+
+    def _feed(
+        self, calls: Sequence[Call], store: Store, round: int, waiting: list[int], running: dict[int, int]
+    ) -> None:
+        for number in range(len(self._workers)):
+            if not waiting:
+                return
+            # Calls to one client follow each other: the later one needs the state the earlier one leaves.
+            busy = {calls[position].client.id for position in running.values()}
+            if number in running or calls[waiting[-1]].client.id in busy:
+                continue
+            position = waiting.pop()
+            call = calls[position]
+            head = {
+                "id": call.client.id,
+                "num_examples": call.client.num_examples,
+                "modalities": call.client.modalities,
+                "action": call.action,
+                "round": round,
+                "expects": None if call.expects is None else list(call.expects),
+            }
+            pipe = self._workers[number][1]
+            try:
+                pipe.send_bytes(json.dumps(head).encode())
+                pipe.send_bytes(encode(call.message))
+                pipe.send_bytes(encode_state(store.load(call.client.id)))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the worker died; collecting its reply finds that out and says so
+            running[number] = position
+
+    def _collect(self, calls: Sequence[Call], running: dict[int, int], done: dict[int, Path | str]) -> None:
+        ready = wait([self._workers[number][1] for number in running])
+        for number in [n for n in running if self._workers[n][1] in ready]:
+            position = running.pop(number)
+            try:
+                path = Path(self._spool.name) / f"{position}"
+                with path.open("wb") as file:
+                    for _ in range(3):
+                        part = self._workers[number][1].recv_bytes()
+                        file.write(len(part).to_bytes(8, "little") + part)
+                done[position] = path
+            except (EOFError, ConnectionResetError):
+                process, pipe = self._workers[number]
+                process.join()
+                pipe.close()
+                self._workers[number] = self._start(number)
+                done[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
+
+    @staticmethod
+    def _reply(call: Call, result: Path | str, store: Store) -> Reply:
+        if isinstance(result, str):
+            return Reply(call.client, Message(), result)
+        data = result.read_bytes()
+        result.unlink()
+        parts: list[bytes] = []
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            parts.append(data[8 : 8 + length])
+            data = data[8 + length :]
+        head = json.loads(parts[0])
+        if head["saved"]:
+            store.save(call.client.id, decode_state(parts[2]))
+        return Reply(call.client, decode(parts[1]), head["error"])
+
+    def _start(self, number: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(self._setup, number, self._threads, there, here), daemon=True
+        )
+        process.start()
+        there.close()
+        return process, here
+
+
+def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Connection) -> None:
+    """A worker's life: take a call with its client's state, answer it, send back reply and state."""
+    parent.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; closing the pipe ends us
+    torch.set_num_threads(threads)
+    device = setup.device
+    if device == "cuda":
+        device = f"cuda:{number % torch.cuda.device_count()}"
+    workspace = Workspace(setup.build(), device)
+    receive: Callable[[], bytes] = pipe.recv_bytes
+    while True:
+        try:
+            head = json.loads(receive())
+        except EOFError:
+            return
+        message, state = decode(receive()), decode_state(receive())
+        info = ClientInfo(head["id"], head["num_examples"], tuple(head["modalities"]))
+        expects = None if head["expects"] is None else {name: message.tensors[name] for name in head["expects"]}
+        store = _OneState(state)
+        reply = answer(setup, workspace, Call(info, head["action"], message, expects), store, head["round"])
+        pipe.send_bytes(json.dumps({"error": reply.error, "saved": store.saved}).encode())
+        pipe.send_bytes(encode(reply.message))
+        pipe.send_bytes(encode_state(store.load(info.id)))
+
+
+class _OneState:
+    """The state of the one client at hand, and whether it was saved; see :class:`Store`."""
+
+    def __init__(self, state: ClientState) -> None:
+        self._state, self.saved = state, False
+
+    def begin(self, version: int) -> None:
+        """The parent's store counts versions."""
+
+    def load(self, client_id: str) -> ClientState:
+        """The state."""
+        return self._state.copy()
+
+    def save(self, client_id: str, state: ClientState) -> None:
+        """Replaces the state."""
+        self._state, self.saved = state, True

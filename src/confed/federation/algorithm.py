@@ -1,0 +1,197 @@
+"""The one base class of all methods. Every default is FedAvg."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
+from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
+from confed.federation.protocols import Batch
+from confed.federation.state import ServerState
+from confed.federation.train import Objective, evaluate, train
+
+__all__ = ["Algorithm", "action", "read_tallies"]
+
+Method = TypeVar("Method", bound=Callable[..., Message])
+
+
+def action(method: Method) -> Method:
+    """Marks a method that a server may ask a client to run."""
+    method.__dict__["is_action"] = True
+    return method
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method: what servers ask for, what clients do, and where each tensor lives.
+
+    A method is a frozen dataclass whose fields are its hyper-parameters, in one file, overriding one to three of
+    the methods below. Nothing here knows a transport: the simulator and real federations run the same object.
+
+    Attributes:
+        label: how tables write the method's name; the class's name by default.
+        pooled: the method is trained on everybody's data in one place (the centralised bound).
+        has_global: the method produces a global model.
+        neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
+            says why there are none.
+        accumulator: precision of the server's mean; float64 takes about twice the time and memory.
+    """
+
+    accumulator: Literal["float32", "float64"] = "float32"
+
+    label: ClassVar[str] = ""
+    pooled: ClassVar[bool] = False
+    has_global: ClassVar[bool] = True
+    neutral: ClassVar[Mapping[str, Any] | str] = {}
+
+    # Where tensors live ------------------------------------------------------------------------------------
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """Where each tensor lives for this client: ordered globs, first match wins."""
+        return {"*": Scope.SHARED}
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """The state of every server before the first round.
+
+        Args:
+            params: the initial model.
+            scopes: for each of its names, the widest scope it has for any client.
+        """
+        return {"main": ServerState(0, pick(params, scopes, Scope.SHARED))}
+
+    def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
+        """The parts of a round in order: which server acts, and its flow."""
+        return (("main", self.round),)
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """One server's part of one round: ask every client of the cohort to ``fit``, then average."""
+        messages = [self.broadcast(server, client) for client in cohort]
+        replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
+        return self.aggregate(server, replies)
+
+    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        """What happens once, after the last round, with all clients; nothing by default."""
+        yield from ()
+        return server
+
+    def broadcast(self, server: ServerState, client: ClientInfo) -> Message:
+        """What a client receives: the shared tensors it takes part in."""
+        scopes = layout(server.params, self.rules(client), partial=True)
+        return Message(pick(server.params, scopes, Scope.SHARED))
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """The weighted mean of the replies (FedAvg, Eq. 8.3), in client order; failed clients are left out."""
+        mean = Mean(getattr(torch, self.accumulator))
+        for reply in replies:
+            if reply.error is None:
+                mean.add(reply.message.tensors, self.weight(reply))
+        return replace(server, round=server.round + 1, params=mean.result(server.params))
+
+    def weight(self, reply: Reply) -> float:
+        """A reply's weight in the mean: the client's number of training examples, N_k."""
+        return float(reply.client.num_examples)
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    def objective(self, client: Client) -> Objective:
+        """The losses of one batch; the task's own by default."""
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield client.task.loss(model(batch), batch)
+
+        return losses
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains from the shared values received; keeps what is private; sends what is shared."""
+        client.load(message.tensors)
+        loss = train(client, self.objective(client))
+        client.remember()
+        return client.upload(loss=loss)
+
+    @action
+    def personalise(self, client: Client, message: Message) -> Message:
+        """Fine-tunes the shared values received on the client's own data and keeps the result as its own.
+
+        The number of epochs is the scalar ``epochs``; nothing but the loss is sent.
+        """
+        client.load(message.tensors)
+        loss = train(client, Algorithm.objective(self, client), int(message.scalars.get("epochs", 1)))
+        client.keep_personal = True
+        client.remember()
+        return Message({}, {"loss": loss})
+
+    @action
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """Counts of the global and of the personal model on the client's own examples.
+
+        Scalars of the message: ``split`` ("validation" or "test") and ``limit`` (number of examples, 0 = all).
+        Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``.
+        """
+        batches = client.data.test if message.scalars.get("split") == "test" else client.data.validation
+        limit = int(message.scalars.get("limit", 0)) or None
+        scalars: dict[str, Scalar] = {}
+        for view in ("global", "personal"):
+            if view == "global" and self.has_global:
+                client.load(message.tensors)
+            elif view == "global" or not client.load_personal():
+                continue
+            examples = batches(client.local.eval_batch_size)
+            tallies = evaluate(client.model, client.task, examples, limit=limit, precision=client.local.precision)
+            for metric, (total, weight) in tallies.items():
+                scalars[f"{view}:{metric}:sum"] = total
+                scalars[f"{view}:{metric}:weight"] = weight
+        return Message({}, scalars)
+
+    @action
+    def examine(self, client: Client, message: Message) -> Message:
+        """For analysis in the simulator only: a given model, example by example, on this client's test data.
+
+        The message carries the values of the model's trained tensors, private ones included, so no engine that
+        crosses a machine's border offers this action. The reply holds tallies as ``evaluate`` under
+        "examined", and two tensors of shape (N,): ``correct`` (float32) and ``prediction`` (int64).
+        """
+        names = list(message.tensors)
+        copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
+        copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
+        scores: list[tuple[Tensor, Tensor]] = []
+        tallies = evaluate(
+            client.model,
+            client.task,
+            client.data.test(client.local.eval_batch_size),
+            precision=client.local.precision,
+            scores=scores,
+        )
+        scalars: dict[str, Scalar] = {}
+        for metric, (total, weight) in tallies.items():
+            scalars[f"examined:{metric}:sum"] = total
+            scalars[f"examined:{metric}:weight"] = weight
+        correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
+        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu()}, scalars)
+
+    def actions(self) -> dict[str, Callable[[Client, Message], Message]]:
+        """The named actions that a client offers."""
+        return {
+            name: getattr(self, name)
+            for name in dir(type(self))
+            if getattr(getattr(type(self), name), "is_action", False)
+        }
+
+
+def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[float, float]]:
+    """The tallies of one view out of the scalars of an ``evaluate`` reply."""
+    prefix, ending = f"{view}:", ":sum"
+    return {
+        name[len(prefix) : -len(ending)]: (
+            float(value),
+            float(scalars[f"{name[: -len(ending)]}:weight"]),
+        )
+        for name, value in scalars.items()
+        if name.startswith(prefix) and name.endswith(ending)
+    }

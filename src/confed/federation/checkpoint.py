@@ -1,0 +1,251 @@
+"""Checkpoints and client states on disk: atomic, verified, safetensors and JSON only."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+
+from confed.federation.params import Params
+from confed.federation.state import ClientState, ServerState
+from confed.federation.wire import decode_state, encode_state
+
+__all__ = ["Checkpoints", "CorruptCheckpoint", "DirectoryStore", "write_atomically"]
+
+
+class CorruptCheckpoint(Exception):
+    """A file of a checkpoint is missing or damaged; the message names it."""
+
+
+def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Writes under a temporary name, then renames: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class DirectoryStore:
+    """Client states in a directory, one file per client and version.
+
+    A version is the number of rounds finished when the state's round is over. A run killed in the middle of
+    a round leaves newer versions behind; :meth:`rewind` removes them, so that a client resumes from exactly
+    the state that the server's checkpoint belongs to.
+
+    Args:
+        root: the directory; made if missing.
+
+    Attributes:
+        version: set by :meth:`begin`; :meth:`save` writes it, and :meth:`load` does not look beyond it.
+        kept: versions of the checkpoints that must stay loadable.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.version = 0
+        self.kept: Sequence[int] = ()
+
+    def begin(self, version: int) -> None:
+        """See :class:`confed.federation.state.Store`."""
+        self.version = version
+
+    def load(self, client_id: str) -> ClientState:
+        """The newest state that is not newer than ``version``; an empty one if there is none.
+
+        Raises:
+            CorruptCheckpoint: the file is damaged.
+        """
+        versions = [v for v in self._versions(client_id) if v <= self.version]
+        if not versions:
+            return ClientState()
+        path = self._path(client_id, max(versions))
+        try:
+            return decode_state(path.read_bytes())
+        except ValueError as error:
+            raise CorruptCheckpoint(f"{path}: {error}") from error
+
+    def save(self, client_id: str, state: ClientState) -> None:
+        """Writes this version of the client's state and drops versions that no checkpoint needs."""
+        path = self._path(client_id, self.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, encode_state(state))
+        older = [v for v in self._versions(client_id) if v < self.version]
+        needed = {max((v for v in older if v <= kept), default=-1) for kept in self.kept}
+        for version in older:
+            if version not in needed:
+                self._path(client_id, version).unlink()
+
+    def rewind(self, version: int) -> None:
+        """Makes ``version`` the newest, removing what was written after it."""
+        self.version = version
+        for folder in self.root.glob("*/*"):
+            for path in folder.glob("*.safetensors"):
+                if int(path.stem) > version:
+                    path.unlink()
+
+    def verify(self, version: int) -> None:
+        """Checks every client's file of that version for completeness.
+
+        Raises:
+            CorruptCheckpoint: names the first file that is not a whole safetensors file.
+        """
+        for folder in sorted(self.root.glob("*/*")):
+            versions = [v for v in self._versions(unquote(folder.name)) if v <= version]
+            if versions:
+                _verify(folder / f"{max(versions):06d}.safetensors")
+
+    def clients(self) -> list[str]:
+        """The clients that have a state."""
+        return sorted(unquote(folder.name) for folder in self.root.glob("*/*"))
+
+    def _versions(self, client_id: str) -> list[int]:
+        folder = self._path(client_id, 0).parent
+        return [int(path.stem) for path in folder.glob("*.safetensors")] if folder.is_dir() else []
+
+    def _path(self, client_id: str, version: int) -> Path:
+        # Two letters of a hash spread millions of clients over 256 folders.
+        fan = hashlib.blake2b(client_id.encode(), digest_size=1).hexdigest()
+        return self.root / fan / quote(client_id, safe="") / f"{version:06d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint: every server's state after ``round`` rounds, and how much of the history is its own."""
+
+    round: int
+    servers: Mapping[str, ServerState]
+    history_bytes: int
+
+
+class Checkpoints:
+    """The checkpoints of a run, newest last.
+
+    Args:
+        root: the directory ``checkpoint/`` of a run folder.
+        keep: how many to keep.
+    """
+
+    def __init__(self, root: Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
+        self.root, self.keep = root, keep
+        self.store = DirectoryStore(root / "clients")
+
+    def rounds(self) -> list[int]:
+        """Rounds of the checkpoints on disk, ascending."""
+        return sorted(int(p.name.split("-")[1]) for p in self.root.glob("round-*") if p.is_dir())
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest."""
+        target = self.root / f"round-{checkpoint.round:06d}"
+        temporary = self.root / f".{target.name}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            files: dict[str, dict[str, str]] = {}
+            for name, server in checkpoint.servers.items():
+                groups = {"params": server.params, **{f"slot:{slot}": t for slot, t in server.slots.items()}}
+                files[name] = {
+                    group: self._write(temporary / f"{quote(name)}-{number}.safetensors", tensors)
+                    for number, (group, tensors) in enumerate(groups.items())
+                }
+            record = {
+                "round": checkpoint.round,
+                "history_bytes": checkpoint.history_bytes,
+                "servers": {name: server.round for name, server in checkpoint.servers.items()},
+                "sha256": files,
+            }
+            write_atomically(temporary / "checkpoint.json", json.dumps(record, indent=1).encode(), sync=True)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self.prune()
+
+    def prune(self) -> None:
+        """Removes all but the newest ``keep`` checkpoints and tells the store which versions matter."""
+        rounds = self.rounds()
+        for old in rounds[: -self.keep]:
+            shutil.rmtree(self.root / f"round-{old:06d}", ignore_errors=True)
+        self.store.kept = rounds[-self.keep :]
+
+    def load(self, round: int) -> Checkpoint:
+        """One checkpoint, verified.
+
+        Raises:
+            CorruptCheckpoint: names the file that is missing or damaged.
+        """
+        folder = self.root / f"round-{round:06d}"
+        path = folder / "checkpoint.json"
+        try:
+            record = json.loads(path.read_text())
+            servers = {
+                name: self._server(folder, name, finished, record["sha256"][name])
+                for name, finished in record["servers"].items()
+            }
+            self.store.verify(round)
+            return Checkpoint(record["round"], servers, record["history_bytes"])
+        except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+
+    def latest(self) -> tuple[Checkpoint, list[str]]:
+        """The newest sound checkpoint, and what was wrong with newer ones; the store is rewound to it.
+
+        Raises:
+            CorruptCheckpoint: there is no sound checkpoint.
+        """
+        problems: list[str] = []
+        for round in reversed(self.rounds()):
+            try:
+                checkpoint = self.load(round)
+            except CorruptCheckpoint as error:
+                problems.append(str(error))
+                continue
+            for newer in self.rounds():
+                if newer > round:
+                    shutil.rmtree(self.root / f"round-{newer:06d}")
+            self.store.rewind(round)
+            self.prune()
+            return checkpoint, problems
+        detail = "; ".join(problems) or "there is none"
+        raise CorruptCheckpoint(f"no sound checkpoint in {self.root}: {detail}")
+
+    @staticmethod
+    def _write(path: Path, tensors: Params) -> str:
+        data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+        write_atomically(path, data, sync=True)
+        return hashlib.sha256(data).hexdigest()
+
+    @staticmethod
+    def _server(folder: Path, name: str, finished: int, groups: Mapping[str, str]) -> ServerState:
+        loaded: dict[str, Params] = {}
+        for number, (group, digest) in enumerate(groups.items()):
+            path = folder / f"{quote(name)}-{number}.safetensors"
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise CorruptCheckpoint(f"{path}: its SHA-256 differs from the one recorded")
+            loaded[group] = load(data)
+        slots = {g.removeprefix("slot:"): t for g, t in loaded.items() if g.startswith("slot:")}
+        return ServerState(finished, loaded["params"], slots)
+
+
+def _verify(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            file.metadata()
+    except (SafetensorError, OSError) as error:
+        raise CorruptCheckpoint(f"{path}: {error}") from error

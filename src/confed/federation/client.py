@@ -1,0 +1,106 @@
+"""The workspace handed to an action."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.messages import ClientInfo, Message, Scalar
+from confed.federation.params import Params, Scope, copy_into
+from confed.federation.protocols import ClientData, Task
+from confed.federation.randomness import generator
+from confed.federation.state import ClientState
+from confed.federation.train import Local
+
+__all__ = ["Client"]
+
+
+@dataclass
+class Client:
+    """One client for the duration of one action: its data and state, and a model to work in.
+
+    The model is a workspace that other clients use before and after; whatever it holds when an action starts
+    is meaningless until :meth:`load` has filled it.
+
+    Attributes:
+        info: who this is.
+        data: its examples.
+        model: the workspace.
+        tensors: the workspace's live tensors by name.
+        task: loss and tally.
+        local: how to train.
+        state: what the client keeps; saved when the action returns, discarded when it raises.
+        scopes: where each of the model's tensors lives for this client.
+        initial: the values every party started from (of all tensors that are not frozen).
+        round: number of the round, from 0.
+        rounds: number of rounds in the run.
+        seed: the run's seed.
+        keep_personal: whether :meth:`remember` also keeps the client's version of the shared tensors.
+        incoming: the shared tensors that :meth:`load` was last given.
+    """
+
+    info: ClientInfo
+    data: ClientData
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    task: Task
+    local: Local
+    state: ClientState
+    scopes: Mapping[str, Scope]
+    initial: Params
+    round: int
+    rounds: int
+    seed: int
+    keep_personal: bool = True
+    incoming: Params = None  # type: ignore[assignment]
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator derived from (seed, round, client, purpose)."""
+        return generator(self.seed, self.round, self.info.id, purpose)
+
+    def names(self, *wanted: Scope) -> list[str]:
+        """The model's tensor names of the wanted scopes."""
+        return [name for name, scope in self.scopes.items() if scope in wanted]
+
+    def load(self, shared: Params) -> None:
+        """Fills the workspace: the shared values given, and this client's private ones; clears gradients.
+
+        Raises:
+            ValueError: a shared name is missing, unknown or of another shape.
+        """
+        names = self.names(Scope.SHARED)
+        if shared.keys() != set(names):
+            missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - set(names))
+            raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
+        self.incoming = shared
+        private = self.state.tensors.get("private", {})
+        copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
+        own = self.names(Scope.PRIVATE)
+        copy_into([self.tensors[n] for n in own], [private.get(n, self.initial[n]) for n in own])
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def load_personal(self) -> bool:
+        """Fills the workspace with the client's personal model; False if it has none yet."""
+        personal = self.state.tensors.get("personal")
+        if personal is None:
+            return False
+        self.load(personal)
+        return True
+
+    def values(self, *wanted: Scope) -> dict[str, Tensor]:
+        """Copies of the workspace's tensors of the wanted scopes."""
+        return {name: self.tensors[name].detach().clone() for name in self.names(*wanted)}
+
+    def remember(self) -> None:
+        """Keeps the private values and, where the run keeps personal models, the shared ones as trained here."""
+        private = self.values(Scope.PRIVATE)
+        if private:
+            self.state.tensors["private"] = private
+        if self.keep_personal:
+            self.state.tensors["personal"] = self.values(Scope.SHARED)
+
+    def upload(self, **metrics: Scalar) -> Message:
+        """The shared values, and nothing else, as a reply."""
+        return Message(self.values(Scope.SHARED), metrics)

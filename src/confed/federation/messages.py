@@ -1,0 +1,79 @@
+"""What travels between servers and clients, and in which order."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from confed.federation.params import Params
+from confed.federation.state import ServerState
+
+__all__ = ["Call", "ClientInfo", "Exchange", "Flow", "Message", "Reply", "Scalar", "drive"]
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The only thing that travels: named tensors and named scalars."""
+
+    tensors: Params = field(default_factory=dict[str, Tensor])
+    scalars: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """What a server may know about a client before it asks.
+
+    Attributes:
+        id: unique name.
+        num_examples: number of training examples (the weight N_k of FedAvg).
+        modalities: what the client's examples contain, such as ("image", "text").
+    """
+
+    id: str
+    num_examples: int
+    modalities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to one client: run this action with this message.
+
+    Attributes:
+        expects: where given, the reply must carry exactly these names, with these shapes and dtypes; the
+            engine turns any other reply into an error.
+    """
+
+    client: ClientInfo
+    action: str
+    message: Message
+    expects: Params | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A client's answer; a failure is an answer with ``error`` (type and message), never an exception."""
+
+    client: ClientInfo
+    message: Message
+    error: str | None = None
+
+
+Flow = Generator[Sequence[Call], Iterable[Reply], ServerState]
+"""One server's part of one round: yields calls, receives their replies, returns its new state."""
+
+Exchange = Callable[[Sequence[Call]], Iterator[Reply]]
+"""What an engine provides: replies one by one, in the order of the calls, each computed or awaited on demand."""
+
+
+def drive(flow: Flow, exchange: Exchange) -> ServerState:
+    """Runs a flow over an exchange to its end; the same few lines for every engine."""
+    try:
+        calls = next(flow)
+        while True:
+            calls = flow.send(exchange(calls))
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        flow.close()

@@ -1,0 +1,139 @@
+"""Parameters by name, and where each of them lives."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Mean", "Params", "Rules", "Scope", "layout", "named_tensors", "pick"]
+
+Params = Mapping[str, Tensor]
+"""A model as a flat mapping of names to tensors: its parameters and its persistent buffers."""
+
+
+class Scope(StrEnum):
+    """Where a tensor lives."""
+
+    SHARED = "shared"  # sent both ways and aggregated
+    PRIVATE = "private"  # trained on the client, stored there, never sent
+    FROZEN = "frozen"  # neither trained nor sent; all parties hold the same values
+    SERVER = "server"  # lives on a server only
+
+
+Rules = Mapping[str, Scope]
+"""Ordered globs over tensor names; the first that matches decides."""
+
+
+def layout(
+    names: Iterable[str], rules: Rules, *, frozen: Iterable[str] = (), partial: bool = False
+) -> dict[str, Scope]:
+    """The scope of every name.
+
+    Args:
+        names: tensor names.
+        rules: globs in order of precedence.
+        frozen: names the model does not train; FROZEN whatever the rules say.
+        partial: the names are only some of the model's, so that a rule may match none of them.
+
+    Raises:
+        ValueError: a name that no rule matches, or a rule that matches no name (a typing error, most often).
+    """
+    frozen = set(frozen)
+    scopes: dict[str, Scope] = {}
+    used: set[str] = set()
+    for name in names:
+        rule = next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)
+        if rule is None:
+            raise ValueError(f"no rule says where {name!r} lives; the rules are {list(rules)}")
+        used.add(rule)
+        scopes[name] = Scope.FROZEN if name in frozen else Scope(rules[rule])
+    unused = [pattern for pattern in rules if pattern not in used]
+    if unused and not partial:
+        raise ValueError(f"rules that match no tensor: {unused}; the tensors are {sorted(scopes)}")
+    return scopes
+
+
+def pick(params: Params, scopes: Mapping[str, Scope], *wanted: Scope) -> dict[str, Tensor]:
+    """The tensors of the wanted scopes, in the order of ``params``; no tensor is copied."""
+    return {name: tensor for name, tensor in params.items() if scopes[name] in wanted}
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's live parameters and persistent buffers under their ``state_dict`` names."""
+    return model.state_dict(keep_vars=True)
+
+
+class Mean:
+    """Weighted mean of parameters, streaming and per name.
+
+    Every name is averaged over the clients that sent it (FedAvg's Eq. 8.3 of FedVQA when all send all;
+    per-modality aggregation needs nothing more). Floating tensors are averaged as a running mean
+    ``m += (w / W) (x - m)``: equal inputs return exactly that input, and memory does not grow with the number
+    of updates. Of integer tensors (batch counters) the maximum is kept. The result depends on the order of
+    ``add``: callers add in client order, so that every engine gives the same bits.
+
+    Args:
+        dtype: precision of the accumulator (float32, or float64 at about twice the time and memory).
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+        self._means: dict[str, Tensor] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, params: Params, weight: float) -> None:
+        """Adds one update.
+
+        Raises:
+            ValueError: the weight is not positive, or a shape differs from an earlier update's.
+        """
+        if not weight > 0:
+            raise ValueError(f"an update's weight must be positive, got {weight}")
+        for name, value in params.items():
+            mean = self._means.get(name)
+            if mean is None:
+                copy = value.detach().to(self._precision(value))
+                # ``to`` returns its input where nothing changes; the accumulator must own its memory.
+                self._means[name] = copy.clone() if copy.data_ptr() == value.data_ptr() else copy
+                self._weights[name] = weight
+                continue
+            if mean.shape != value.shape:
+                raise ValueError(f"{name!r} must have shape {tuple(mean.shape)}, got {tuple(value.shape)}")
+            total = self._weights[name] + weight
+            self._weights[name] = total
+            if mean.is_floating_point():
+                mean.lerp_(value.detach().to(mean.dtype), weight / total)
+            else:
+                torch.maximum(mean, value, out=mean)
+
+    def result(self, like: Params) -> dict[str, Tensor]:
+        """The means in the dtypes of ``like``; names nobody sent keep its values.
+
+        Raises:
+            ValueError: something was added under a name that ``like`` does not have.
+        """
+        unknown = sorted(set(self._means) - set(like))
+        if unknown:
+            raise ValueError(f"updates carry names the model does not have: {unknown}")
+        return {
+            name: self._means[name].to(value.dtype) if name in self._means else value
+            for name, value in like.items()
+        }
+
+    def _precision(self, value: Tensor) -> torch.dtype:
+        return self._dtype if value.is_floating_point() else value.dtype
+
+
+def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies values into live tensors, in place and outside autograd.
+
+    Raises:
+        ValueError: a shape differs.
+    """
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            if target.shape != source.shape:
+                raise ValueError(f"expected shape {tuple(target.shape)}, got {tuple(source.shape)}")
+            target.copy_(source)

@@ -1,0 +1,85 @@
+"""What the federation core expects of a model, a task and a client's data.
+
+Three small protocols. A backbone, a task or a dataset that follows them works with every method and every
+engine; none of them knows that a federation exists.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batch", "ClientData", "Forward", "Output", "Tally", "Task"]
+
+Batch = Mapping[str, Tensor]
+"""One mini-batch: one key per modality and label, first dimension B; an absent modality is an absent key."""
+
+Tally = Mapping[str, tuple[float, float]]
+"""Metric name -> (weighted sum, weight); tallies of batches, clients and processes add up exactly."""
+
+
+class Output(NamedTuple):
+    """What every model returns; both are always present.
+
+    Attributes:
+        logits: scores of the answers, labels or choices, shape (B, C).
+        features: the pooled representation below the head, shape (B, D).
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
+Forward = Callable[[Batch], Output]
+"""A model seen as a function of a batch."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What is asked of a model: one loss to train and a tally to report."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the headline metric in the tally."""
+        ...
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Training loss, a scalar: the mean over the batch."""
+        ...
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights of every metric on this batch."""
+        ...
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """Each example's score in [0, 1], shape (B,): what paired tests over examples compare."""
+        ...
+
+
+@runtime_checkable
+class ClientData(Protocol):
+    """One client's examples. The order of training batches is a function of ``rng`` alone.
+
+    Attributes:
+        deterministic: True when an example yields the same tensors every time (no augmentation), so that
+            outputs of a frozen model may be kept for a round, keyed by ``batch["index"]``.
+    """
+
+    deterministic: bool
+
+    def __len__(self) -> int:
+        """Number of training examples."""
+        ...
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterable[Batch]:
+        """One epoch of shuffled training batches; each carries ``index``, the examples' numbers (B,)."""
+        ...
+
+    def validation(self, batch_size: int) -> Iterable[Batch]:
+        """Validation batches in a fixed order; may be empty."""
+        ...
+
+    def test(self, batch_size: int) -> Iterable[Batch]:
+        """Test batches in a fixed order; may be empty."""
+        ...

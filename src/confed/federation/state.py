@@ -1,0 +1,85 @@
+"""Everything that survives a round: server state, client state, and where client states are kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from confed.federation.params import Params
+
+if TYPE_CHECKING:
+    from confed.federation.messages import Scalar
+
+__all__ = ["ClientState", "MemoryStore", "ServerState", "Store"]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything a server keeps.
+
+    Attributes:
+        round: number of finished rounds.
+        params: the tensors this server owns.
+        slots: what its optimiser or method keeps beside them: moments, control variates, prototypes.
+    """
+
+    round: int
+    params: Params
+    slots: Mapping[str, Params] = field(default_factory=dict[str, Params])
+
+
+@dataclass
+class ClientState:
+    """Everything a client keeps between actions; it never leaves the client.
+
+    Attributes:
+        tensors: group -> tensors. The core uses "private" (values of PRIVATE names) and "personal" (the
+            client's own version of the SHARED names); methods add theirs.
+        scalars: group-less numbers and strings.
+    """
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
+    scalars: "dict[str, Scalar]" = field(default_factory=dict[str, "Scalar"])
+
+    def __bool__(self) -> bool:
+        return bool(self.tensors or self.scalars)
+
+    def copy(self) -> "ClientState":
+        """A copy whose groups and scalars can be replaced without touching this one (tensors are shared)."""
+        return ClientState({group: dict(t) for group, t in self.tensors.items()}, dict(self.scalars))
+
+
+class Store(Protocol):
+    """Where clients' states are kept."""
+
+    def begin(self, version: int) -> None:
+        """States saved from now on belong to this version: the number of rounds finished when it is over."""
+        ...
+
+    def load(self, client_id: str) -> ClientState:
+        """The client's last saved state; an empty one if there is none."""
+        ...
+
+    def save(self, client_id: str, state: ClientState) -> None:
+        """Replaces the client's state, all of it or nothing."""
+        ...
+
+
+class MemoryStore:
+    """Client states in memory, for runs that need not survive."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, ClientState] = {}
+
+    def begin(self, version: int) -> None:
+        """See :class:`Store`; memory keeps the newest version only."""
+
+    def load(self, client_id: str) -> ClientState:
+        """See :class:`Store`; the caller may change the returned state freely."""
+        state = self._states.get(client_id)
+        return ClientState() if state is None else state.copy()
+
+    def save(self, client_id: str, state: ClientState) -> None:
+        """See :class:`Store`."""
+        self._states[client_id] = state

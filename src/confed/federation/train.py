@@ -1,0 +1,255 @@
+"""Local learning: a visible loop over generators of losses."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.params import Params, Scope
+from confed.federation.protocols import Batch, Output, Task
+
+if TYPE_CHECKING:
+    from confed.federation.client import Client
+
+__all__ = ["Local", "Objective", "Tallies", "evaluate", "global_logits", "teacher", "to_device", "train"]
+
+Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
+"""Yields the losses of one batch; :func:`train` steps after each before the next is computed."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in one round; the same for every method that is compared.
+
+    Attributes:
+        epochs: passes over the client's examples per round.
+        batch_size: examples per step.
+        lr: peak learning rate.
+        optimizer: "adamw", "adam" or "sgd"; created afresh every round.
+        weight_decay: decoupled for AdamW, L2 otherwise; not applied to vectors (biases, norms).
+        betas: AdamW's and Adam's decay rates.
+        momentum: SGD's.
+        clip: largest gradient norm, or none.
+        schedule: factor on ``lr`` over the steps of the whole federation.
+        warmup: share of the steps in which the factor rises linearly from 0.
+        precision: "fp32", or "bf16" for autocast (losses stay fp32).
+        eval_batch_size: examples per evaluation batch.
+    """
+
+    epochs: int = 2
+    batch_size: int = 32
+    lr: float = 1e-3
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+    clip: float | None = None
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: float = 0.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    eval_batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "eval_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"local.lr must be positive, got {self.lr}")
+
+    def factor(self, progress: float) -> float:
+        """The factor on ``lr`` after a share ``progress`` in [0, 1] of all steps."""
+        if progress < self.warmup:
+            return progress / self.warmup
+        left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
+        if self.schedule == "linear":
+            return left
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        return 1.0
+
+
+def train(client: "Client", objective: Objective, epochs: int | None = None) -> float:
+    """Trains the workspace on the client's examples.
+
+    Args:
+        client: a client whose workspace :meth:`Client.load` has filled.
+        objective: the losses of a batch, in the order of their steps.
+        epochs: instead of ``client.local.epochs``.
+
+    Returns:
+        The mean of all yielded losses.
+
+    Raises:
+        ValueError: the client has no training examples.
+    """
+    local, model = client.local, client.model
+    if len(client.data) == 0:
+        raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
+    epochs = local.epochs if epochs is None else epochs
+    parameters = [
+        p
+        for name, p in client.tensors.items()
+        if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
+    ]
+    if not parameters:
+        return 0.0
+    model.train()
+    device = parameters[0].device
+    optimizer = _optimizer(parameters, local)
+    scheduled = local.schedule != "constant" or local.warmup > 0
+    steps = max(1, epochs * math.ceil(len(client.data) / local.batch_size))
+    total, count, step = torch.zeros((), device=device), 0, 0
+    for epoch in range(epochs):
+        for cpu_batch in client.data.train(local.batch_size, client.rng(f"order/{epoch}")):
+            batch = to_device(cpu_batch, device)
+            if scheduled:
+                factor = local.factor((client.round + step / steps) / max(client.rounds, 1))
+                for group in optimizer.param_groups:
+                    group["lr"] = local.lr * factor
+            for loss in _losses(objective, model, batch, local, device):
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # pyright: ignore[reportUnknownMemberType]
+                if local.clip is not None:
+                    nn.utils.clip_grad_norm_(parameters, local.clip)
+                optimizer.step()
+                total += loss.detach()
+                count += 1
+            step += 1
+    optimizer.zero_grad(set_to_none=True)
+    return float(total) / max(count, 1)
+
+
+def _losses(
+    objective: Objective, model: nn.Module, batch: Batch, local: Local, device: torch.device
+) -> Iterator[Tensor]:
+    # Autocast covers the computation of each loss but not its step: the generator is resumed inside.
+    if local.precision == "fp32":
+        yield from objective(model, batch)
+        return
+    losses = iter(objective(model, batch))
+    while True:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = next(losses, None)
+        if loss is None:
+            return
+        yield loss
+
+
+def _optimizer(parameters: list[nn.Parameter] | list[Tensor], local: Local) -> torch.optim.Optimizer:
+    # Biases and norms are vectors; decaying them is not what any of the papers mean by weight decay.
+    matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+    groups = [
+        {"params": group, "weight_decay": decay}
+        for group, decay in ((matrices, local.weight_decay), (vectors, 0.0))
+        if group
+    ]
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum)
+    kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=local.lr, betas=local.betas, fused=True)
+
+
+Tallies = dict[str, tuple[float, float]]
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: Iterable[Batch],
+    *,
+    limit: int | None = None,
+    precision: str = "fp32",
+    scores: list[tuple[Tensor, Tensor]] | None = None,
+) -> Tallies:
+    """Sums and weights of the task's metrics over batches, in eval mode and without gradients.
+
+    Args:
+        model: the model to evaluate.
+        task: what to count.
+        batches: examples; moved to the model's device.
+        limit: stop after at least this many examples.
+        precision: "fp32" or "bf16".
+        scores: where given, receives per batch the examples' correctness and predictions, both (B,).
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    tallies: Tallies = {}
+    seen = 0
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        for cpu_batch in batches:
+            batch = to_device(cpu_batch, device)
+            output = model(batch)
+            if scores is not None:
+                scores.append((task.predictions(output, batch), output.logits.argmax(-1)))
+            for name, (total, weight) in task.tally(output, batch).items():
+                before = tallies.get(name, (0.0, 0.0))
+                tallies[name] = (before[0] + total, before[1] + weight)
+            seen += len(next(iter(batch.values())))
+            if limit is not None and seen >= limit:
+                break
+    return tallies
+
+
+def teacher(model: nn.Module, params: Params) -> Callable[[Batch], Output]:
+    """A frozen network without a second copy of it: other values run through the same modules.
+
+    Args:
+        model: the workspace.
+        params: the teacher's values of the tensors in which it differs from the workspace.
+
+    Returns:
+        A function of a batch, in eval mode and without gradients.
+    """
+
+    def predict(batch: Batch) -> Output:
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                return torch.func.functional_call(model, dict(params), (batch,))  # pyright: ignore
+        finally:
+            model.train(training)
+
+    return predict
+
+
+def global_logits(client: "Client") -> Callable[[Batch], Tensor]:
+    """Logits of the frozen global model of this round, as received.
+
+    Where the client's inputs are deterministic (no augmentation) each example is run through the teacher once per
+    round, not once per epoch: the logits are kept in a table of N x C values, keyed by ``batch["index"]``.
+
+    Args:
+        client: a client whose workspace :meth:`Client.load` has just filled.
+
+    Returns:
+        A function of a training batch, (B, C), without gradients.
+    """
+    predict = teacher(client.model, client.incoming)
+    if not client.data.deterministic or client.local.epochs == 1:
+        return lambda batch: predict(batch).logits
+    table: list[Tensor] = []
+    known = torch.zeros(len(client.data), dtype=torch.bool)
+
+    def lookup(batch: Batch) -> Tensor:
+        rows = batch["index"].cpu()
+        if table and bool(known[rows].all()):
+            return table[0][batch["index"]]
+        logits = predict(batch).logits
+        if not table:
+            table.append(logits.new_zeros(len(known), logits.shape[1]))
+        table[0][batch["index"]] = logits
+        known[rows] = True
+        return logits
+
+    return lookup
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on that device; itself where it is there already."""
+    if device.type == "cpu":
+        return batch
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,0 +1,123 @@
+"""Messages and states as bytes: the safetensors format, scalars as JSON in its header. No pickle."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from confed.federation.messages import Message, Scalar
+from confed.federation.state import ClientState
+
+__all__ = ["decode", "decode_state", "encode", "encode_state", "size"]
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+# safetensors lays tensors out by decreasing rank of their dtype, then by name.
+_RANK = {t: r for r, t in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Contiguous CPU tensors that share no memory, as the format demands.
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The message as it travels."""
+    metadata = {"scalars": json.dumps(dict(message.scalars))} if message.scalars else None
+    return save(_unshared(_flat(message.tensors)), metadata)
+
+
+def decode(data: bytes) -> Message:
+    """The message from its bytes.
+
+    Raises:
+        ValueError: the bytes are not a message.
+    """
+    return Message(_tensors(data), json.loads(_metadata(data).get("scalars", "{}")))
+
+
+def encode_state(state: ClientState) -> bytes:
+    """A client's state as bytes."""
+    index = [(group, name) for group, tensors in state.tensors.items() for name in tensors]
+    flat = {f"{i}": state.tensors[group][name] for i, (group, name) in enumerate(index)}
+    metadata = {
+        "index": json.dumps(index),
+        "groups": json.dumps(list(state.tensors)),
+        "scalars": json.dumps(state.scalars),
+    }
+    return save(_unshared(_flat(flat)), metadata)
+
+
+def decode_state(data: bytes) -> ClientState:
+    """A client's state from its bytes.
+
+    Raises:
+        ValueError: the bytes are not a client's state.
+    """
+    tensors, metadata = _tensors(data), _metadata(data)
+    if "index" not in metadata:
+        raise ValueError("not a client's state: the header has no index")
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in json.loads(metadata["groups"])}
+    for number, (group, name) in enumerate(json.loads(metadata["index"])):
+        groups[group][name] = tensors[str(number)]
+    return ClientState(dict(groups), json.loads(metadata["scalars"]))
+
+
+def size(message: Message) -> int:
+    """Bytes of ``encode(message)``, computed from the header alone."""
+    shapes = tuple((name, t.dtype, tuple(t.shape)) for name, t in message.tensors.items())
+    return _payload(shapes, _scalars(message.scalars))
+
+
+def _scalars(scalars: Mapping[str, Scalar]) -> str:
+    return json.dumps(dict(scalars)) if scalars else ""
+
+
+@lru_cache(maxsize=256)
+def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[str, int]:
+    header: dict[str, object] = {}
+    offset = 0
+    for name, dtype, shape in sorted(shapes, key=lambda e: (-_RANK[_DTYPES[e[1]]], e[0])):
+        count = dtype.itemsize
+        for extent in shape:
+            count *= extent
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + count]}
+        offset += count
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False), offset
+
+
+def _payload(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], scalars: str) -> int:
+    entries, data = _entries(shapes)
+    length = len(entries.encode())
+    if scalars:
+        block = '"__metadata__":' + json.dumps({"scalars": scalars}, separators=(",", ":"), ensure_ascii=False)
+        length += len(block.encode()) + (1 if shapes else 0)
+    return 8 + -(-length // 8) * 8 + data
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer in seen or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensors[name] = tensor.clone()
+        seen.add(pointer)
+    return tensors
+
+
+def _tensors(data: bytes) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except Exception as error:  # safetensors raises its own types and, for short input, built-in ones
+        raise ValueError(f"not a safetensors file of {len(data)} bytes: {error}") from error
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]).get("__metadata__", {})

@@ -1,0 +1,1 @@
+"""Losses as pure functions of tensors; each names its paper and equation."""

@@ -1,0 +1,218 @@
+"""FedP³: preserving the global model's pairwise preferences among answers.
+
+Source: FedVQA, section 8.3.3 ("FedP³: Pairwise Preference Preserving"). A *matchup* M(i, j) says how strongly
+answer i is preferred to answer j. The student keeps the matchups of the frozen global model (the teacher),
+but only among the N answers of each example that it is forgetting most.
+
+Probabilities are meant where the paper writes p (its model maps to [0, 1]^|A|), and the scores that choose
+answers carry no gradient. All arithmetic is in at least single precision, also under autocast.
+"""
+
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable  # pyright: ignore[reportUnknownVariableType]
+
+__all__ = ["Filter", "Reduction", "Space", "forgotten", "matchup", "most_forgotten", "pairwise_preference"]
+
+Filter = Literal["random", "p_s", "p_t", "diff", "gain"]
+"""How answers are ranked for the forgotten-knowledge filter (the last five rows of Table 8.4)."""
+
+Space = Literal["prob", "logit"]
+"""What is compared in a matchup: probabilities (the paper) or raw logits (an ablation)."""
+
+Reduction = Literal["sum", "mean"]
+"""Over the ordered pairs of one example: their sum (Eq. 8.14 as printed) or their mean."""
+
+_LOWEST_LOG = -30.0
+_LOWEST_ENTROPY = 1e-8
+_PAIRS_AT_ONCE = 1 << 18  # 1 MiB of matchups in single precision, which fits a cache
+
+
+def matchup(p: Tensor) -> Tensor:
+    """Soft pairwise preferences, Eqs. (8.8) and (8.9).
+
+    Args:
+        p: K values per example, shape (B, K).
+
+    Returns:
+        ``M[b, i, j] = 1 / (1 + exp(-2 (p[b, i] - p[b, j])))``, shape (B, K, K); ``M[b, i, j] + M[b, j, i]``
+        is 1.
+    """
+    return torch.sigmoid(2 * (p.unsqueeze(2) - p.unsqueeze(1)))
+
+
+@torch.no_grad()
+def forgotten(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mode: Filter = "gain",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Raw scores of how much the student has forgotten of each answer; larger is more.
+
+    With log p clamped to at least -30 and H = |Σ p log p| (Eq. 8.13) to at least 1e-8:
+
+    - ``random``: uniform noise;
+    - ``p_s``, ``p_t``: log p_S, log p_T;
+    - ``diff``: log p_T - log p_S, Eq. (8.11);
+    - ``gain``: log p_T - log(H_T / H_S) · log p_S, Eq. (8.12).
+
+    The paper's r is the softmax of these scores over the answers. It is monotone, so it matters for display
+    only and is not taken here. Where the student still equals the teacher, ``diff`` is zero everywhere and
+    ``gain`` ranks by the teacher.
+
+    Args:
+        student_logits: shape (B, C).
+        teacher_logits: shape (B, C).
+        mode: which score.
+        generator: the source of ``random`` scores; the other modes do not use it.
+
+    Returns:
+        Scores without gradient, shape (B, C).
+
+    Raises:
+        ValueError: the shapes differ, the mode is unknown, or ``random`` has no generator.
+    """
+    _check_pair(student_logits, teacher_logits)
+    if mode == "random":
+        if generator is None:
+            raise ValueError("mode 'random' needs a torch.Generator as generator, got None")
+        noise = torch.rand(student_logits.shape, generator=generator, device=generator.device)
+        return noise.to(student_logits.device)
+    log_s, log_t = (
+        torch.log_softmax(_precise(logits), dim=1).clamp(min=_LOWEST_LOG)
+        for logits in (student_logits, teacher_logits)
+    )
+    match mode:
+        case "p_s":
+            return log_s
+        case "p_t":
+            return log_t
+        case "diff":
+            return log_t - log_s
+        case "gain":
+            h_s, h_t = (
+                (log_p.exp() * log_p).sum(dim=1, keepdim=True).abs().clamp(min=_LOWEST_ENTROPY)
+                for log_p in (log_s, log_t)
+            )
+            return log_t - (h_t / h_s).log() * log_s
+        case _:
+            raise ValueError(f"mode must be one of {', '.join(get_args(Filter))}, got {mode!r}")
+
+
+def most_forgotten(scores: Tensor, n: int) -> Tensor:
+    """The set S: positions of the N largest scores of each example, best first.
+
+    Equal scores are taken in order of position, so that the choice is the same on every device.
+
+    Args:
+        scores: shape (B, C).
+        n: how many answers to keep, 1 to C.
+
+    Returns:
+        Positions, int64, shape (B, N).
+
+    Raises:
+        ValueError: n is outside [1, C].
+    """
+    if not 1 <= n <= scores.shape[1]:
+        raise ValueError(f"n must lie in [1, {scores.shape[1]}], the number of answers, got {n}")
+    return scores.argsort(dim=1, descending=True, stable=True)[:, :n]
+
+
+def pairwise_preference(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    selected: Tensor | None = None,
+    space: Space = "prob",
+    reduction: Reduction = "sum",
+) -> Tensor:
+    """Disagreement of student and teacher about which answers are preferred, per example.
+
+    ``Σ_i Σ_j |M_T(i, j) - M_S(i, j)|`` over the ordered pairs of the selected answers, Eq. (8.14), or of all
+    answers, Eq. (8.7). The diagonal contributes nothing and each unordered pair counts twice. Probabilities
+    are normalised over all C answers before the selection. Only the student receives a gradient.
+
+    All pairs of C answers are taken in blocks of rows and none is kept for the backward pass: memory stays
+    bounded for vocabularies of thousands of answers. (It has no second derivative.)
+
+    Args:
+        student_logits: shape (B, C).
+        teacher_logits: shape (B, C).
+        selected: positions of the compared answers, int64, shape (B, N); None compares all.
+        space: compare probabilities or logits.
+        reduction: sum over the pairs, or their mean (the sum divided by N², or by C²).
+
+    Returns:
+        One value per example, shape (B,). The paper's loss is its mean over the batch.
+
+    Raises:
+        ValueError: the shapes do not match, or ``space`` or ``reduction`` is unknown.
+    """
+    _check_pair(student_logits, teacher_logits)
+    if space not in get_args(Space):
+        raise ValueError(f"space must be one of {', '.join(get_args(Space))}, got {space!r}")
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}")
+    student, teacher = _precise(student_logits), _precise(teacher_logits.detach())
+    if space == "prob":
+        student, teacher = student.softmax(dim=1), teacher.softmax(dim=1)
+    if selected is None:
+        pairs = cast(Any, _AllPairs.apply)(student, teacher)  # pyright: ignore[reportUnknownMemberType]
+        total = cast(Tensor, pairs[0])
+    else:
+        if selected.ndim != 2 or len(selected) != len(student):
+            raise ValueError(f"selected must have shape ({len(student)}, N), got {tuple(selected.shape)}")
+        student, teacher = student.gather(1, selected), teacher.gather(1, selected)
+        total = (matchup(teacher) - matchup(student)).abs().sum(dim=(1, 2))
+    return total / student.shape[1] ** 2 if reduction == "mean" else total
+
+
+class _AllPairs(torch.autograd.Function):
+    """Sum over all ordered pairs, with its gradient taken on the way so that no matchups are kept.
+
+    Since M(j, i) = 1 - M(i, j) in both models, row i and column i of the sum have the same slope in p_S(i):
+    together 4 Σ_j sign(M_S - M_T) M_S (1 - M_S).
+    """
+
+    @staticmethod
+    def forward(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        """Totals (B,) and their gradient (B, C), a block of rows at a time."""
+        total, gradient = student.new_zeros(len(student)), torch.zeros_like(student)
+        rows = max(1, _PAIRS_AT_ONCE // max(1, student.numel()))
+        for start in range(0, student.shape[1], rows):
+            block = slice(start, start + rows)
+            m_s, m_t = (torch.sigmoid_(2 * (p[:, block, None] - p[:, None, :])) for p in (student, teacher))
+            gap = m_t.neg_().add_(m_s)
+            total += gap.abs().sum(dim=(1, 2))
+            gradient[:, block] = 4 * gap.sign_().mul_(m_s).mul_(1 - m_s).sum(dim=2)
+        return total, gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Keeps the gradient only."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Scales the gradient; the teacher gets none."""
+        (gradient,) = ctx.saved_tensors
+        return grad_total.unsqueeze(1) * gradient, None
+
+
+def _precise(x: Tensor) -> Tensor:
+    """The tensor in single precision, or in double where it is double already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _check_pair(student_logits: Tensor, teacher_logits: Tensor) -> None:
+    """Raises ValueError unless both have one shape (B, C)."""
+    if student_logits.shape != teacher_logits.shape or student_logits.ndim != 2:
+        raise ValueError(
+            "student_logits and teacher_logits must have one shape (B, C), got "
+            f"{tuple(student_logits.shape)} and {tuple(teacher_logits.shape)}"
+        )

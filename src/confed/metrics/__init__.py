@@ -1,0 +1,1 @@
+"""What is measured: answer accuracy, calibration, and the statistics that compare runs."""

@@ -1,0 +1,107 @@
+"""How far a model's confidence can be believed.
+
+The calibration error is kept as sums per confidence bin, which add up over batches, clients and processes;
+the error itself is taken once, at the end. (Errors of parts do not average to the error of the whole.)
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["brier_score", "calibration_tally", "expected_calibration_error", "negative_log_likelihood"]
+
+_PREFIX = "calibration/"
+
+
+def calibration_tally(confidence: Tensor, correct: Tensor, bins: int = 15) -> dict[str, tuple[float, float]]:
+    """Sums per bin of equal width; bin i holds the confidences in (i / bins, (i + 1) / bins].
+
+    Args:
+        confidence: probability given to the predicted answer, in [0, 1], shape (B,).
+        correct: 1 or 0, or a soft score between, shape (B,).
+        bins: number of bins.
+
+    Returns:
+        ``calibration/<i>/confidence`` and ``calibration/<i>/correct`` -> (sum, count) for each bin that is
+        not empty, with i written with two digits.
+
+    Raises:
+        ValueError: the shapes differ, or a confidence is not in [0, 1].
+    """
+    if confidence.shape != correct.shape or confidence.ndim != 1:
+        raise ValueError(
+            f"confidence and correct must have one shape (B,), got {tuple(confidence.shape)} and "
+            f"{tuple(correct.shape)}"
+        )
+    # One copy to the host; a bin's sums are then taken there in double precision and in a fixed order.
+    host = torch.stack((confidence.detach().float(), correct.detach().float())).cpu().double()
+    outside = host[0][~((host[0] >= 0) & (host[0] <= 1))]
+    if len(outside):
+        raise ValueError(f"confidence must lie in [0, 1], got {outside[0].item()}")
+    bin_of = ((host[0] * bins).ceil().long() - 1).clamp(0, bins - 1)
+    counts = torch.bincount(bin_of, minlength=bins).tolist()
+    sums = {
+        name: torch.bincount(bin_of, weights=row, minlength=bins).tolist()
+        for name, row in (("confidence", host[0]), ("correct", host[1]))
+    }
+    return {
+        f"{_PREFIX}{i:02d}/{name}": (rows[i], float(counts[i]))
+        for i in range(bins)
+        if counts[i]
+        for name, rows in sums.items()
+    }
+
+
+def expected_calibration_error(tally: Mapping[str, tuple[float, float]]) -> float:
+    """ECE of a tally: the mean over examples of |confidence - accuracy| of their bin, a fraction in [0, 1].
+
+    Guo et al., "On calibration of modern neural networks" (ICML 2017), Eq. (3).
+
+    Args:
+        tally: added tallies of :func:`calibration_tally`; other keys are ignored.
+
+    Raises:
+        ValueError: the tally has no examples in any bin.
+    """
+    gaps = total = 0.0
+    for key, (confidence, count) in tally.items():
+        if key.startswith(_PREFIX) and key.endswith("/confidence"):
+            correct, _ = tally[key.removesuffix("confidence") + "correct"]
+            gaps += abs(confidence - correct)
+            total += count
+    if total == 0:
+        raise ValueError(
+            f"the tally must have keys {_PREFIX}<bin>/confidence with examples, got {sorted(tally)}"
+        )
+    return gaps / total
+
+
+def negative_log_likelihood(logits: Tensor, label: Tensor) -> Tensor:
+    """-log p(label) in nats, per example.
+
+    Args:
+        logits: shape (B, C).
+        label: int64, shape (B,).
+
+    Returns:
+        Shape (B,).
+    """
+    return torch.nn.functional.cross_entropy(logits.float(), label, reduction="none")
+
+
+def brier_score(logits: Tensor, label: Tensor) -> Tensor:
+    """Squared distance of the predicted distribution from the true answer, per example, in [0, 2].
+
+    Brier, "Verification of forecasts expressed in terms of probability" (1950): the sum over all classes.
+
+    Args:
+        logits: shape (B, C).
+        label: int64, shape (B,).
+
+    Returns:
+        Shape (B,).
+    """
+    probability = logits.float().softmax(dim=1)
+    truth = torch.nn.functional.one_hot(label, logits.shape[1])
+    return (probability - truth).square().sum(dim=1)

@@ -1,0 +1,419 @@
+"""Comparing methods: paired tests over seeds and examples, and fairness across clients.
+
+Every comparison is paired: entry i of both samples has the same seed, client or example. Differences are
+taken as ``a - b``. P-values are two-sided. With few seeds most tests cannot reach a small p-value at all; see
+:func:`smallest_p`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "Bootstrap",
+    "Clients",
+    "Holm",
+    "Hurt",
+    "McNemar",
+    "PairedT",
+    "SampleMean",
+    "Wilcoxon",
+    "across_clients",
+    "bootstrap",
+    "holm",
+    "hurt",
+    "mcnemar",
+    "mean",
+    "paired_t",
+    "smallest_p",
+    "wilcoxon",
+]
+
+Sample = Sequence[float] | np.ndarray
+"""Numbers, one per seed, client or example."""
+
+_DRAWS_AT_ONCE = 1 << 20
+_EXACT_UP_TO = 50  # 2^50 sign patterns are still counted exactly in double precision
+
+
+@dataclass(frozen=True)
+class SampleMean:
+    """A sample in two numbers.
+
+    Attributes:
+        mean: arithmetic mean.
+        sd: sample standard deviation (divisor n - 1); NaN for a single value.
+        n: size of the sample.
+    """
+
+    mean: float
+    sd: float
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedT:
+    """Student's paired t-test.
+
+    Attributes:
+        difference: mean of a - b.
+        sd: standard deviation of the differences.
+        low: lower end of the confidence interval of the difference.
+        high: upper end.
+        statistic: t, with n - 1 degrees of freedom.
+        p: two-sided p-value.
+        n: number of pairs.
+    """
+
+    difference: float
+    sd: float
+    low: float
+    high: float
+    statistic: float
+    p: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Paired bootstrap of a mean difference.
+
+    Attributes:
+        difference: mean of a - b.
+        low: lower end of the percentile interval.
+        high: upper end.
+        p: two-sided p-value: twice the smaller share of resampled differences on one side of zero.
+        n: number of pairs.
+        resamples: number of resamples.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    n: int
+    resamples: int
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's exact test.
+
+    Attributes:
+        only_a: examples that only a got right.
+        only_b: examples that only b got right.
+        p: two-sided binomial p-value of the discordant examples.
+        smallest_p: the least p-value that this many discordant examples can give.
+        n: number of examples.
+    """
+
+    only_a: int
+    only_b: int
+    p: float
+    smallest_p: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Wilcoxon:
+    """Wilcoxon's signed-rank test.
+
+    Attributes:
+        statistic: the smaller of the two rank sums.
+        p: two-sided p-value.
+        smallest_p: the least p-value that this many non-zero differences can give.
+        n: number of non-zero differences.
+    """
+
+    statistic: float
+    p: float
+    smallest_p: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Holm:
+    """Holm's step-down correction of a family of tests.
+
+    Attributes:
+        adjusted: test -> adjusted p-value, in the order given.
+        rejected: the tests whose adjusted p-value is at most alpha.
+        alpha: family-wise error rate.
+    """
+
+    adjusted: Mapping[str, float]
+    rejected: tuple[str, ...]
+    alpha: float
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How evenly a metric is spread over clients; larger values are better.
+
+    Attributes:
+        mean: mean over clients, each counted once.
+        sd: standard deviation over clients (divisor n - 1); NaN for one client.
+        worst: value of the worst client.
+        worst_client: which one it is.
+        bottom: mean of the worst tenth of the clients, at least one.
+        spread: best value minus worst.
+        n: number of clients.
+    """
+
+    mean: float
+    sd: float
+    worst: float
+    worst_client: str
+    bottom: float
+    spread: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """Clients who do worse than with a reference.
+
+    Attributes:
+        share: their share of all clients.
+        clients: who they are, the most hurt first.
+        worst: the largest loss, 0 if nobody is hurt.
+        n: number of clients.
+    """
+
+    share: float
+    clients: tuple[str, ...]
+    worst: float
+    n: int
+
+
+def mean(values: Sample) -> SampleMean:
+    """Mean and standard deviation of a sample.
+
+    Raises:
+        ValueError: the sample is empty or not finite.
+    """
+    x = _sample("values", values, least=1)
+    return SampleMean(float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else math.nan, len(x))
+
+
+def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
+    """Paired t-test of the mean difference a - b and its confidence interval.
+
+    Equal differences have no spread: the interval is then a point, and p is 0, or 1 if they are all zero.
+
+    Raises:
+        ValueError: fewer than two pairs, unequal sizes, or a confidence outside (0, 1).
+    """
+    from scipy import stats
+
+    _check_confidence(confidence)
+    d = _differences(a, b, least=2)
+    n, difference, sd = len(d), float(d.mean()), float(d.std(ddof=1))
+    if np.ptp(d) == 0:
+        difference = float(d[0])
+        statistic = math.copysign(math.inf, difference) if difference else 0.0
+        return PairedT(difference, 0.0, difference, difference, statistic, 0.0 if difference else 1.0, n)
+    error = sd / math.sqrt(n)
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
+    statistic = difference / error
+    p = 2 * float(stats.t.sf(abs(statistic), n - 1))
+    return PairedT(difference, sd, difference - half, difference + half, statistic, p, n)
+
+
+def bootstrap(
+    a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95
+) -> Bootstrap:
+    """Paired bootstrap over examples, with a percentile interval of the mean difference a - b.
+
+    Drawing n examples with replacement is drawing how often each distinct difference occurs, which is done
+    here: it has the same distribution and is much faster for scores that take few values, such as
+    correctness. The p-value counts the observed sample as one resample, so it is never 0 (the least is
+    2 / (resamples + 1)).
+
+    Args:
+        a: one score per example.
+        b: one score per example, in the same order.
+        seed: the result is a function of it.
+        resamples: number of resamples.
+        confidence: coverage of the interval.
+
+    Raises:
+        ValueError: no pairs, unequal sizes, fewer than one resample, or a confidence outside (0, 1).
+    """
+    _check_confidence(confidence)
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    d = _differences(a, b, least=1)
+    # Rounded so that .9 - .6 and .6 - .3 are one value.
+    values, counts = np.unique(d.round(12), return_counts=True)
+    rng = np.random.default_rng(seed)
+    step = max(1, _DRAWS_AT_ONCE // len(values))
+    means = np.concatenate(
+        [
+            rng.multinomial(len(d), counts / len(d), size=min(step, resamples - start)) @ values / len(d)
+            for start in range(0, resamples, step)
+        ]
+    )
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
+    p = min(1.0, 2 * (tail + 1) / (resamples + 1))
+    return Bootstrap(float(d.mean()), float(low), float(high), p, len(d), resamples)
+
+
+def mcnemar(a: Sample, b: Sample) -> McNemar:
+    """McNemar's exact test on the correctness of two models on the same examples.
+
+    Args:
+        a: 1 or True where the first model is right, else 0.
+        b: the same for the second.
+
+    Raises:
+        ValueError: no examples, unequal sizes, or a value other than 0 and 1.
+    """
+    from scipy import stats
+
+    d = _differences(a, b, least=1)
+    for name, values in (("a", a), ("b", b)):
+        other = np.setdiff1d(np.asarray(values, dtype=np.float64), (0.0, 1.0))
+        if len(other):
+            raise ValueError(f"{name} must hold only 0 and 1 (right or wrong), got {other[0]}")
+    only_a, only_b = int((d > 0).sum()), int((d < 0).sum())
+    discordant = only_a + only_b
+    p = float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
+    return McNemar(only_a, only_b, p, smallest_p(discordant), len(d))
+
+
+def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:
+    """Wilcoxon's signed-rank test of a - b; zero differences are dropped and ties share their mean rank.
+
+    Up to 50 differences the p-value is exact, also with ties; beyond, it is the normal approximation.
+
+    Raises:
+        ValueError: no pairs, or unequal sizes.
+    """
+    from scipy import stats
+
+    # Rounded so that differences that are equal on paper are tied here.
+    d = _differences(a, b, least=1).round(12)
+    d = d[d != 0]
+    if not len(d):
+        return Wilcoxon(0.0, 1.0, 1.0, 0)
+    ranks = stats.rankdata(np.abs(d))
+    statistic = min(float(ranks[d > 0].sum()), float(ranks[d < 0].sum()))
+    if len(d) > _EXACT_UP_TO:
+        approximation: Any = stats.wilcoxon(d, method="approx")
+        p = float(approximation.pvalue)
+    else:
+        p = min(1.0, 2 * _share_of_signs(ranks, statistic))
+    return Wilcoxon(statistic, p, smallest_p(len(d)), len(d))
+
+
+def smallest_p(n: int) -> float:
+    """The least two-sided p-value that a test of signs or signed ranks can give: 2^(1 - n), at most 1.
+
+    Five seeds give 0.0625 at best, so Wilcoxon's test cannot reach 0.05 with fewer than six.
+
+    Args:
+        n: number of non-zero differences, or of discordant examples.
+    """
+    return min(1.0, 2.0 ** (1 - n))
+
+
+def holm(p: Mapping[str, float], alpha: float = 0.05) -> Holm:
+    """Holm's correction (1979): the i-th smallest of m p-values is multiplied by m - i + 1, monotonically.
+
+    Args:
+        p: test -> p-value.
+        alpha: family-wise error rate.
+
+    Raises:
+        ValueError: a p-value is not in [0, 1].
+    """
+    for name, value in p.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"p[{name!r}] must lie in [0, 1], got {value}")
+    adjusted, running = dict(p), 0.0
+    for rank, name in enumerate(sorted(p, key=p.__getitem__)):
+        running = max(running, min(1.0, (len(p) - rank) * p[name]))
+        adjusted[name] = running
+    return Holm(adjusted, tuple(name for name in p if adjusted[name] <= alpha), alpha)
+
+
+def across_clients(values: Mapping[str, float]) -> Clients:
+    """Mean, spread and worst of one metric over clients.
+
+    Args:
+        values: client -> value, larger is better.
+
+    Raises:
+        ValueError: there are no clients, or a value is not finite.
+    """
+    summary = mean(list(values.values()))
+    order = sorted(values, key=values.__getitem__)
+    bottom = [values[client] for client in order[: max(1, len(order) // 10)]]
+    worst, best = values[order[0]], values[order[-1]]
+    return Clients(
+        summary.mean,
+        summary.sd,
+        float(worst),
+        order[0],
+        sum(bottom) / len(bottom),
+        float(best - worst),
+        summary.n,
+    )
+
+
+def hurt(values: Mapping[str, float], reference: Mapping[str, float], margin: float = 0.0) -> Hurt:
+    """Clients whose value is below the reference's by more than a margin.
+
+    Args:
+        values: client -> value of the method, larger is better.
+        reference: client -> value of the reference (local training, or the global model).
+        margin: losses up to this size do not count.
+
+    Raises:
+        ValueError: there are no clients, or the two do not name the same ones.
+    """
+    if not values or values.keys() != reference.keys():
+        raise ValueError(
+            f"values and reference must name the same clients, got {sorted(values)} and {sorted(reference)}"
+        )
+    loss = {client: float(reference[client] - value) for client, value in values.items()}
+    clients = tuple(sorted((c for c in loss if loss[c] > margin), key=lambda c: -loss[c]))
+    return Hurt(len(clients) / len(values), clients, loss[clients[0]] if clients else 0.0, len(values))
+
+
+def _sample(name: str, values: Sample, least: int) -> np.ndarray:
+    """The values as a finite float64 vector of at least the given size."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) < least:
+        raise ValueError(f"{name} must be a list of at least {least} numbers, got shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, got {x[~np.isfinite(x)][0]}")
+    return x
+
+
+def _differences(a: Sample, b: Sample, least: int) -> np.ndarray:
+    """The paired differences a - b."""
+    x, y = _sample("a", a, least), _sample("b", b, least)
+    if len(x) != len(y):
+        raise ValueError(f"a and b must be paired, got {len(x)} and {len(y)} values")
+    return x - y
+
+
+def _share_of_signs(ranks: np.ndarray, statistic: float) -> float:
+    """Share of all sign patterns whose positive rank sum is at most the statistic."""
+    doubled = np.rint(2 * ranks).astype(np.int64)  # mean ranks of ties end in .5
+    patterns = np.zeros(int(doubled.sum()) + 1)
+    patterns[0] = 1.0
+    for rank in doubled:
+        patterns[rank:] = patterns[rank:] + patterns[:-rank]
+    return float(patterns[: round(2 * statistic) + 1].sum() / 2.0 ** len(ranks))
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")

@@ -1,0 +1,46 @@
+"""Backbones by name. Every model maps a batch to an :class:`confed.federation.protocols.Output`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from confed.data.examples import Tokenizer
+from confed.registry import models
+
+__all__ = ["create_model", "create_tokenizer", "list_models"]
+
+
+def create_model(name: str, **options: Any) -> nn.Module:
+    """A new model.
+
+    Args:
+        name: a registered name (see :func:`list_models`) or an importable ``"package.module:function"``.
+        options: keyword arguments of that model's function, such as ``answers`` and ``vocab_size``.
+
+    Raises:
+        ValueError: nothing has that name.
+    """
+    return models[name](**options)
+
+
+def create_tokenizer(name: str, words: Sequence[str], **options: Any) -> Tokenizer:
+    """The tokenizer that belongs to a model.
+
+    Args:
+        name: the model's name.
+        words: every word that questions may contain; ignored by models with a fixed vocabulary.
+        options: keyword arguments of the tokenizer, such as ``max_length``.
+
+    Raises:
+        ValueError: nothing has that name, or the model does not say which tokenizer it reads.
+    """
+    builder = getattr(models[name], "tokenizer", None)
+    if builder is None:
+        raise ValueError(f"the model {name!r} names no tokenizer; build one from confed.models.tokenizer")
+    return builder(words, **options)
+
+
+def list_models(glob: str = "*") -> list[str]:
+    """The registered models whose names match, sorted."""
+    return models.names(glob)

@@ -1,0 +1,198 @@
+"""Tokenizers: a word-level WordPiece that needs no download, and BERT's from a local copy."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["SPECIAL_TOKENS", "SUFFIXES", "BertTokenizer", "WordTokenizer", "bert_tokenizer"]
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SUFFIXES = ("##s", "##es")
+"""Pieces behind a known word, so that the plural of a known noun keeps the noun's embedding."""
+
+
+class WordTokenizer:
+    """WordPiece over a word list; implements :class:`confed.data.examples.Tokenizer`.
+
+    Text is lower-cased, accents and punctuation are dropped, and words are split at white space. A known word
+    is one token; a known word with a plural ending is two; anything else is ``[UNK]``. A text becomes
+    ``[CLS] words [SEP]``, cut so that it never exceeds ``max_length``, and padded to exactly that.
+
+    The ids are ``SPECIAL_TOKENS``, ``SUFFIXES``, then ``words`` in order without repetitions: two word lists
+    with a common beginning give that beginning the same ids, which is what lets a model reuse its embeddings.
+
+    Args:
+        words: the vocabulary, in order.
+        max_length: L, special tokens included.
+
+    Raises:
+        ValueError: the word list is empty, or ``max_length`` leaves no room for a word.
+    """
+
+    def __init__(self, words: Sequence[str], max_length: int = 16) -> None:
+        import tokenizers
+        from tokenizers import normalizers, pre_tokenizers, processors
+
+        self.words = tuple(dict.fromkeys(word.lower() for word in words))
+        if not self.words:
+            raise ValueError("words must name at least one word, got an empty list")
+        if max_length < 3:
+            raise ValueError(f"max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+        self.max_length = max_length
+        self.vocabulary = tuple(dict.fromkeys(SPECIAL_TOKENS + SUFFIXES + self.words))
+        model: Any = tokenizers.models.WordPiece(
+            {token: index for index, token in enumerate(self.vocabulary)},
+            unk_token="[UNK]",
+            max_input_chars_per_word=100,
+        )
+        self._tokenizer = tokenizers.Tokenizer(model)
+        # The stubs miss some constructors of the normalizers.
+        steps: list[Any] = [
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(tokenizers.Regex(r"[^\w\s]|_"), " "),
+        ]
+        self._tokenizer.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+        self._tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+            single="[CLS] $A [SEP]",
+            special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],
+        )
+        _fix_length(self._tokenizer, max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self.vocabulary)
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
+        return _encode(self._tokenizer, texts, self.max_length)
+
+    def save(self, directory: Path | str) -> None:
+        """Writes the two files of a tokenizer folder, for :meth:`load` and for ``AutoTokenizer``."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / "tokenizer.json"))
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self.max_length,
+            **dict(zip(names, SPECIAL_TOKENS, strict=True)),
+        }
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path | str) -> "WordTokenizer":
+        """A tokenizer written by :meth:`save`.
+
+        Raises:
+            ValueError: the folder holds no tokenizer.
+        """
+        file = Path(directory) / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(f"expected a tokenizer at {file}, found no such file")
+        content = json.loads(file.read_text())
+        vocabulary = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])
+        skip = {*SPECIAL_TOKENS, *SUFFIXES}
+        return cls([word for word, _ in vocabulary if word not in skip], content["truncation"]["max_length"])
+
+
+class BertTokenizer:
+    """BERT's uncased WordPiece; implements :class:`confed.data.examples.Tokenizer`.
+
+    Args:
+        tokenizer: a loaded ``tokenizers.Tokenizer`` that adds BERT's special tokens.
+        max_length: L; longer questions lose their end, as in BERT.
+    """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", max_length: int = 40) -> None:
+        self._tokenizer, self.max_length = tokenizer, max_length
+        _fix_length(self._tokenizer, max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._tokenizer.get_vocab_size()
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
+        return _encode(self._tokenizer, texts, self.max_length)
+
+    def save(self, directory: Path | str) -> None:
+        """Writes ``tokenizer.json``; :func:`bert_tokenizer` reads the folder."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
+    """BERT's tokenizer from a vocabulary file, a folder, or a name on the Hugging Face hub.
+
+    Args:
+        source: ``vocab.txt``, a folder with ``vocab.txt`` or ``tokenizer.json``, or a hub name such as
+            ``"dandelin/vilt-b32-mlm"``.
+        max_length: L, special tokens included.
+
+    Raises:
+        ValueError: a path that does not exist, or a folder without a vocabulary.
+    """
+    import tokenizers
+    from tokenizers import normalizers, pre_tokenizers, processors
+
+    path = Path(source)
+    if path.is_dir():
+        candidates = [path / "tokenizer.json", path / "vocab.txt"]
+        found = [candidate for candidate in candidates if candidate.is_file()]
+        if not found:
+            raise ValueError(f"expected tokenizer.json or vocab.txt in {path}, found neither")
+        path = found[0]
+    if not path.is_file():
+        if not _is_hub_name(str(source)):
+            raise ValueError(f"expected a vocabulary file, a folder or a hub name, got {str(source)!r}")
+        return BertTokenizer(tokenizers.Tokenizer.from_pretrained(str(source)), max_length)
+    if path.suffix == ".json":
+        return BertTokenizer(tokenizers.Tokenizer.from_file(str(path)), max_length)
+    vocabulary = {word: index for index, word in enumerate(path.read_text(encoding="utf-8").splitlines())}
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    if missing:
+        raise ValueError(
+            f"the vocabulary {path} must contain BERT's special tokens, it lacks {', '.join(missing)}"
+        )
+    model: Any = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="[CLS] $A [SEP]",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return BertTokenizer(tokenizer, max_length)
+
+
+def _is_hub_name(source: str) -> bool:
+    """Whether a string that is no existing path may be meant as ``owner/name``."""
+    return not source.startswith((".", "/", "~")) and source.count("/") <= 1 and not Path(source).suffix
+
+
+def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:
+    pad = tokenizer.token_to_id("[PAD]")
+    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(length=max_length, pad_id=pad, pad_token="[PAD]")
+
+
+def _encode(tokenizer: "tokenizers.Tokenizer", texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+    encoded = tokenizer.encode_batch(list(texts))
+    ids = torch.tensor([row.ids for row in encoded], dtype=torch.int64).reshape(len(encoded), length)
+    mask = torch.tensor([row.attention_mask for row in encoded], dtype=torch.int64).reshape(
+        len(encoded), length
+    )
+    return ids, mask

@@ -1,0 +1,295 @@
+"""Recipes: a TOML file whose sections name constructors and give exactly their keyword arguments.
+
+``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
+``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of :class:`Run`. A recipe
+with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
+"""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tomli_w
+
+from confed import registry
+from confed.federation.train import Local
+
+__all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes", "validate"]
+
+SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods")
+NAMED = {
+    "algorithm": registry.algorithms,
+    "model": registry.models,
+    "task": registry.tasks,
+    "data": registry.datasets,
+}
+# Arguments that the run works out: a recipe does not give them.
+DERIVED = {"model": {"answers", "vocab_size", "seed"}, "task": {"answers", "types"}, "data": {"seed"}}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run is carried out.
+
+    Attributes:
+        rounds: communication rounds T.
+        cohort: clients per round; a share of all if below 1; all if 0.
+        seed: of data sampling, fresh initial values, cohorts, orders and dropout.
+        workers: processes that compute clients; 0 means one per free core, at most one per client.
+        threads: threads per process. On few cores one thread and several workers beat several threads.
+        device: "cpu", "cuda" or "auto"; with several GPUs, workers are spread over them.
+        checkpoint_every: rounds between checkpoints; 0 for none.
+        checkpoint_seconds: least time between checkpoints.
+        keep_checkpoints: how many stay on disk.
+        evaluate_every: rounds between evaluations on validation data; 0 for none but the last.
+        evaluate_examples: validation examples per client in those; 0 for all.
+        keep_personal: clients keep their own version of the shared tensors after every round.
+        gallery: sample questions per place in the report.
+    """
+
+    rounds: int = 6
+    cohort: float = 0
+    seed: int = 0
+    workers: int = 0
+    threads: int = 1
+    device: str = "cpu"
+    checkpoint_every: int = 1
+    checkpoint_seconds: float = 0.0
+    keep_checkpoints: int = 2
+    evaluate_every: int = 1
+    evaluate_examples: int = 200
+    keep_personal: bool = True
+    gallery: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("cohort", "workers", "checkpoint_every", "evaluate_every", "evaluate_examples", "gallery"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"run.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("rounds", "threads", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+
+    def cohort_size(self, population: int) -> int:
+        """Clients per round out of ``population``."""
+        size = self.cohort or population
+        return max(1, round(size * population)) if size < 1 else min(int(size), population)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A validated recipe.
+
+    Attributes:
+        name: of the file, without its ending.
+        sections: section -> keyword -> value, defaults filled in.
+        methods: the study's methods in order; empty for a single run.
+        overrides: method -> its own keywords.
+    """
+
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+    methods: tuple[str, ...] = ()
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        """The section ``[run]``."""
+        return Run(**self.sections["run"])
+
+    @property
+    def local(self) -> Local:
+        """The section ``[local]``."""
+        values = dict(self.sections["local"])
+        values["betas"] = tuple(values["betas"])
+        return Local(**values)
+
+    def construct(self, section: str, **derived: Any) -> Any:
+        """The object that a named section describes."""
+        values = dict(self.sections[section])
+        return NAMED[section][values.pop("name")](**values, **derived)
+
+    def with_run(self, **changes: Any) -> "Recipe":
+        """The same recipe with other values in ``[run]``."""
+        return replace(self, sections={**self.sections, "run": {**self.sections["run"], **changes}})
+
+    def method(self, name: str) -> "Recipe":
+        """The single-run recipe of one of the study's methods.
+
+        Raises:
+            ValueError: unknown keywords for that method.
+        """
+        own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == name else {"name": name}
+        own.update(self.overrides.get(name, {}))
+        return replace(
+            self,
+            sections={**self.sections, "algorithm": _named("algorithm", own, f"methods.{name}")},
+            methods=(),
+            overrides={},
+        )
+
+    def to_toml(self) -> str:
+        """The recipe as a file that gives the same recipe again."""
+        content: dict[str, Any] = {
+            name: {k: _plain(v) for k, v in section.items() if v is not None}
+            for name, section in self.sections.items()
+        }
+        if self.methods:
+            content["study"] = {"methods": list(self.methods)}
+            content["methods"] = {
+                name: {k: _plain(v) for k, v in values.items()} for name, values in self.overrides.items() if values
+            }
+        return tomli_w.dumps(content)
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with confed."""
+    return sorted(p.name.removesuffix(".toml") for p in files("confed.recipes").iterdir() if p.name.endswith(".toml"))
+
+
+def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file, or a packaged one by name.
+
+    Args:
+        source: a path, ``recipes/NAME.toml`` or ``NAME``; where there is no such file, the packaged recipe NAME.
+        overrides: ``section.key=value`` with a TOML value, such as ``algorithm.lam=0.5``; a value that is no
+            TOML is taken as a string.
+
+    Raises:
+        ValueError: no such recipe; or an unknown key or a wrong type, with the valid ones.
+    """
+    path = Path(source)
+    name = path.name.removesuffix(".toml")
+    if path.is_file():
+        text = path.read_text()
+    elif name in packaged_recipes() and str(source) in (name, f"{name}.toml", f"recipes/{name}.toml"):
+        text = (files("confed.recipes") / f"{name}.toml").read_text()
+    else:
+        raise ValueError(f"no recipe at {str(source)!r}; packaged recipes: {', '.join(packaged_recipes())}")
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{source}: not TOML: {error}") from error
+    for override in overrides:
+        _override(content, override)
+    return _resolve(name, content)
+
+
+def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
+    """Checks keywords against a constructor's signature and fills in defaults.
+
+    Args:
+        constructor: a function or class with type hints.
+        values: keyword -> value as read from TOML.
+        where: the section's name, for messages.
+        skip: parameters that a recipe does not give.
+
+    Raises:
+        ValueError: an unknown or missing key or a wrong type; names the key, what came and what is valid.
+    """
+    from pydantic import ValidationError
+
+    model, names = _schema(constructor, frozenset(skip))
+    for key in values:
+        if key not in names:
+            near = get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}")
+    try:
+        checked = model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join([where, *map(str, first["loc"])])
+        if first["type"] == "missing":
+            raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
+        raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
+    return {name: getattr(checked, name) for name in names}
+
+
+@lru_cache(maxsize=256)
+def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any, tuple[str, ...]]:
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name not in skip and name != "self":
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            fields[name] = (hints.get(name, Any), default)
+    # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model("Section", __config__=config, **fields), tuple(fields)
+
+
+def _named(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
+    values = dict(values)
+    where = where or section
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}")
+    checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
+    return {"name": name, **checked}
+
+
+def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
+    for section, values in content.items():
+        if section not in SECTIONS:
+            near = get_close_matches(section, SECTIONS, 1)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown section [{section}];{hint} valid sections: {', '.join(SECTIONS)}")
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{section} must be a section of keys, got {values!r}")
+    sections = {section: _named(section, content.get(section, {})) for section in NAMED}
+    sections["local"] = validate(Local, content.get("local", {}), "local", set())
+    sections["run"] = validate(Run, content.get("run", {}), "run", set())
+    study = validate(_Study, content.get("study", {}), "study", set())
+    methods = tuple(study["methods"])
+    overrides = {str(k): dict(v) for k, v in content.get("methods", {}).items()}
+    for method in overrides:
+        if method not in methods:
+            raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
+    recipe = Recipe(name, sections, methods, overrides)
+    Run(**sections["run"]), recipe.local  # noqa: B018 - their own checks of values
+    recipe.construct("algorithm")
+    for method in methods:
+        recipe.method(method).construct("algorithm")
+    return recipe
+
+
+@dataclass(frozen=True)
+class _Study:
+    methods: tuple[str, ...] = ()
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or len(parts) not in (2, 3) or not all(parts):
+        raise ValueError(f"an override must be section.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = content
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ValueError(f"{override!r}: {part!r} is a value, not a section")
+    if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
+        target.clear()  # another constructor has other keywords
+    target[parts[-1]] = value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value
+
+

@@ -1,0 +1,117 @@
+"""A run folder: what a run leaves behind, and in which files.
+
+``recipe.toml``, ``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers),
+``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from confed.federation.checkpoint import write_atomically
+
+__all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
+
+
+class RunFolder:
+    """Paths and writers of one run.
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.recipe = root / "recipe.toml"
+        self.metrics = root / "metrics.jsonl"
+        self.timings = root / "timings.jsonl"
+        self.summary = root / "summary.json"
+        self.predictions = root / "predictions.safetensors"
+        self.gallery = root / "gallery.json"
+        self.checkpoint = root / "checkpoint"
+        self.models = root / "models"
+
+    @classmethod
+    def create(cls, root: Path, recipe: str) -> "RunFolder":
+        """A new run folder with its recipe.
+
+        Raises:
+            ValueError: something is there already.
+        """
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise ValueError(
+                f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        folder = cls(root)
+        write_atomically(folder.recipe, recipe.encode())
+        return folder
+
+    def append(self, path: Path, line: Mapping[str, Any]) -> None:
+        """Adds one line of JSON."""
+        with path.open("ab") as file:
+            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+    def history_bytes(self) -> int:
+        """Length of ``metrics.jsonl``."""
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def truncate(self, history_bytes: int, rounds: int) -> None:
+        """Takes the history back to a checkpoint: the first bytes of the metrics, the timings up to a round."""
+        with self.metrics.open("ab") as file:
+            file.truncate(history_bytes)
+        lines = [line for line in read_jsonl(self.timings) if line["round"] <= rounds]
+        write_atomically(self.timings, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+    def write_json(self, path: Path, value: Any) -> None:
+        """Writes JSON atomically."""
+        write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+    def write_tensors(self, path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+        """Writes a safetensors file atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flat = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+        write_atomically(path, save(flat, {"format": "1", **metadata}))
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; none if it is missing. A torn last line (a killed run) is left out."""
+    if not path.exists():
+        return []
+    return list(_whole_lines(path.read_bytes()))
+
+
+def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.split(b"\n")[:-1]:
+        yield json.loads(line)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / "recipe.toml").is_file() and not is_study(folder)
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a folder is a study's."""
+    index = folder / "summary.json"
+    return index.is_file() and "runs" in json.loads(index.read_text())
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in a run or study folder.
+
+    Raises:
+        ValueError: the folder is neither.
+    """
+    if is_study(folder):
+        index = json.loads((folder / "summary.json").read_text())
+        return [folder / run["folder"] for run in index["runs"]]
+    if is_run(folder):
+        return [folder]
+    raise ValueError(
+        f"{folder} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)"
+    )

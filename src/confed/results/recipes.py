@@ -1,0 +1,78 @@
+"""Telling runs apart by their resolved recipes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from confed.results.runs import Run
+
+__all__ = ["differing_keys", "flat", "named_apart"]
+
+# What must agree for two runs to differ in nothing but the algorithm.
+_FAIR = ("data.", "model.", "local.", "task.", "run.rounds")
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: ``{"local": {"lr": 0.1}}`` becomes ``{"local.lr": 0.1}``."""
+    return dict(_items(section, prefix))
+
+
+def differing_keys(run: Run, reference: Run) -> dict[str, str]:
+    """Keys outside ``[algorithm]`` in which two runs differ -> "value, not value".
+
+    Seeds may differ when the runs' seeds do. A run without a recipe differs in nothing that is known.
+    """
+    if not run.recipe or not reference.recipe:
+        return {}
+    mine, other = flat(run.recipe), flat(reference.recipe)
+    keys = [key for key in dict.fromkeys([*mine, *other]) if key.startswith(_FAIR)]
+    if run.seed != reference.seed:
+        keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
+    return {
+        key: f"{_value(mine, key)}, not {_value(other, key)}"
+        for key in keys
+        if mine.get(key) != other.get(key)
+    }
+
+
+def named_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs with method names that tell them apart.
+
+    Runs of one algorithm with other hyper-parameters get the differing values in their names; runs that still
+    share name and seed get the name of their folder.
+    """
+    named = list(runs)
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [flat(run.recipe.get("algorithm", {})) for run in runs if run.method == method and run.recipe]
+        keys = [k for k in dict.fromkeys(k for x in own for k in x) if len({repr(x.get(k)) for x in own}) > 1]
+        for i, run in enumerate(named):
+            if run.method == method and keys and run.recipe:
+                values = flat(run.recipe.get("algorithm", {}))
+                named[i] = _suffixed(run, ", ".join(f"{key}={values.get(key)}" for key in keys))
+    taken: dict[tuple[str, int], int] = {}
+    for run in named:
+        taken[run.method, run.seed] = taken.get((run.method, run.seed), 0) + 1
+    clashing = {method for (method, _), times in taken.items() if times > 1}
+    return [_suffixed(run, _place(run)) if run.method in clashing else run for run in named]
+
+
+def _suffixed(run: Run, suffix: str) -> Run:
+    return replace(run, method=f"{run.method} ({suffix})", label=f"{run.label} ({suffix})")
+
+
+def _place(run: Run) -> str:
+    """A run on its own is known by its folder, one in a study by the study's."""
+    folder = run.folder.resolve()
+    return folder.parent.parent.name if folder.name == f"seed-{run.seed}" else folder.name
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    return str(settings[key]) if key in settings else "unset"
+
+
+def _items(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

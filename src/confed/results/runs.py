@@ -1,0 +1,310 @@
+"""Reading run and study folders back, complete or not.
+
+A run that was interrupted leaves some of its files; everything here takes what there is and remembers what is
+missing. Values that are absent or not finite are None.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Run", "Study", "Summary", "average", "load", "number", "numbers"]
+
+Summary = Mapping[str, Any]
+"""The content of a run's ``summary.json``."""
+
+# File -> what a report lacks without it.
+EXPECTED: Mapping[str, str] = {
+    "recipe.toml": "the settings of the run",
+    "metrics.jsonl": "learning curves",
+    "timings.jsonl": "time and memory per round",
+    "summary.json": "final test results",
+    "predictions.safetensors": "tests over examples",
+    "gallery.json": "sample predictions",
+}
+
+
+def number(value: object) -> float | None:
+    """A finite number as a float, anything else as None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def numbers(value: object) -> dict[str, float]:
+    """The finite numbers of a mapping; anything else is an empty one."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(key): x for key, item in value.items() if (x := number(item)) is not None}
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there, None if none is."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes:
+        folder: where it is.
+        method: the method's key within a study; the algorithm's name for a run on its own.
+        label: the method's name as people write it.
+        seed: the run's seed.
+        summary: content of ``summary.json``; for an interrupted run what its other files tell.
+        recipe: resolved recipe.
+        rounds: lines of ``metrics.jsonl`` about rounds.
+        evaluations: lines of ``metrics.jsonl`` about evaluations.
+        timings: lines of ``timings.jsonl``.
+        missing: files that are not there or cannot be read -> what is lacking without them.
+    """
+
+    folder: Path
+    method: str
+    label: str
+    seed: int
+    summary: Summary
+    recipe: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...] = ()
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+    timings: tuple[Mapping[str, Any], ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run reached its end and left its results."""
+        return "summary.json" not in self.missing
+
+    @property
+    def metric(self) -> str:
+        """Name of the headline metric."""
+        return str(self.summary.get("metric", "accuracy"))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients in the federation's order."""
+        return tuple(map(str, self.summary.get("clients", ())))
+
+    @property
+    def scenes(self) -> tuple[str, ...]:
+        """Places that took no part in training."""
+        return tuple(map(str, self.summary.get("scenes", ())))
+
+    def predictions(self) -> dict[str, np.ndarray]:
+        """Content of ``predictions.safetensors``, empty if it is missing or cannot be read."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.folder / "predictions.safetensors"
+        try:
+            return load_file(path) if path.is_file() else {}
+        except (OSError, SafetensorError):
+            return {}
+
+    def gallery(self) -> list[Mapping[str, Any]]:
+        """Content of ``gallery.json``, empty if it is missing or cannot be read."""
+        content = _json(self.folder / "gallery.json")
+        return [item for item in content if isinstance(item, Mapping)] if isinstance(content, list) else []
+
+
+@dataclass(frozen=True)
+class Study:
+    """Several methods with one or more seeds each; a run on its own is a study of one.
+
+    Attributes:
+        folder: where it is.
+        recipe: name of the recipe.
+        runs: the runs, methods in order and seeds in order within a method.
+        single: whether the folder is a run on its own.
+        remarks: what was odd about the folder.
+    """
+
+    folder: Path
+    recipe: str
+    runs: tuple[Run, ...]
+    single: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods that have runs, in order."""
+        return tuple(dict.fromkeys(run.method for run in self.runs))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Method -> its name as people write it."""
+        return {run.method: run.label for run in reversed(self.runs)}
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds, ascending."""
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """All clients, in order."""
+        return tuple(dict.fromkeys(client for run in self.runs for client in run.clients))
+
+    @property
+    def scenes(self) -> tuple[str, ...]:
+        """All unseen places, in order."""
+        return tuple(dict.fromkeys(scene for run in self.runs for scene in run.scenes))
+
+    def of(self, method: str) -> tuple[Run, ...]:
+        """A method's runs, one per seed."""
+        return tuple(run for run in self.runs if run.method == method)
+
+    def mean(self, method: str, value: Callable[[Run], float | None]) -> float | None:
+        """Mean over a method's seeds of a value of its runs."""
+        return average([value(run) for run in self.of(method)])
+
+
+def load(folder: Path) -> Study:
+    """Reads a run or a study folder.
+
+    Args:
+        folder: holds a run (``recipe.toml``, ``metrics.jsonl``, ``summary.json`` ...) or a study
+            (``<method>/seed-<n>/`` and ``summary.json``).
+
+    Raises:
+        ValueError: the folder is neither.
+    """
+    folder = Path(folder)
+    index = _json(folder / "summary.json")
+    if isinstance(index, Mapping) and isinstance(index.get("runs"), list):
+        return _study(folder, index)
+    if _is_run(folder):
+        run = _run(folder)
+        return Study(folder, str(run.summary.get("recipe", "")), (run,), single=True)
+    found = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
+    if found:
+        runs = [_run(path, path.parent.name) for path in found]
+        runs.sort(key=lambda run: (list(dict.fromkeys(r.method for r in runs)).index(run.method), run.seed))
+        remark = "The study has no index (summary.json): it was interrupted, and methods stand in alphabetical order."
+        return Study(folder, str(runs[0].summary.get("recipe", "")), tuple(runs), remarks=(remark,))
+    what = "an empty or foreign folder" if folder.is_dir() else "nothing"
+    raise ValueError(
+        f"{folder} must be a run folder (recipe.toml, metrics.jsonl, summary.json) or a study folder "
+        f"(<method>/seed-<n>/ and summary.json), found {what}"
+    )
+
+
+def _study(folder: Path, index: Mapping[str, Any]) -> Study:
+    labels = index.get("labels", {})
+    order = [str(method) for method in index.get("methods", ())]
+    runs: list[Run] = []
+    remarks: list[str] = []
+    for entry in index["runs"]:
+        method, seed = str(entry["method"]), int(entry["seed"])
+        path = folder / str(entry.get("folder", f"{method}/seed-{seed}"))
+        if _is_run(path):
+            runs.append(_run(path, method, labels.get(method)))
+        else:
+            remarks.append(
+                f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run."
+            )
+    if not runs:
+        raise ValueError(f"{folder} must hold the runs that its summary.json names, found none of them")
+    order += [run.method for run in runs if run.method not in order]
+    runs.sort(key=lambda run: (order.index(run.method), run.seed))
+    return Study(folder, str(index.get("recipe", "")), tuple(runs), remarks=tuple(remarks))
+
+
+def _is_run(folder: Path) -> bool:
+    if (folder / "metrics.jsonl").is_file() and (folder / "recipe.toml").is_file():
+        return True
+    summary = _json(folder / "summary.json")
+    return isinstance(summary, Mapping) and "algorithm" in summary
+
+
+def _run(folder: Path, method: str | None = None, label: str | None = None) -> Run:
+    missing = {name: why for name, why in EXPECTED.items() if not (folder / name).is_file()}
+    recipe = _toml(folder / "recipe.toml")
+    lines = _lines(folder / "metrics.jsonl")
+    rounds = tuple(line for line in lines if line.get("event") == "round")
+    evaluations = tuple(line for line in lines if line.get("event") == "evaluation")
+    summary = _json(folder / "summary.json")
+    if not isinstance(summary, Mapping):
+        missing["summary.json"] = EXPECTED["summary.json"]
+        summary = _provisional(recipe, rounds, evaluations, folder)
+    algorithm = str(summary.get("algorithm", folder.name))
+    return Run(
+        folder=folder,
+        method=method or algorithm,
+        label=str(label or summary.get("label") or method or algorithm),
+        seed=int(summary.get("seed", 0)),
+        summary=summary,
+        recipe=recipe,
+        rounds=rounds,
+        evaluations=evaluations,
+        timings=_lines(folder / "timings.jsonl"),
+        missing=missing,
+    )
+
+
+def _provisional(
+    recipe: Mapping[str, Any], rounds: Sequence[Summary], evaluations: Sequence[Summary], folder: Path
+) -> Summary:
+    """What is known of a run that did not write its summary; its test results are not."""
+    section = recipe.get("run", {})
+    tail = folder.name.removeprefix("seed-")
+    clients = dict.fromkeys(c for line in rounds for c in [*line.get("loss", {}), *line.get("errors", {})])
+    places = {
+        view: dict.fromkeys(p for e in evaluations for p in e.get(view, {}))
+        for view in ("personal", "unseen")
+    }
+    return {
+        "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
+        "recipe": recipe.get("name", ""),
+        "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
+        "rounds": max((int(line["round"]) for line in rounds), default=0),
+        "planned_rounds": section.get("rounds"),
+        "clients": list(places["personal"] or clients),
+        "scenes": list(places["unseen"]),
+        "bytes_up": {str(line["round"]): line.get("bytes_up", {}) for line in rounds},
+        "bytes_down": {str(line["round"]): line.get("bytes_down", {}) for line in rounds},
+        "errors": [
+            {"round": line["round"], "client": client, "error": error}
+            for line in rounds
+            for client, error in line.get("errors", {}).items()
+        ],
+    }
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _toml(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """The objects of a JSON Lines file; a line that a crash cut off is left out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    found: list[Mapping[str, Any]] = []
+    for line in text.splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, Mapping):
+            found.append(content)
+    return tuple(found)

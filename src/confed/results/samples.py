@@ -1,0 +1,124 @@
+"""The gallery: sample questions with the answers of the global and the personal model, and where they looked."""
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from confed.data.examples import Examples
+from confed.engines.local import Workspace
+from confed.federation.params import copy_into
+from confed.federation.protocols import Batch, Output
+from confed.results.folder import RunFolder
+
+if TYPE_CHECKING:
+    from confed.experiment import Materials
+
+__all__ = ["answer", "fill", "gallery"]
+
+
+def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
+    """Puts a model into the workspace: the initial values, then the given ones.
+
+    Raises:
+        ValueError: a name the model does not have.
+    """
+    unknown = sorted(set(tensors) - set(workspace.tensors))
+    if unknown:
+        raise ValueError(f"the model has no tensors {unknown}")
+    copy_into([workspace.tensors[n] for n in workspace.initial], list(workspace.initial.values()))
+    copy_into([workspace.tensors[n] for n in tensors], list(tensors.values()))
+    workspace.model.eval()
+
+
+def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The model's answer, its probability and its attention over the patches, per question."""
+    attend = getattr(workspace.model, "attention", None)
+    with torch.no_grad():
+        output: Output = workspace.model(batch)
+        best = output.logits.softmax(-1).max(-1)
+        maps = attend(batch).tolist() if attend is not None else [None] * len(best.indices)
+    return [
+        {"answer": answers[int(i)], "probability": round(float(p), 4), "attention": _rounded(m)}
+        for p, i, m in zip(best.values, best.indices, maps, strict=True)
+    ]
+
+
+def gallery(
+    folder: RunFolder, workspace: Workspace, materials: "Materials", count: int
+) -> list[dict[str, Any]]:
+    """``count`` test questions per place, spread over question types, from the models the run has written.
+
+    Args:
+        folder: the run.
+        workspace: a model to work in.
+        materials: the run's data.
+        count: questions per place.
+    """
+    shared = folder.models / "global" / "trained.safetensors"
+    entries: list[dict[str, Any]] = []
+    places = [
+        (name, split.test, materials.clients[name], True) for name, split in materials.dataset.clients.items()
+    ]
+    places += [(name, test, materials.unseen[name], False) for name, test in materials.dataset.unseen.items()]
+    for name, examples, data, seen in places:
+        rows = _spread(examples, count)
+        batch = data.tables[2].batch(torch.tensor(rows))
+        personal = folder.models / "personal" / name / "trained.safetensors"
+        views = {
+            view: _answers(path, workspace, batch, materials.dataset.answers)
+            for view, path in (("global", shared), ("personal", personal))
+        }
+        for position, row in enumerate(rows):
+            entries.append(
+                {
+                    "place": name,
+                    "seen": seen,
+                    "question": examples.questions[row],
+                    "type": examples.types[row],
+                    "answer": examples.answers[row],
+                    "image": _png(examples.images[int(examples.image_index[row])]),
+                    **{view: answers[position] if answers else None for view, answers in views.items()},
+                }
+            )
+    return entries
+
+
+def _answers(
+    path: Path, workspace: Workspace, batch: Batch, answers: tuple[str, ...]
+) -> list[dict[str, Any]] | None:
+    if not path.exists():
+        return None
+    fill(workspace, load_file(path))
+    return answer(workspace, batch, answers)
+
+
+def _spread(examples: Examples, count: int) -> list[int]:
+    """Rows of different types and different pictures, in stored order within each."""
+    kinds = sorted(set(examples.types))
+    rows: list[int] = []
+    pictures: set[int] = set()
+    for turn in range(count):
+        kind = kinds[(turn * max(1, len(kinds) // count)) % len(kinds)]
+        for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
+            if own == kind and int(picture) not in pictures:
+                rows.append(row)
+                pictures.add(int(picture))
+                break
+    return rows or list(range(min(count, len(examples))))
+
+
+def _png(pixels: Any) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _rounded(values: list[list[float]] | None) -> list[list[float]] | None:
+    return None if values is None else [[round(v, 3) for v in row] for row in values]

@@ -1,0 +1,130 @@
+"""``summary.json``: a run's results in one machine-readable file."""
+
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from confed.engines.local import Setup, Workspace, count_parameters
+from confed.recipe import Recipe
+from confed.results.folder import RunFolder, read_jsonl
+
+if TYPE_CHECKING:
+    from confed.experiment import Materials
+
+__all__ = ["Examined", "summarise_run", "versions"]
+
+Examined = dict[tuple[str, str, str], tuple[dict[str, float], Mapping[str, Tensor]]]
+"""(view, model's owner, place) -> (metric values, per-example tensors)."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    from importlib.metadata import version
+
+    names = ("confed", "torch", "transformers", "tokenizers", "numpy", "safetensors")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def summarise_run(
+    recipe: Recipe,
+    setup: Setup,
+    materials: "Materials",
+    folder: RunFolder,
+    workspace: Workspace,
+    examined: Examined,
+    *,
+    cpu: float,
+    peak: int,
+) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        recipe: what was run.
+        setup: the federation.
+        materials: its data.
+        folder: its folder, with metrics and timings.
+        workspace: a model of it.
+        examined: the final models on all test examples.
+        cpu: processor seconds.
+        peak: largest resident memory of a process, bytes.
+    """
+    metric = setup.task.metric
+    views = {
+        name: {
+            place: values
+            for (view, own, place), (values, _) in examined.items()
+            if view == name and own == place
+        }
+        for name in ("personal", "global", "unseen")
+    }
+    keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
+    headline = {keys[view]: {p: v[metric] for p, v in places.items()} for view, places in views.items()}
+    matrix: dict[str, dict[str, float]] = {}
+    for (view, own, place), (values, _) in examined.items():
+        if view == "personal" and not setup.algorithm.pooled:
+            matrix.setdefault(own, {})[place] = values[metric]
+    lines = read_jsonl(folder.metrics)
+    traffic = [line for line in lines if line["event"] in ("round", "finish")]
+    timings = read_jsonl(folder.timings)
+    seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
+    rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
+    info = setup.population.info(0)
+    personal = list(headline["personal"].values())
+    prefix = f"{metric}/"
+    return {
+        "algorithm": recipe.sections["algorithm"]["name"],
+        "label": setup.algorithm.label or type(setup.algorithm).__name__,
+        "recipe": recipe.name,
+        "seed": setup.seed,
+        "rounds": setup.rounds,
+        "metric": metric,
+        "clients": list(materials.clients),
+        "scenes": list(materials.unseen),
+        **headline,
+        "personal_mean": _mean(personal),
+        "personal_worst": min(personal, default=None),
+        "personal_spread": max(personal) - min(personal) if personal else None,
+        "global_seen_mean": _mean(list(headline["global_seen"].values())),
+        "global_unseen_mean": _mean(list(headline["global_unseen"].values())),
+        "matrix": matrix,
+        "types": {
+            keys[view]: {
+                place: {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+                for place, values in places.items()
+            }
+            for view, places in views.items()
+        },
+        "ece": {
+            keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v}
+            for view, places in views.items()
+        },
+        "examples": {
+            name: dict(zip(("train", "validation", "test"), map(len, data.tables), strict=True))
+            for name, data in materials.clients.items()
+        },
+        "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
+        "bytes_down": {str(line["round"]): line["bytes_down"] for line in traffic},
+        "bytes_total": 0
+        if setup.algorithm.pooled
+        else sum(sum(line[k].values()) for line in traffic for k in ("bytes_up", "bytes_down")),
+        "seconds": seconds,
+        "seconds_per_round": sum(rounds) / max(len(rounds), 1),
+        "cpu_seconds": cpu,
+        "peak_memory_bytes": peak,
+        "parameters": count_parameters(workspace, workspace.scopes(setup.algorithm, info)),
+        "trainable": recipe.sections["model"].get("trainable", "all"),
+        "errors": [
+            {"round": line["round"], "client": client, "error": error}
+            for line in traffic
+            for client, error in line["errors"].items()
+        ],
+        "facts": dict(materials.dataset.facts),
+        "versions": versions(),
+        "notes": [],
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,194 @@
+"""The headline table of a study: quality and cost, one row per method."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from confed.metrics.statistics import mean
+from confed.results import formats
+from confed.results.runs import Study, Summary, average, number, numbers
+from confed.results.writers import Cell, Column, Mark, Table, to_rich
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+__all__ = [
+    "BOUNDS",
+    "headline",
+    "is_bound",
+    "marks",
+    "results_table",
+    "spread_cell",
+    "study_table",
+    "table_of",
+]
+
+BOUNDS = frozenset({"central"})
+"""Algorithms that are no federation: they bound what one could reach, and are not ranked."""
+
+MANY_CLIENTS = 8
+"""With more clients than this their columns are left to the CSV file."""
+
+HEADLINES: Mapping[str, str] = {
+    "personal_mean": "personal",
+    "personal_worst": "personal",
+    "global_seen_mean": "global_seen",
+    "global_unseen_mean": "global_unseen",
+}
+
+
+def is_bound(summary: Summary) -> bool:
+    """Whether a run is a bound and not a federated method."""
+    return bool(summary.get("pooled")) or summary.get("algorithm") in BOUNDS
+
+
+def headline(summary: Summary, name: str) -> float | None:
+    """One of the means that head a summary; worked out from its parts where the summary does not state it.
+
+    Args:
+        summary: a run's summary.
+        name: ``personal_mean``, ``personal_worst``, ``global_seen_mean`` or ``global_unseen_mean``.
+    """
+    stated = number(summary.get(name))
+    if stated is not None:
+        return stated
+    parts = list(numbers(summary.get(HEADLINES[name])).values())
+    return min(parts, default=None) if name == "personal_worst" else average(parts)
+
+
+def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
+    """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return Cell(formats.MISSING)
+    summary = mean(there)
+    if summary.n == 1:
+        return Cell(formats.percent(summary.mean), 100 * summary.mean, mark=mark)
+    return Cell(formats.percent(summary.mean, summary.sd), 100 * summary.mean, 100 * summary.sd, mark)
+
+
+def marks(values: Sequence[float | None]) -> list[Mark]:
+    """Which values are best and second best, judged by the decimal that is shown, so that equals look equal."""
+    shown = [None if value is None else round(value, 1) for value in values]
+    order = sorted({value for value in shown if value is not None}, reverse=True)
+    if len(order) < 2:
+        return [""] * len(shown)
+    names: dict[float | None, Mark] = {order[0]: "best", order[1]: "second"}
+    return [names.get(value, "") for value in shown]
+
+
+def study_table(summaries: Iterable[Summary]) -> "RichTable":
+    """The headline table for a terminal.
+
+    Args:
+        summaries: contents of ``summary.json`` of the runs, methods in order; runs of one algorithm and label
+            are seeds of one method.
+    """
+    groups: dict[tuple[str, str], list[Summary]] = {}
+    for summary in summaries:
+        algorithm = str(summary.get("algorithm", ""))
+        groups.setdefault((algorithm, str(summary.get("label", algorithm))), []).append(summary)
+    return to_rich(results_table([(label, runs) for (_, label), runs in groups.items()]))
+
+
+def table_of(study: Study) -> Table:
+    """The headline table of a study that was read back."""
+    labels = study.labels
+    return results_table(
+        [(labels[method], [run.summary for run in study.of(method)]) for method in study.methods]
+    )
+
+
+def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
+    """The headline table.
+
+    Test results after the last round in percent, mean and standard deviation over seeds; the best value of each
+    column is bold and the second best underlined. Centralised training stands apart and is not ranked.
+
+    Args:
+        methods: label and summaries (one per seed) of each method, in order.
+
+    Raises:
+        ValueError: there are no methods, or one of them has no runs.
+    """
+    if not methods or not all(runs for _, runs in methods):
+        raise ValueError(
+            f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}"
+        )
+    federated = [(label, runs) for label, runs in methods if not is_bound(runs[0])]
+    bounds = [(label, runs) for label, runs in methods if is_bound(runs[0])]
+    every = [summary for _, runs in methods for summary in runs]
+    clients = list(dict.fromkeys(client for summary in every for client in summary.get("clients", ())))
+    clients = clients or list(dict.fromkeys(c for summary in every for c in numbers(summary.get("personal"))))
+    many = len(clients) > MANY_CLIENTS
+    columns = (
+        Column("method", words=True),
+        *(Column(str(client), "personal", "%", detail=many) for client in clients),
+        Column("mean", "personal", "%"),
+        Column("worst", "personal", "%"),
+        Column("seen", "global", "%"),
+        Column("unseen", "global", "%"),
+        Column("sent", unit="bytes"),
+        Column("time", unit="s"),
+    )
+    quality = [[_quality(summary, clients) for summary in runs] for _, runs in federated]
+    ranks = _ranks(quality)
+    sections = (
+        tuple(
+            _row(label, runs, rows, [column[i] for column in ranks])
+            for i, ((label, runs), rows) in enumerate(zip(federated, quality, strict=True))
+        ),
+        tuple(_row(label, runs, [_quality(s, clients) for s in runs]) for label, runs in bounds),
+    )
+    return Table(_title(every, methods), columns, sections, tuple(_notes(methods, many, bool(bounds))))
+
+
+def _quality(summary: Summary, clients: Sequence[str]) -> list[float | None]:
+    """The ranked columns of one run."""
+    personal = numbers(summary.get("personal"))
+    return [*(personal.get(client) for client in clients), *(headline(summary, name) for name in HEADLINES)]
+
+
+def _ranks(quality: Sequence[Sequence[Sequence[float | None]]]) -> list[list[Mark]]:
+    """Marks by column and method; ``quality`` is indexed by method, seed and column."""
+    width = len(quality[0][0]) if quality else 0
+    means = [[average([run[j] for run in runs]) for runs in quality] for j in range(width)]
+    return [marks([None if value is None else 100 * value for value in column]) for column in means]
+
+
+def _row(
+    label: str,
+    runs: Sequence[Summary],
+    rows: Sequence[Sequence[float | None]],
+    ranks: Sequence[Mark] | None = None,
+) -> tuple[Cell, ...]:
+    columns = list(zip(*rows, strict=True))
+    cells = [
+        spread_cell(column, mark) for column, mark in zip(columns, ranks or [""] * len(columns), strict=True)
+    ]
+    sent = average([number(summary.get("bytes_total")) for summary in runs])
+    seconds = average([number(summary.get("seconds")) for summary in runs])
+    cost = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds))
+    return (Cell(label), *cells, *cost)
+
+
+def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summary]]]) -> str:
+    metric = next((str(summary["metric"]) for summary in every if "metric" in summary), "accuracy")
+    recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
+    seeds = max(len(runs) for _, runs in methods)
+    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    return f"{recipe + ': ' if recipe else ''}test {metric} in % after the last round{over}"
+
+
+def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds: bool) -> list[str]:
+    notes = [
+        "Personal: each client's own model on its own test data. Global: the one shared model on the clients' test "
+        "data (seen) and on places that took no part (unseen). Sent: all clients, all rounds, up and down."
+    ]
+    sizes = {label: len(runs) for label, runs in methods}
+    if len(set(sizes.values())) > 1:
+        notes.append("Seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    if bounds:
+        notes.append("Below the rule: all data in one place, which privacy forbids; a bound, not ranked.")
+    if many:
+        notes.append("The values of the single clients are in the CSV file.")
+    return notes

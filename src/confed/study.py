@@ -1,0 +1,120 @@
+"""Studies: several methods and seeds on the same data, one run folder each, and an index."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confed.experiment import Progress, Watch, run
+from confed.federation.checkpoint import write_atomically
+from confed.recipe import Recipe, load_recipe
+from confed.results.folder import is_run, is_study
+
+__all__ = ["Job", "create_study", "free_folder", "resume", "run_study"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study."""
+
+    method: str
+    seed: int
+    folder: str
+
+
+def free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+        number += 1
+
+
+def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
+    """Writes a study's index and recipe; no run is started.
+
+    Args:
+        recipe: with ``[study]`` methods, or of a single method that is to run with several seeds.
+        root: the study folder.
+        seeds: number of seeds, counted from the recipe's.
+
+    Raises:
+        ValueError: the folder exists, or fewer than one seed.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ValueError(
+            f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
+        )
+    methods = recipe.methods or (recipe.sections["algorithm"]["name"],)
+    numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
+    jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomically(root / "recipe.toml", recipe.to_toml().encode())
+    algorithms = {method: recipe.method(method).construct("algorithm") for method in methods}
+    index = {
+        "recipe": recipe.name,
+        "methods": list(methods),
+        "labels": {name: a.label or type(a).__name__ for name, a in algorithms.items()},
+        "seeds": numbers,
+        "runs": [vars(job) for job in jobs],
+    }
+    write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
+    return jobs
+
+
+def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
+    """Runs what is missing in a study folder, and returns every run's summary.
+
+    Args:
+        root: a study folder made by :func:`create_study`.
+        watch: told which run is at which step.
+    """
+    index = json.loads((root / "summary.json").read_text())
+    recipe = load_recipe(root / "recipe.toml")
+    recipe = Recipe(index["recipe"], recipe.sections, recipe.methods, recipe.overrides)
+    summaries: list[dict[str, Any]] = []
+    jobs = [Job(**entry) for entry in index["runs"]]
+    for number, job in enumerate(jobs):
+        folder = root / job.folder
+        if (folder / "summary.json").exists():
+            summaries.append(json.loads((folder / "summary.json").read_text()))
+            continue
+        own = recipe.method(job.method).with_run(seed=job.seed)
+        watcher = watch(number, len(jobs), job)
+        summaries.append(run(own, folder, resume=is_run(folder), watch=watcher))
+    return summaries
+
+
+class StudyWatch:
+    """Turns a study's job into the watcher of its run; the default watches nothing."""
+
+    def __call__(self, number: int, jobs: int, job: Job) -> Watch:
+        """A watcher for job ``number`` of ``jobs``."""
+
+        def ignore(progress: Progress) -> None:
+            del progress
+
+        return ignore
+
+
+def resume(root: Path, watch: StudyWatch) -> Sequence[Mapping[str, Any]]:
+    """Continues a run or study folder; returns the summaries of its runs.
+
+    Raises:
+        ValueError: the folder is neither.
+    """
+    if is_study(root):
+        return run_study(root, watch)
+    if is_run(root):
+        summary = root / "summary.json"
+        if summary.exists():
+            return [json.loads(summary.read_text())]
+        recipe = load_recipe(root / "recipe.toml")
+        job = Job(recipe.sections["algorithm"]["name"], recipe.run.seed, root.name)
+        return [run(recipe, root, resume=True, watch=watch(0, 1, job))]
+    raise ValueError(f"{root} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)")

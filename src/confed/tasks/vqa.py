@@ -1,0 +1,194 @@
+"""Visual question answering as classification over a fixed answer vocabulary."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.federation.protocols import Batch, Output, Tally
+from confed.metrics.calibration import calibration_tally, expected_calibration_error
+from confed.registry import register_task
+
+__all__ = ["VQA", "Objective", "summarise"]
+
+Objective = Literal["ce", "bce"]
+"""Softmax cross-entropy on the one right answer, or binary cross-entropy on soft scores of all answers."""
+
+
+@register_task
+@dataclass(frozen=True)
+class VQA:
+    """One answer out of C; implements :class:`confed.federation.protocols.Task`.
+
+    Batches carry ``label`` (B,) int64, or soft scores ``target`` (B, C) in [0, 1], or both, and may carry
+    ``type`` (B,) int64, each question's position in ``types``.
+
+    Args:
+        answers: size C of the answer vocabulary.
+        objective: ``ce`` trains on ``label`` with softmax cross-entropy, the mean over the batch (FedVQA,
+            Eq. 8.2), and its confidence is the softmax probability; ``bce`` trains on ``target`` with binary
+            cross-entropy, the sum over answers and mean over the batch (the usual loss of VQA-v2 models), and
+            its confidence is the sigmoid probability.
+        types: names of the question types; each gets a line of the headline metric.
+
+    Raises:
+        ValueError: fewer than one answer, an unknown objective, or a repeated type.
+    """
+
+    answers: int
+    objective: Objective = "ce"
+    types: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "vqa"
+
+    def __post_init__(self) -> None:
+        if self.answers < 1:
+            raise ValueError(f"answers must be at least 1, got {self.answers}")
+        if self.objective not in get_args(Objective):
+            raise ValueError(
+                f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}"
+            )
+        if len(set(self.types)) != len(self.types):
+            raise ValueError(f"types must be distinct, got {self.types}")
+
+    @property
+    def metric(self) -> str:
+        """``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) with ``bce``."""
+        return "accuracy" if self.objective == "ce" else "vqa_accuracy"
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Training loss in at least single precision, a scalar: the mean over the batch.
+
+        Raises:
+            ValueError: ``label`` or ``target`` is missing or of the wrong shape, or a label is outside
+                [0, answers).
+        """
+        logits, truth = self._logits_and_truth(output, batch)
+        if self.objective == "bce":
+            return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
+        if len(truth):
+            # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
+            low, high = torch.stack(torch.aminmax(truth)).tolist()
+            self._check("label", low, self.answers)
+            self._check("label", high, self.answers)
+        return functional.cross_entropy(logits, truth)
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights of every metric on this batch; one copy to the host.
+
+        Keys: ``loss``; ``accuracy`` (argmax equals ``label``) if the batch has labels; ``vqa_accuracy``
+        (``target`` at the argmax) if it has targets; the headline metric as ``<metric>/<type>`` for each
+        question type that occurs; and the bins of :func:`confed.metrics.calibration.calibration_tally`. Keys
+        without examples are absent. :func:`summarise` turns added tallies into values.
+
+        Raises:
+            ValueError: as for :meth:`loss`, and a type outside [0, number of types).
+        """
+        rows = self._rows(output, batch)
+        # Numbers up to 2^24 are exact in single precision, which covers labels and types.
+        host = dict(zip(rows, torch.stack([row.float() for row in rows.values()]).cpu(), strict=True))
+        count = float(len(host["loss"]))
+        if not count:
+            return {}
+        if "label" in host:
+            for extreme in torch.stack(torch.aminmax(host["label"])).tolist():
+                self._check("label", int(extreme), self.answers)
+        tally = {
+            key: (host[key].double().sum().item(), count)
+            for key in ("loss", "accuracy", "vqa_accuracy")
+            if key in host
+        }
+        tally |= self._by_type(host)
+        # A diverged model shows in its loss; it has no confidence rather than ending the run.
+        confidence = host["confidence"].nan_to_num(0.0)
+        return tally | calibration_tally(confidence, host[self.metric])
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """Each example's headline score, for tests that pair methods example by example.
+
+        Returns:
+            1 or 0 with ``ce``, the soft score in [0, 1] with ``bce``; float32, shape (B,).
+
+        Raises:
+            ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them.
+        """
+        logits, truth = self._logits_and_truth(output, batch)
+        return self._score(logits.argmax(dim=1), truth)
+
+    def _rows(self, output: Output, batch: Batch) -> dict[str, Tensor]:
+        """One value per example and quantity, each of shape (B,), on the model's device."""
+        logits, truth = self._logits_and_truth(output, batch)
+        logits = logits.detach()
+        best, predicted = logits.max(dim=1)
+        if self.objective == "ce":
+            normaliser = logits.logsumexp(dim=1)
+            confidence = (best - normaliser).exp()
+            # Clamped so that a bad label is reported by name on the host instead of by the device.
+            inside = truth.clamp(0, self.answers - 1)
+            loss = normaliser - logits.gather(1, inside.unsqueeze(1)).squeeze(1)
+        else:
+            confidence = best.sigmoid()
+            soft = truth.to(logits.dtype)
+            loss = functional.binary_cross_entropy_with_logits(logits, soft, reduction="none").sum(dim=1)
+        rows = {"loss": loss, "confidence": confidence}
+        if "label" in batch:
+            rows |= {"label": batch["label"], "accuracy": self._score(predicted, batch["label"])}
+        if "target" in batch:
+            rows["vqa_accuracy"] = self._score(predicted, batch["target"])
+        if self.types and "type" in batch:
+            rows["type"] = batch["type"]
+        return rows
+
+    def _by_type(self, host: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+        """The headline metric of each question type that occurs."""
+        if "type" not in host:
+            return {}
+        kind, n = host["type"].long(), len(self.types)
+        for extreme in torch.stack(torch.aminmax(kind)).tolist():
+            self._check("type", extreme, n)
+        counts = torch.bincount(kind, minlength=n).tolist()
+        sums = torch.bincount(kind, weights=host[self.metric].double(), minlength=n).tolist()
+        return {
+            f"{self.metric}/{name}": (sums[i], float(counts[i]))
+            for i, name in enumerate(self.types)
+            if counts[i]
+        }
+
+    def _logits_and_truth(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) in at least single precision, and what the objective compares them with."""
+        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        if logits.ndim != 2 or logits.shape[1] != self.answers:
+            raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
+        key, shape = ("label", logits.shape[:1]) if self.objective == "ce" else ("target", logits.shape)
+        if key not in batch:
+            raise ValueError(f"objective {self.objective!r} needs batch[{key!r}], got keys {sorted(batch)}")
+        if batch[key].shape != shape:
+            raise ValueError(f"{key} must have shape {tuple(shape)}, got {tuple(batch[key].shape)}")
+        return logits, batch[key]
+
+    @staticmethod
+    def _score(predicted: Tensor, truth: Tensor) -> Tensor:
+        """Exact match with labels (B,), or the soft score of the prediction in targets (B, C); shape (B,)."""
+        if truth.ndim == 1:
+            return (predicted == truth).float()
+        return truth.gather(1, predicted.unsqueeze(1)).squeeze(1).float()
+
+    @staticmethod
+    def _check(name: str, value: int, stop: int) -> None:
+        """Raises ValueError unless 0 <= value < stop."""
+        if not 0 <= value < stop:
+            raise ValueError(f"every {name} must lie in [0, {stop}), got {value}")
+
+
+def summarise(tally: Tally) -> dict[str, float]:
+    """Values of an added tally: each metric's sum over its weight, and ``ece`` from its calibration bins.
+
+    Metrics of weight zero are left out.
+    """
+    plain = {key: pair for key, pair in tally.items() if not key.startswith("calibration/")}
+    values = {key: total / weight for key, (total, weight) in plain.items() if weight}
+    if any(tally[key][1] for key in tally.keys() - plain.keys()):
+        values["ece"] = expected_calibration_error(tally)
+    return values

@@ -1,0 +1,116 @@
+"""Pictures: conversion to RGB, and errors that name the file."""
+
+import io
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from confed.data.examples import Examples, encode
+from confed.data.pictures import empty_table, fill_table, read_folder, read_picture, read_tar, resize
+
+
+@pytest.fixture
+def photo(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    for ending in ("png", "jpg"):
+        Image.fromarray(noise).save(tmp_path / f"photo.{ending}")
+    return tmp_path / "photo.png", noise
+
+
+def _palette():
+    image = Image.new("P", (2, 2), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.info["transparency"] = b"\x00\x80"
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "pixel"),
+    [
+        (Image.new("L", (2, 2), 7), (7, 7, 7)),
+        (Image.new("RGBA", (2, 2), (1, 2, 3, 128)), (1, 2, 3)),
+        (Image.new("1", (2, 2), 1), (255, 255, 255)),
+        (_palette(), (10, 20, 30)),
+    ],
+)
+def test_other_modes_become_rgb(tmp_path, image, pixel):
+    image.save(tmp_path / "x.png")
+    picture = read_picture(tmp_path / "x.png")
+    assert picture.dtype == np.uint8
+    assert picture.shape == (2, 2, 3)
+    assert (picture == pixel).all()
+
+
+def test_png_is_read_exactly_and_from_bytes(photo):
+    file, noise = photo
+    np.testing.assert_array_equal(read_picture(file), noise)
+    np.testing.assert_array_equal(read_picture(file.read_bytes()), noise)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9])
+def test_truncated_picture_names_the_file(photo, ending, share):
+    file = photo[0].with_suffix(f".{ending}")
+    data = file.read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(ValueError, match=re.escape(str(file)) + ".*complete, readable picture"):
+        read_picture(file)
+
+
+def test_missing_other_and_deep_files(tmp_path):
+    (tmp_path / "note.png").write_text("no picture at all")
+    Image.fromarray(np.full((2, 2), 40000, dtype=np.uint16)).save(tmp_path / "deep.png")
+    for name, message in [("gone.png", "nothing there"), ("note.png", "readable"), ("deep.png", "8 bits")]:
+        with pytest.raises(ValueError, match=f"{name}.*{message}"):
+            read_picture(tmp_path / name)
+    with pytest.raises(ValueError, match="a folder"):
+        read_picture(tmp_path)
+
+
+def test_resize_keeps_flat_colour_and_identity(photo):
+    noise = photo[1]
+    assert resize(noise, 40) is noise
+    assert (resize(np.full((30, 20, 3), 77, dtype=np.uint8), 8) == 77).all()
+    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
+        resize(noise, 0)
+
+
+def test_table_is_encoded_without_a_copy(photo):
+    table = empty_table(3, 8)
+    fill_table(table, [photo[1]], first=2)
+    assert not table[:2].any()
+    np.testing.assert_array_equal(table[2], resize(photo[1], 8))
+    examples = Examples(table, np.array([2]), ["q"], ["yes"], ["t"], ["n"])
+    mask = encode(examples, lambda texts: (_zeros(texts), _zeros(texts)), ["yes"])
+    assert np.shares_memory(mask.images.numpy(), table)
+    np.testing.assert_array_equal(mask.images[2].numpy().transpose(1, 2, 0), table[2])
+
+
+def _zeros(texts):
+    import torch
+
+    return torch.zeros(len(texts), 1, dtype=torch.int64)
+
+
+def test_folder_and_tar_agree(photo, tmp_path):
+    archive = tmp_path / "all.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(photo[0], "./photo.png")
+        broken = tarfile.TarInfo("broken.png")
+        broken.size = 3
+        tar.addfile(broken, io.BytesIO(b"abc"))
+    (inside,) = read_tar(archive, ["photo.png"])
+    (outside,) = read_folder(tmp_path, ["photo.png"])
+    np.testing.assert_array_equal(inside, outside)
+    with pytest.raises(ValueError, match=r"all\.tar:broken\.png"):
+        list(read_tar(archive, ["broken.png"]))
+    with pytest.raises(ValueError, match=r"'gone\.png'.*2 files"):
+        list(read_tar(archive, ["gone.png"]))
+    archive.write_bytes(archive.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"all\.tar"):
+        list(read_tar(archive, ["photo.png"]))
+    with pytest.raises(ValueError, match="not a path"):
+        list(read_folder(tmp_path, ["../photo.png"]))

@@ -1,0 +1,139 @@
+"""The VQA task: losses against golden values, tallies by hand, adding and summarising."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from confed.federation.protocols import Output, Task
+from confed.registry import tasks
+from confed.tasks.vqa import VQA, summarise
+
+LOGITS = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
+TARGET = torch.tensor([[0, 1, 0.3, 0], [0, 0, 1, 0]])
+
+
+def output(logits):
+    return Output(logits, torch.zeros(len(logits), 1))
+
+
+def test_is_registered_and_implements_the_protocol():
+    assert tasks["vqa"] is VQA
+    assert isinstance(VQA(4), Task)
+    assert (VQA(4).metric, VQA(4, "bce").metric) == ("accuracy", "vqa_accuracy")
+
+
+def test_losses_golden():
+    label = torch.tensor([1, 2])
+    assert VQA(4).loss(output(LOGITS), {"label": label}).item() == pytest.approx(
+        functional.cross_entropy(LOGITS, label).item()
+    )
+    assert VQA(4, "bce").loss(output(LOGITS), {"target": TARGET}).item() == pytest.approx(2.8946565, abs=1e-6)
+
+
+def test_tally_by_hand():
+    task = VQA(4, types=("count", "color", "shape"))
+    logits = torch.tensor([[math.log(3), 0, 0, 0], [0, 0, math.log(7), 0], [0, math.log(7), 0, 0]])
+    tally = task.tally(output(logits), {"label": torch.tensor([0, 2, 3]), "type": torch.tensor([2, 0, 0])})
+    assert tally["accuracy"] == (2, 3)
+    assert tally["accuracy/count"] == (1, 2)
+    assert tally["accuracy/shape"] == (1, 1)
+    assert "accuracy/color" not in tally
+    # -log of .5, .7 and .1; confidences .5 (right), .7 (right), .7 (wrong).
+    assert tally["loss"] == pytest.approx((math.log(2) + math.log(10 / 7) + math.log(10), 3))
+    assert tally["calibration/07/correct"] == (1, 1)
+    assert tally["calibration/10/confidence"] == pytest.approx((1.4, 2))
+    values = summarise(tally)
+    assert values["accuracy"] == pytest.approx(2 / 3)
+    assert values["ece"] == pytest.approx((0.5 + 0.4) / 3)
+    assert set(values) == {"accuracy", "accuracy/count", "accuracy/shape", "loss", "ece"}
+
+
+def test_soft_scores():
+    batch = {"target": TARGET, "type": torch.tensor([0, 1])}
+    task = VQA(4, "bce", types=("a", "b"))
+    tally = task.tally(output(LOGITS), batch)
+    assert "accuracy" not in tally
+    assert tally["vqa_accuracy"] == (1, 2)
+    assert (tally["vqa_accuracy/a"], tally["vqa_accuracy/b"]) == ((0, 1), (1, 1))
+    assert tally["loss"][0] / 2 == pytest.approx(2.8946565, abs=1e-6)
+    confidence = torch.tensor(2.0).sigmoid().item()
+    assert tally["calibration/13/confidence"] == pytest.approx((confidence, 1))
+    assert task.predictions(output(LOGITS), batch).tolist() == [0, 1]
+    both = VQA(4).tally(output(LOGITS), {"target": TARGET, "label": torch.tensor([0, 2])})
+    assert (both["accuracy"], both["vqa_accuracy"]) == ((2, 2), (1, 2))
+
+
+def test_tallies_of_parts_add_up_and_agree_with_loss_and_predictions():
+    rng = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(50, 7, generator=rng), torch.randint(7, (50,), generator=rng)
+    task, total = VQA(7), {}
+    whole = task.tally(output(logits), {"label": label})
+    for rows in torch.arange(50).split(16):
+        for key, (value, weight) in task.tally(output(logits[rows]), {"label": label[rows]}).items():
+            old = total.get(key, (0.0, 0.0))
+            total[key] = (old[0] + value, old[1] + weight)
+    assert total.keys() == whole.keys()
+    for key, pair in whole.items():
+        assert total[key] == pytest.approx(pair)
+    values = summarise(whole)
+    assert values["loss"] == pytest.approx(task.loss(output(logits), {"label": label}).item(), rel=1e-5)
+    assert values["accuracy"] == pytest.approx(
+        task.predictions(output(logits), {"label": label}).mean().item()
+    )
+
+
+def test_one_copy_to_the_host(monkeypatch):
+    copies = []
+    original = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: copies.append(1) or original(self))
+    # Tensors without storage fail at any read: the first one must be the copy.
+    with pytest.raises(NotImplementedError):
+        VQA(4, types=("a",)).tally(
+            output(torch.zeros(2, 4, device="meta")),
+            {name: torch.zeros(2, dtype=torch.int64, device="meta") for name in ("label", "type")},
+        )
+    assert copies == [1]
+
+
+def test_half_precision_and_divergence():
+    batch = {"label": torch.tensor([1, 2])}
+    assert VQA(4).loss(output(LOGITS.bfloat16()), batch).dtype == torch.float32
+    tally = VQA(4).tally(output(LOGITS * math.nan), batch)
+    assert math.isnan(tally["loss"][0])
+    assert summarise(tally)["ece"] == pytest.approx(summarise(tally)["accuracy"])
+    assert VQA(4).tally(output(LOGITS[:0]), {"label": torch.zeros(0, dtype=torch.int64)}) == {}
+
+
+@pytest.mark.parametrize("label", [-100, -1, 4])
+def test_labels_outside_the_vocabulary_are_named(label):
+    batch = {"label": torch.tensor([0, label])}
+    for call in (VQA(4).loss, VQA(4).tally):
+        with pytest.raises(ValueError, match=rf"every label must lie in \[0, 4\), got {label}"):
+            call(output(LOGITS), batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: VQA(0), "answers must be at least 1, got 0"),
+        (lambda: VQA(4, "mse"), "objective must be one of ce, bce, got 'mse'"),
+        (lambda: VQA(4, types=("a", "a")), "types must be distinct"),
+        (lambda: VQA(5).loss(output(LOGITS), {}), r"logits must have shape \(B, 5\), got \(2, 4\)"),
+        (lambda: VQA(4, "bce").loss(output(LOGITS), {"label": 0}), r"needs batch\['target'\].*\['label'\]"),
+        (
+            lambda: VQA(4).loss(output(LOGITS), {"label": torch.zeros(3, dtype=torch.int64)}),
+            r"label must have shape \(2,\), got \(3,\)",
+        ),
+        (
+            lambda: VQA(4, types=("a",)).tally(
+                output(LOGITS), {"label": torch.tensor([0, 1]), "type": torch.tensor([0, 1])}
+            ),
+            r"every type must lie in \[0, 1\), got 1",
+        ),
+    ],
+)
+def test_errors_name_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

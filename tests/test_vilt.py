@@ -1,0 +1,233 @@
+import copy
+import time
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from confed.models import create_model, create_tokenizer, list_models
+from confed.models.vilt import Vilt, vilt_b32, vilt_mini, vilt_tiny
+
+ANSWERS, VOCABULARY = 7, 30
+
+
+def batch(size=4, length=9, side=64, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.ones(size, length, dtype=torch.int64)
+    mask[0, 5:] = 0
+    return {
+        "image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8),
+        "text": torch.randint(0, VOCABULARY, (size, length), generator=rng),
+        "text_mask": mask,
+    }
+
+
+def spread(model):
+    """Larger weights than the initial ones, so that differences would show."""
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3, generator=rng)
+    return model.eval()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (32, 48)])
+def test_equals_the_transformers_forward_up_to_the_order_of_patches(size):
+    plain = spread(vilt_tiny(ANSWERS, VOCABULARY))
+    model = Vilt(plain.vilt, ANSWERS, torch.Generator(), size).eval()
+    inputs = batch()
+    inputs["image"] = inputs["image"][:, :, : size[0], : size[1]]
+    pixels = (inputs["image"] / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        hidden, mask = model.embed(inputs)
+        ours = model.vilt.layernorm(model.vilt.encoder(hidden, mask)[0])
+        theirs = model.vilt(
+            input_ids=inputs["text"],
+            attention_mask=inputs["text_mask"],
+            pixel_values=pixels,
+            pixel_mask=torch.ones(len(pixels), *size, dtype=torch.int64),
+        )
+        features = model(inputs).features
+    length = inputs["text"].shape[1]
+    expected = theirs.last_hidden_state
+    torch.testing.assert_close(ours[:, : length + 1], expected[:, : length + 1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(features, theirs.pooler_output, rtol=1e-5, atol=1e-5)
+    # The library shuffles the patch outputs: for each of ours there is exactly one equal one of theirs.
+    distance = torch.cdist(ours[:, length + 1 :], expected[:, length + 1 :])
+    assert ((distance < 1e-4).sum(1) == 1).all()
+    assert ((distance < 1e-4).sum(2) == 1).all()
+
+
+def test_deterministic_and_free_of_the_global_generator():
+    torch_state = torch.get_rng_state()
+    model, twin = vilt_tiny(ANSWERS, VOCABULARY, seed=3), vilt_tiny(ANSWERS, VOCABULARY, seed=3)
+    other = vilt_tiny(ANSWERS, VOCABULARY, seed=4)
+    output = model(batch())
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert output.logits.shape == (4, ANSWERS)
+    assert output.features.shape == (4, 32)
+    assert torch.equal(output.logits, twin(batch()).logits)
+    assert not torch.equal(output.logits, other(batch()).logits)
+
+
+def test_float_pictures_are_taken_as_normalised_and_padding_is_ignored():
+    model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY)), batch()
+    as_float = dict(inputs, image=inputs["image"].float() / 255 * 2 - 1)
+    torch.testing.assert_close(model(as_float).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
+    padded = dict(
+        inputs, text=F.pad(inputs["text"], (0, 3), value=9), text_mask=F.pad(inputs["text_mask"], (0, 3))
+    )
+    torch.testing.assert_close(model(padded).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_per_sample_gradients_through_vmap_equal_a_loop():
+    model, inputs = vilt_tiny(ANSWERS, VOCABULARY).eval(), batch(3)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(params, row):
+        one = {key: value[None] for key, value in row.items()}
+        return torch.func.functional_call(model, params, (one,)).logits.logsumexp(1).sum()
+
+    rows = dict(inputs)
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, rows)
+    single = torch.func.grad(loss)(parameters, {key: value[2] for key, value in rows.items()})
+    for name, value in single.items():
+        torch.testing.assert_close(together[name][2], value, rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_autocast_trains():
+    model = vilt_tiny(ANSWERS, VOCABULARY)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(batch())
+        loss = F.cross_entropy(output.logits.float(), torch.tensor([0, 1, 2, 3]))
+    loss.backward()
+    assert output.logits.dtype == torch.bfloat16
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "starts"),
+    [
+        ("all", ("",)),
+        ("top", ("vilt.encoder.layer.1.", "vilt.layernorm.", "vilt.pooler.", "classifier.")),
+        ("head", ("classifier.",)),
+        (
+            "adapters",
+            ("vilt.encoder.layer.0.output.adapter.", "vilt.encoder.layer.1.output.adapter.", "classifier."),
+        ),
+    ],
+)
+def test_what_learns(trainable, starts):
+    model = vilt_tiny(ANSWERS, VOCABULARY, trainable=trainable)
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {name for name, _ in model.named_parameters() if name.startswith(starts)}
+    assert model.frozen.isdisjoint(learning)
+    assert model.frozen | learning >= set(model.state_dict())
+
+
+def test_adapters_leave_the_backbone_alone():
+    plain = vilt_tiny(ANSWERS, VOCABULARY, seed=1)
+    model = vilt_tiny(ANSWERS, VOCABULARY, seed=1, trainable="adapters", adapter_zero_up=True)
+    assert {n: tuple(v.shape) for n, v in plain.state_dict().items()}.items() <= {
+        n: tuple(v.shape) for n, v in model.state_dict().items()
+    }.items()
+    assert torch.equal(plain(batch()).logits, model(batch()).logits)
+    wide = vilt_tiny(ANSWERS, VOCABULARY, trainable="adapters", adapter_reduction=4)
+    assert wide.vilt.encoder.layer[0].output.adapter.down.weight.shape == (8, 32)
+
+
+def test_attention_finds_the_patch_that_matters():
+    model = vilt_tiny(ANSWERS, VOCABULARY, layers=1)
+    maps = model.attention(batch())
+    assert maps.shape == (4, 4, 4)
+    torch.testing.assert_close(maps.flatten(1).amax(1), torch.ones(4))
+    # Every position attends to the keys of patch (2, 1) alone once its key stands out.
+    attention = model.vilt.encoder.layer[0].attention.attention
+    with torch.no_grad():
+        model.vilt.embeddings.position_embeddings[0, 1 + 9] = 10 * F.one_hot(torch.tensor(3), 32)
+        attention.query.weight.zero_()
+        attention.query.bias.fill_(3.0)
+        attention.key.weight.zero_()
+        attention.key.weight[:, 3] = 3.0
+    found = model.attention(batch()).flatten(1)
+    assert (found.argmax(1) == 9).all()
+    assert (found.sort(1).values[:, -2] < 0.1).all()
+
+
+def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
+    body = spread(vilt_tiny(ANSWERS, VOCABULARY)).vilt
+    body.save_pretrained(tmp_path)
+    model = vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path).eval()
+    for name, value in body.state_dict().items():
+        assert torch.equal(model.vilt.state_dict()[name], value)
+    assert model(batch()).features.shape == (4, 32)
+    with pytest.raises(ValueError, match="a ViLT checkpoint or a hub name, got"):
+        vilt_b32(ANSWERS, pretrained=tmp_path / "missing")
+    with pytest.raises(ValueError, match="has 30 tokens, got 31"):
+        vilt_b32(ANSWERS, 31, pretrained=tmp_path)
+
+
+def test_published_head_size():
+    from confed.models.vilt import answer_head
+
+    head = answer_head(768, 100, torch.Generator())
+    assert sum(p.numel() for p in head.parameters()) == 1_337_956
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("image", torch.zeros(4, 3, 48, 64), r"image must have shape \(B, 3, 64, 64\), got \(4, 3, 48, 64\)"),
+        (
+            "text",
+            torch.zeros(4, 17, dtype=torch.int64),
+            r"text must have shape \(4, at most 16\), got \(4, 17\)",
+        ),
+        ("text_mask", torch.ones(4, 3), r"text_mask must have the shape of text \(4, 9\), got \(4, 3\)"),
+    ],
+)
+def test_wrong_shapes_are_named(key, value, message):
+    model = vilt_tiny(ANSWERS, VOCABULARY)
+    with pytest.raises(ValueError, match=message):
+        model(batch() | {key: value})
+    inputs = batch()
+    del inputs[key]
+    with pytest.raises(ValueError, match=f"needs the key '{key}'"):
+        model(inputs)
+
+
+def test_wrong_options_are_named():
+    with pytest.raises(ValueError, match="trainable must be one of .* got 'some'"):
+        vilt_tiny(ANSWERS, VOCABULARY, trainable="some")
+    with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
+        vilt_tiny(0, VOCABULARY)
+
+
+def test_registry_lists_and_creates():
+    assert {"vilt_b32", "vilt_mini", "vilt_tiny"} <= set(list_models("vilt_*"))
+    model = create_model("vilt_tiny", answers=["yes", "no"], vocab_size=VOCABULARY, layers=1)
+    assert model(batch()).logits.shape == (4, 2)
+    tokenizer = create_tokenizer("vilt_tiny", ["yes"])
+    assert tokenizer(["yes"])[0].shape == (1, 16)
+
+
+def test_mini_size_and_speed():
+    model = vilt_mini(50, 150, pretrained=False)
+    assert 190_000 < sum(p.numel() for p in model.parameters()) < 250_000
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), fused=True)
+    inputs, label, rates = batch(32, 16), torch.arange(32), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(3):
+            start = time.process_time()
+            for _ in range(8):
+                optimizer.zero_grad()
+                F.cross_entropy(twin(inputs).logits, label).backward()
+                optimizer.step()
+            rates.append(8 * 32 / (time.process_time() - start))
+    finally:
+        torch.set_num_threads(threads)
+    # 1,300 samples per CPU second were measured; the bound leaves room for slower machines.
+    assert max(rates) > 300
