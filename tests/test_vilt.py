@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from confed.models import create_model, create_tokenizer, list_models
-from confed.models.vilt import Vilt, vilt_b32, vilt_mini, vilt_tiny
+from confed.models.vilt import vilt_b32, vilt_mini, vilt_tiny
+from confed.models.vilt_module import Vilt, answer_head
 
 ANSWERS, VOCABULARY = 7, 30
 
@@ -141,6 +142,7 @@ def test_attention_finds_the_patch_that_matters():
     maps = model.attention(batch())
     assert maps.shape == (4, 4, 4)
     torch.testing.assert_close(maps.flatten(1).amax(1), torch.ones(4))
+    assert all(parameter.grad is None for parameter in model.parameters())
     # Every position attends to the keys of patch (2, 1) alone once its key stands out.
     attention = model.vilt.encoder.layer[0].attention.attention
     with torch.no_grad():
@@ -149,7 +151,8 @@ def test_attention_finds_the_patch_that_matters():
         attention.query.bias.fill_(3.0)
         attention.key.weight.zero_()
         attention.key.weight[:, 3] = 3.0
-    found = model.attention(batch()).flatten(1)
+    with torch.inference_mode():
+        found = model.attention(batch()).flatten(1)
     assert (found.argmax(1) == 9).all()
     assert (found.sort(1).values[:, -2] < 0.1).all()
 
@@ -168,8 +171,6 @@ def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
 
 
 def test_published_head_size():
-    from confed.models.vilt import answer_head
-
     head = answer_head(768, 100, torch.Generator())
     assert sum(p.numel() for p in head.parameters()) == 1_337_956
 
@@ -197,7 +198,7 @@ def test_wrong_shapes_are_named(key, value, message):
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(ValueError, match="trainable must be one of .* got 'some'"):
+    with pytest.raises(ValueError, match=r"trainable must be one of .* got 'some'"):
         vilt_tiny(ANSWERS, VOCABULARY, trainable="some")
     with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
         vilt_tiny(0, VOCABULARY)

@@ -1,1 +1,61 @@
-"""confed."""
+"""confed: federated vision-language learning.
+
+A confederation: every client keeps its own model and its own data, and all of them learn together. The names below
+are the public interface; they are loaded when first used, so that ``import confed`` is quick.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from confed.data.examples import Examples, FederatedDataset, Split
+    from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
+    from confed.federation.algorithm import Algorithm, action
+    from confed.federation.client import Client
+    from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+    from confed.federation.params import Mean, Rules, Scope
+    from confed.federation.protocols import Batch, Output
+    from confed.federation.state import ClientState, ServerState
+    from confed.federation.train import Local, Objective, teacher, train
+    from confed.models import create_model, list_models
+    from confed.recipe import Recipe, load_recipe
+    from confed.registry import register_dataset, register_model, register_task
+    from confed.testing import check_algorithm
+
+__version__ = version("confed")
+
+_HOMES = {
+    "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
+    "confed.engines.local": ("Members", "Setup", "Simulation", "Workspace", "simulate"),
+    "confed.federation.algorithm": ("Algorithm", "action"),
+    "confed.federation.client": ("Client",),
+    "confed.federation.messages": ("Call", "ClientInfo", "Flow", "Message", "Reply"),
+    "confed.federation.params": ("Mean", "Rules", "Scope"),
+    "confed.federation.protocols": ("Batch", "Output"),
+    "confed.federation.state": ("ClientState", "ServerState"),
+    "confed.federation.train": ("Local", "Objective", "teacher", "train"),
+    "confed.models": ("create_model", "list_models"),
+    "confed.recipe": ("Recipe", "load_recipe"),
+    "confed.registry": ("register_dataset", "register_model", "register_task"),
+    "confed.testing": ("check_algorithm",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
+    "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
+    "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "check_algorithm", "create_model",
+    "list_models", "load_recipe", "register_dataset", "register_model", "register_task", "simulate", "teacher",
+    "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'confed' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

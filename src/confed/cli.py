@@ -2,51 +2,97 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-if TYPE_CHECKING:
-    from confed.experiment import Progress
-    from confed.study import Job
-
 __all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="confed",
-    help="Federated vision-language learning: a global model for everyone, a personal one for each.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Look at datasets.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
 
 FAULTY, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C."""
 
+_EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run fedvqa_scenes study.methods=[] algorithm.name=fedp3
+algorithm.lam=0.5 --seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
+
+Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C."""
+
+app = typer.Typer(
+    name="confed",
+    help="Federated vision-language learning: a global model for everyone, a personal one for each.",
+    epilog=_EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 console = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON to standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON, and nothing else, to standard output.")]
 
 
-def main() -> None:
-    """Entry point: errors become one line and an exit code."""
-    from confed.federation.checkpoint import CorruptCheckpoint
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: errors become one line on standard error and an exit code.
 
+    Args:
+        arguments: of the command; those of the process by default.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
+    code = FAILED
     try:
-        app()
-    except (ValueError, CorruptCheckpoint) as error:
-        console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(FAULTY)
+        code = app(args=None if arguments is None else list(arguments), prog_name="confed", standalone_mode=False) or 0
+    except click.UsageError as error:
+        where = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
+        _complain(f"{error.format_message()}{where}")
+        code = FAULTY
+    except click.ClickException as error:
+        _complain(error.format_message())
+        code = FAULTY
+    except (click.Abort, KeyboardInterrupt):
+        console.print("[yellow]stopped[/]")
+        code = INTERRUPTED
+    except ValueError as error:
+        _complain(str(error))
+        code = FAULTY
     except (RuntimeError, OSError) as error:
-        console.print(f"[red]failed:[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(FAILED)
+        _complain(str(error), "failed")
+    sys.exit(code)
+
+
+def _complain(text: str, kind: str = "error") -> None:
+    console.print(f"[red]{kind}:[/] {escape(' '.join(text.split()))}", soft_wrap=True, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"confed {version('confed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated vision-language learning: a global model for everyone, a personal one for each."""
+    del version
 
 
 @app.command()

@@ -21,7 +21,7 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.protocols import ClientData, Task
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.models import create_model, create_tokenizer
-from confed.recipe import Recipe, load_recipe
+from confed.recipe import Recipe, Run, load_recipe
 from confed.results.folder import RunFolder
 from confed.results.summary import Examined, summarise_run
 from confed.tasks.vqa import summarise
@@ -179,9 +179,9 @@ class _Runner:
         """See :func:`run`."""
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
-        with closing(_answerer(self.setup, self.settings.workers, self.settings.threads)) as answerer:
-            # The parent needs a model of its own only for names and initial values.
-            workspace = answerer.workspace if isinstance(answerer, InProcess) else Workspace(self.setup.build())
+        # Built before workers are forked, so that they inherit the imported libraries.
+        workspace = Workspace(self.setup.build(), "cpu" if self.setup.device == "cuda" else self.setup.device)
+        with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
             cohort = self.settings.cohort_size(len(self.setup.population))
             simulation = Simulation(self.setup, store, answerer, cohort)
             servers, start = self._start(simulation, workspace)
@@ -333,10 +333,12 @@ class _Runner:
         self.watch(Progress(min(round, self.setup.rounds), self.setup.rounds, text))
 
 
-def _answerer(setup: Setup, workers: int, threads: int) -> InProcess | Workers:
+def _answerer(setup: Setup, settings: Run, workspace: Workspace) -> InProcess | Workers:
     places = len(setup.population) + len(setup.observers)
-    count = workers or min(free_cores(), places)
-    return InProcess(setup) if count == 1 else Workers(setup, count, threads)
+    count = settings.workers or min(free_cores(), places)
+    if count == 1:
+        return InProcess(setup, workspace if setup.device == "cpu" else None)
+    return Workers(setup, count, settings.threads)
 
 
 def load_run(root: Path) -> tuple[Recipe, Setup, Materials, Workspace]:

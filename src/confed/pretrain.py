@@ -6,9 +6,10 @@ makes a Transformer of this size learn in minutes. It mirrors the word-patch ali
 pre-training (Kim, Son and Kim, ICML 2021, section 3.2), with alignments that are known instead of inferred:
 
 * after the first block every patch scores its noun, its colour, its size and its quadrant;
-* after the second block every patch scores the colour of its right neighbour;
+* after the first and after the second block every patch scores the colour of its right neighbour;
 * after the second block every noun of the question scores the colour, the size and the quadrant of the thing
-  it names, and every colour the noun of its thing and the number of its things.
+  it names and the colour of that thing's right neighbour, and every colour scores the noun of its thing and the
+  number of its things.
 
 Scores are dot products with the word embeddings of those very words, so patches and questions speak of the
 same vectors. Without the third group the patches are recognised within an epoch or two, but the answers stay
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.data.examples import Table, encode
+from confed.models.layers import seeded_linear
 from confed.models.pretrained import MINI_WEIGHTS, save
 from confed.models.tokenizer import WordTokenizer
 from confed.models.vilt import vilt_mini
@@ -53,17 +55,16 @@ class Tagger(nn.Module):
         super().__init__()
         self.words = dict(words)
         self.layers = nn.ModuleDict()
-        for name in ("patch", "neighbour", "word"):
-            linear = nn.utils.skip_init(nn.Linear, width, width)
-            nn.init.normal_(linear.weight, 0.0, width**-0.5, generator=rng)
-            nn.init.zeros_(linear.bias)
+        for name in ("patch", "patch_right", "late_right", "word", "word_right"):
+            linear = seeded_linear(width, width, width**-0.5, rng)
             self.layers[name] = nn.Sequential(nn.LayerNorm(width), linear)
 
     def loss(self, layer: str, hidden: Tensor, targets: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
         """Sum over tags of the mean cross-entropy.
 
         Args:
-            layer: which tokens they are: ``patch``, ``neighbour`` or ``word``.
+            layer: which tokens they are, and what about them: ``patch``, ``patch_right``, ``late_right`` (after
+                the second block), ``word`` or ``word_right``.
             hidden: (B, T, d).
             targets: tag -> classes (B, T), -1 where a token has none.
             embeddings: the word embeddings, (vocabulary, d).
@@ -87,12 +88,13 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
     Args:
         text: token ids, (B, L).
         words: see :class:`Tagger`.
-        cells: ``noun``, ``colour`` and ``size`` of the B pictures, (B, 16), and ``quadrant`` (16,).
+        cells: ``noun``, ``colour``, ``size`` and ``right``, the colour of the right neighbour, of the B pictures,
+            (B, 16), and ``quadrant`` (16,).
 
     Returns:
-        ``colour`` and ``size`` of the thing a noun names, 0 if there is none; its ``quadrant``; the ``noun``
-        of the thing a colour names, 0 if there is none, and the ``number`` of such things. Each (B, L), -1 for
-        all other tokens and where several things are meant.
+        ``colour`` and ``size`` of the thing a noun names, 0 if there is none; its ``quadrant`` and ``right``;
+        the ``noun`` of the thing a colour names, 0 if there is none, and the ``number`` of such things. Each
+        (B, L), -1 for all other tokens and where several things are meant.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for kind in ("noun", "colour"):
@@ -107,7 +109,8 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
         name: torch.where(is_noun & (number <= 1), (things * cells[name][:, None]).sum(-1), -1)
         for name in ("colour", "size")
     }
-    targets["quadrant"] = torch.where(is_noun & (number == 1), (things * cells["quadrant"]).sum(-1), -1)
+    for name, of_cell in (("quadrant", cells["quadrant"]), ("right", cells["right"][:, None])):
+        targets[name] = torch.where(is_noun & (number == 1), (things * of_cell).sum(-1), -1)
     number = coloured.sum(-1)
     targets["noun"] = torch.where(is_colour & (number <= 1), (coloured * cells["noun"][:, None]).sum(-1), -1)
     targets["number"] = torch.where(is_colour & (number < len(words["number"])), number, -1)
@@ -117,9 +120,9 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
 def pretrain(
     out: Path | str = MINI_WEIGHTS,
     *,
-    questions: int = 48000,
+    questions: int = 96000,
     validation: int = 4000,
-    epochs: int = 24,
+    epochs: int = 12,
     batch_size: int = 64,
     lr: float = 2e-3,
     warmup: float = 0.05,
@@ -298,10 +301,14 @@ class _Run:
         per_patch = {name: cells[name] for name in ("noun", "colour", "size")}
         per_patch["quadrant"] = cells["quadrant"].expand(len(pictures), -1)
         per_word = word_targets(batch["text"], self.tagger.words, cells)
+        right, word_right = {"colour": cells["right"]}, {"colour": per_word.pop("right")}
+        first, second, asked = states[1][:, cut:], states[2][:, cut:], states[2][:, : batch["text"].shape[1]]
         tags = (
-            self.tagger.loss("patch", states[1][:, cut:], per_patch, words)
-            + self.tagger.loss("neighbour", states[2][:, cut:], {"colour": cells["right"]}, words)
-            + self.tagger.loss("word", states[2][:, : batch["text"].shape[1]], per_word, words)
+            self.tagger.loss("patch", first, per_patch, words)
+            + self.tagger.loss("patch_right", first, right, words)
+            + self.tagger.loss("late_right", second, right, words)
+            + self.tagger.loss("word", asked, per_word, words)
+            + self.tagger.loss("word_right", asked, word_right, words)
         )
         return answers, tags
 

@@ -54,7 +54,7 @@ class Run:
     """
 
     rounds: int = 6
-    cohort: float = 0
+    cohort: float = 0.0
     seed: int = 0
     workers: int = 0
     threads: int = 1

@@ -6,7 +6,7 @@ study of personalized federated learning", 2022 (arXiv 2206.13190).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Flow, Message
@@ -20,16 +20,16 @@ class FedAvgFT(Algorithm):
     """FedAvg; after the last round every client fine-tunes the global model and keeps the result.
 
     Attributes:
-        finetune_epochs: passes over the client's examples after the last round.
+        finetune_epochs: passes over the client's examples after the last round; 0 keeps the global model.
     """
 
     finetune_epochs: int = 2
     label: ClassVar[str] = "FedAvg + FT"
-    neutral: ClassVar[str] = "its rounds are FedAvg's; only the finish differs"
+    neutral: ClassVar[dict[str, Any]] = {"finetune_epochs": 0}
 
     def __post_init__(self) -> None:
-        if self.finetune_epochs < 1:
-            raise ValueError(f"algorithm.finetune_epochs must be at least 1, got {self.finetune_epochs}")
+        if self.finetune_epochs < 0:
+            raise ValueError(f"algorithm.finetune_epochs must not be negative, got {self.finetune_epochs}")
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Asks every client to ``personalise`` the final global model."""

@@ -197,9 +197,9 @@ class Answerer(Protocol):
 class InProcess:
     """Answers calls one by one in this process, when they are asked for."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
-        self.workspace = Workspace(setup.build(), setup.device)
+        self.workspace = Workspace(setup.build(), setup.device) if workspace is None else workspace
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`Answerer`."""

@@ -94,7 +94,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None) -> 
         for name, p in client.tensors.items()
         if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
     ]
-    if not parameters:
+    if not parameters or epochs == 0:
         return 0.0
     model.train()
     device = parameters[0].device

@@ -9,9 +9,12 @@ state-dict keys stay as they are and a copy of the model owns copies of its adap
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from confed.models.layers import seeded_linear
 
 __all__ = ["Adapter", "add_adapters", "blend"]
 
@@ -34,15 +37,10 @@ class Adapter(nn.Module):
         if bottleneck < 1:
             raise ValueError(f"bottleneck must be at least 1, got {bottleneck}")
         rng = torch.Generator().manual_seed(0) if rng is None else rng
-        # skip_init: nn.Linear's own initialisation would draw from the global generator.
-        self.down = nn.utils.skip_init(nn.Linear, width, bottleneck)
-        self.up = nn.utils.skip_init(nn.Linear, bottleneck, width)
-        with torch.no_grad():
-            for linear in (self.down, self.up):
-                linear.weight.normal_(0.0, 0.02, generator=rng)
-                linear.bias.zero_()
-            if zero_up:
-                self.up.weight.zero_()
+        self.down = seeded_linear(width, bottleneck, 0.02, rng)
+        self.up = seeded_linear(bottleneck, width, 0.02, rng)
+        if zero_up:
+            nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """The branch's value, same shape as ``x`` (..., D)."""
@@ -77,12 +75,13 @@ def add_adapters(
     if not 1 <= reduction <= width:
         raise ValueError(f"reduction must lie in 1..{width} (the width), got {reduction}")
     rng = torch.Generator().manual_seed(0) if rng is None else rng
+    host: Any
     for host in hosts:
         if hasattr(host, name):
             raise ValueError(f"the host {type(host).__name__} already has a child called {name!r}")
         host.add_module(name, Adapter(width, width // reduction, zero_up=zero_up, rng=rng))
         if not hasattr(host, "adapter_weights"):
-            host.adapter_weights = {name: 1.0}  # pyright: ignore[reportAttributeAccessIssue]
+            host.adapter_weights = {name: 1.0}
             host.register_forward_hook(_apply)
 
 
@@ -94,20 +93,20 @@ def blend(model: nn.Module, weights: Mapping[str, float]) -> None:
     Raises:
         ValueError: the model has no adapters, or not one of a given name.
     """
-    hosts = [module for module in model.modules() if hasattr(module, "adapter_weights")]
+    hosts: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_weights")]
     if not hosts:
         raise ValueError(f"the model {type(model).__name__} has no adapters")
     for name in weights:
         if any(not isinstance(getattr(host, name, None), Adapter) for host in hosts):
             raise ValueError(f"no adapter is called {name!r}")
     for host in hosts:
-        host.adapter_weights = dict(weights)  # pyright: ignore[reportAttributeAccessIssue]
+        host.adapter_weights = dict(weights)
 
 
-def _apply(host: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _apply(host: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     # Adapters are looked up on the host itself, never closed over: a copied model must use its own.
     del inputs
-    weights: Mapping[str, float] = host.adapter_weights  # pyright: ignore[reportAssignmentType]
+    weights: Mapping[str, float] = host.adapter_weights
     total = output
     for name, weight in weights.items():
         branch = getattr(host, name)(output)

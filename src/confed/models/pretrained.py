@@ -26,6 +26,7 @@ def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequenc
     unfinished = file.with_name(file.name + ".part")
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, unfinished, {key: json.dumps(value) for key, value in metadata.items()})
+    unfinished.chmod(0o644)  # the library creates files for their owner alone
     unfinished.replace(file)
 
 

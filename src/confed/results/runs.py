@@ -141,7 +141,7 @@ class Study:
     @property
     def labels(self) -> dict[str, str]:
         """Method -> its name as people write it."""
-        return {run.method: run.label for run in reversed(self.runs)}
+        return {method: self.of(method)[0].label for method in self.methods}
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -159,12 +159,11 @@ def _row(
     label: str,
     runs: Sequence[Summary],
     rows: Sequence[Sequence[float | None]],
-    ranks: Sequence[Mark] | None = None,
+    ranks: Sequence[Mark] = (),
 ) -> tuple[Cell, ...]:
     columns = list(zip(*rows, strict=True))
-    cells = [
-        spread_cell(column, mark) for column, mark in zip(columns, ranks or [""] * len(columns), strict=True)
-    ]
+    unranked: list[Mark] = [""] * len(columns)
+    cells = [spread_cell(column, mark) for column, mark in zip(columns, ranks or unranked, strict=True)]
     sent = average([number(summary.get("bytes_total")) for summary in runs])
     seconds = average([number(summary.get("seconds")) for summary in runs])
     cost = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds))

@@ -186,7 +186,10 @@ def to_latex(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """The table as an HTML fragment; all text is escaped."""
+    """The table as an HTML fragment; all text is escaped.
+
+    Where the first two columns hold words, equal neighbours in the first are one cell.
+    """
     table = table.brief()
     groups = _groups(table.columns)
     head = ""
@@ -201,15 +204,16 @@ def to_html(table: Table) -> str:
         + "</tr>"
     )
     body = ""
+    stub = len(table.columns) > 1 and table.columns[0].words and table.columns[1].words
     for section in table.sections:
         body += "<tbody>"
-        for row in section:
-            cells = zip(table.columns, row, strict=True)
-            body += (
-                "<tr>"
-                + "".join(f"<td{_left(column)}>{_marked(cell)}</td>" for column, cell in cells)
-                + "</tr>"
-            )
+        for position, row in enumerate(section):
+            body += "<tr>"
+            for i, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+                span = _span(section, position) if i == 0 and stub else 1
+                if span:
+                    body += f"<td{_left(column)}{f' rowspan={span}' if span > 1 else ''}>{_marked(cell)}</td>"
+            body += "</tr>"
         body += "</tbody>"
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
     return f"<div class=scroll><table><thead>{head}</thead>{body}</table></div>{notes}"
@@ -224,6 +228,17 @@ def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
         else:
             groups.append((column.group, 1))
     return groups
+
+
+def _span(section: Sequence[Sequence[Cell]], position: int) -> int:
+    """Rows that the first cell of a row stands for; 0 if a row above stands for it."""
+    text = section[position][0].text
+    if position and section[position - 1][0].text == text:
+        return 0
+    same = next(
+        (i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position
+    )
+    return same
 
 
 def _left(column: Column) -> str:

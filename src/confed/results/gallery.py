@@ -1,0 +1,183 @@
+"""Sample questions with what the models answered and where they looked.
+
+Each picture is in the page once, as a CSS rule, however many methods were asked about it. Attention is drawn as a
+dark veil that is thin where the model looks: a veil leaves the colours, which many questions are about, as they are.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from confed.results.page import Tabs
+from confed.results.runs import Study, number
+
+__all__ = ["Album", "gallery"]
+
+_VEIL = 0.78
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+Sample = Mapping[str, Any]
+
+
+class Album:
+    """Pictures of a page, each stored once.
+
+    Attributes:
+        css: rules of the pictures added so far.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._rules: list[str] = []
+
+    @property
+    def css(self) -> str:
+        """Rules of the pictures added so far."""
+        return "\n".join(self._rules)
+
+    def add(self, image: object) -> str:
+        """The CSS class of a picture, empty if it is no base64 PNG."""
+        if not isinstance(image, str):
+            return ""
+        if image not in self._names:
+            try:
+                content = base64.b64decode(image, validate=True)
+            except (binascii.Error, ValueError):
+                return ""
+            if not content.startswith(_PNG):
+                return ""
+            name = "g" + hashlib.sha256(content).hexdigest()[:12]
+            self._names[image] = name
+            self._rules.append(f".{name}{{background-image:url(data:image/png;base64,{image})}}")
+        return self._names[image]
+
+
+def gallery(study: Study, tabs: Tabs, album: Album) -> str:
+    """Cards of all samples, one tab per method, and first a table of all methods.
+
+    Args:
+        study: gives the samples of each method's first seed.
+        tabs: makes the tabs.
+        album: takes the pictures; its rules must be put into the page.
+
+    Returns:
+        HTML, empty if there are no samples.
+    """
+    samples = {m: next((found for run in study.of(m) if (found := run.gallery())), []) for m in study.methods}
+    samples = {m: found for m, found in samples.items() if found}
+    if not samples:
+        return ""
+    labels = study.labels
+    panels = [
+        (labels[m], f"<div class=cards>{''.join(_card(sample, album) for sample in found)}</div>")
+        for m, found in samples.items()
+    ]
+    if len(panels) > 1:
+        panels.insert(0, ("All methods", _glance(samples, labels, album)))
+    return tabs(panels)
+
+
+def _card(sample: Sample, album: Album) -> str:
+    """One question to one method's two models."""
+    picture = album.add(sample.get("image"))
+    truth = str(sample.get("answer", ""))
+    place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
+    answers = "".join(
+        _answer(title, given, truth, picture)
+        for title, given in (
+            ("global model", sample.get("global")),
+            ("personal model", sample.get("personal")),
+        )
+        if isinstance(given, Mapping)
+    )
+    return (
+        f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
+        f"{escape(str(sample.get('question', '')))}</h3>"
+        f'<div class="picture p256 {picture}"></div>'
+        f"<div class=answers><div class=truth>Correct answer: <b>{escape(truth)}</b></div>{answers}</div></div>"
+    )
+
+
+def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
+    """One model's answer, its probability, and the picture under its attention."""
+    probability = number(given.get("probability"))
+    certainty = "" if probability is None else f"{100 * probability:.0f} % sure"
+    bar = (
+        "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
+    )
+    veil = _veil(given.get("attention"))
+    view = f'<div class="picture p112 {picture}">{veil}</div>' if veil else "<div></div>"
+    return f"<div class=answer>{view}<div><strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}</div></div>"
+
+
+def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], album: Album) -> str:
+    """A row per question, a column per method: the answers of its personal and its global model."""
+    keyed = {m: {_key(sample): sample for sample in found} for m, found in samples.items()}
+    order = list(dict.fromkeys(key for found in keyed.values() for key in found))
+    head = "".join(f"<th>{escape(labels[m])}</th>" for m in keyed)
+    rows = ""
+    for key in order:
+        sample = next(found[key] for found in keyed.values() if key in found)
+        picture, truth = album.add(sample.get("image")), str(sample.get("answer", ""))
+        place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
+        cells = ""
+        for found in keyed.values():
+            pairs = "".join(
+                f"<div class=pair><em>{letter}</em>{_verdict(given, truth)}</div>"
+                for letter, view in (("P", "personal"), ("G", "global"))
+                if isinstance(given := found.get(key, {}).get(view), Mapping)
+            )
+            cells += f"<td>{pairs or '–'}</td>"
+        rows += (
+            f'<tr><td><div class="picture p64 {picture}"></div></td><td>{escape(str(sample.get("question", "")))}'
+            f" <b>{escape(truth)}</b><br><small>{escape(place)}</small></td>{cells}</tr>"
+        )
+    return (
+        f'<div class="scroll wide"><table class=glance><thead><tr><th></th><th class=left>question and correct answer'
+        f"</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        "<p class=note>P: the personal model of the place's client; G: the global model. An unseen place has no "
+        "client, so only the global model is asked.</p>"
+    )
+
+
+def _key(sample: Sample) -> tuple[str, ...]:
+    return tuple(str(sample.get(part, "")) for part in ("place", "question", "answer", "image"))
+
+
+def _verdict(given: Sample, truth: str) -> str:
+    """The answer, green with a tick or red with a cross."""
+    answer = str(given.get("answer", ""))
+    right = answer == truth
+    return f"<span class={'right' if right else 'wrong'}>{'✓' if right else '✗'} {escape(answer)}</span>"
+
+
+def _veil(attention: object) -> str:
+    """A layer that darkens what the model does not look at; empty without a usable map.
+
+    Args:
+        attention: (rows, columns) weights with maximum 1.
+    """
+    from PIL import Image
+
+    try:
+        weights = np.asarray(attention, dtype=np.float64)
+    except (TypeError, ValueError):
+        return ""
+    if weights.ndim != 2 or not weights.size or not np.isfinite(weights).all():
+        return ""
+    if not math.isclose(weights.max(), 0, abs_tol=1e-12):
+        weights = weights / weights.max()
+    alpha = (255 * _VEIL * (1 - weights.clip(0, 1))).round().astype(np.uint8)
+    pixels = np.stack([np.full_like(alpha, shade) for shade in (8, 10, 16)] + [alpha], axis=-1)
+    # Enlarged here and not by the browser, so that the edges do not fade.
+    layer = Image.fromarray(pixels).resize((28, 28), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    layer.save(buffer, format="PNG", optimize=True)
+    return f'<i style="background-image:url(data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()})"></i>'

@@ -1,0 +1,261 @@
+"""One file that shows a run or a study to a colleague: ``report.html``.
+
+It needs no network: drawings, pictures and styles are inside. It holds no date, so that the same results give the
+same bytes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from confed.results import formats, page, sections
+from confed.results.gallery import Album, gallery
+from confed.results.page import Tabs
+from confed.results.runs import Run, Study, load, number
+from confed.results.settings import flat
+from confed.results.tables import headline
+
+__all__ = ["render", "write_report"]
+
+GLOSSARY: Mapping[str, str] = {
+    "client": "One member of the federation, with data of its own that it does not share.",
+    "personal": "A client's own model on its own test data. What makes a model a client's own depends on the method: "
+    "its last local model before averaging, or the shared model after fine-tuning, or private parts beside shared "
+    "ones. Methods without any use the global model.",
+    "mean, worst": "Mean over clients, each counted once whatever its size; the client with the lowest value.",
+    "global on seen": "The one shared model on the test data of the clients that trained it, mean over clients.",
+    "global on unseen": "The one shared model on test data of places that took no part in training, mean over places.",
+    "last round": "All test results are those after the last round. No round is chosen by its result.",
+    "validation": "Learning curves are on validation data; test data are looked at once, at the end.",
+    "± (sd)": "Standard deviation over seeds (divisor n − 1): other initial values and another order of examples.",
+    "seed": "The number that all random choices of a run derive from. Methods with one seed start alike.",
+    "bytes": "Length of the tensors' messages as they are serialised, not an estimate.",
+    "central": "All data in one place, the same total number of epochs: a bound, not a federated method.",
+    "local": "Every client trains alone; nothing is sent.",
+    "paired test": "Both methods with the same seed (or on the same test question) are compared with each other, and "
+    "only the differences count.",
+    "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
+    "attention": "How much the answer looked at each part of the picture: bright is much, dark is little.",
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Writes ``report.html`` into a run or a study folder.
+
+    What is missing, as after an interrupted run, is named in the report and left out.
+
+    Args:
+        folder: the run or the study.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: the folder is neither a run nor a study.
+    """
+    study = load(Path(folder))
+    path = study.folder / "report.html"
+    unfinished = path.with_name("report.html.part")
+    unfinished.write_text(render(study), encoding="utf-8")
+    unfinished.replace(path)
+    return path
+
+
+def render(study: Study) -> str:
+    """The report as HTML."""
+    tabs, album = Tabs(), Album()
+    title = _title(study)
+    entries = [
+        ("results", "Results", _tiles(study) + sections.results(study)),
+        ("significance", "Differences between methods", sections.significance(study)),
+        ("learning", "Learning curves", sections.learning(study)),
+        ("clients", "Clients", sections.clients(study)),
+        ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
+        ("types", "Types of question", sections.question_types(study, tabs)),
+        ("calibration", "Calibration", sections.calibration(study)),
+        ("cost", "Cost", sections.cost(study)),
+        ("gallery", "Sample answers", gallery(study, tabs, album)),
+        ("notes", "Errors and notes", _errors(study)),
+        ("data", "Data and settings", _settings(study, tabs)),
+        ("glossary", "What the terms mean", page.definitions(GLOSSARY)),
+    ]
+    head = (
+        f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{_lead(study)}{page.callout(_gaps(study))}"
+    )
+    return page.document(title, head, entries, album.css)
+
+
+def _title(study: Study) -> str:
+    recipe = study.recipe or "a federated run"
+    if study.single:
+        return f"{study.runs[0].label} on {recipe}"
+    methods = len(study.methods)
+    return f"{recipe}: {methods} methods compared" if methods > 1 else f"{recipe}: {study.runs[0].label}"
+
+
+def _chips(study: Study) -> list[str]:
+    rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
+    chips = [
+        "run" if study.single else "study",
+        f"{len(study.clients)} clients",
+        f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds",
+        f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
+        f"metric: {study.runs[0].metric}",
+    ]
+    trainable = dict.fromkeys(
+        str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable")
+    )
+    return chips + [f"trained: {name}" for name in trainable]
+
+
+def _lead(study: Study) -> str:
+    """What was run, for somebody who was not there."""
+    first = study.runs[0]
+    names = _listed(study.clients) if len(study.clients) <= 8 else ""
+    sizes = [
+        n
+        for client in study.clients
+        if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
+    ]
+    size = ""
+    if sizes:
+        low, high = int(min(sizes)), int(max(sizes))
+        size = f"{low} training questions each" if low == high else f"{low} to {high} training questions"
+    inner = "; ".join(part for part in (names, size) if part)
+    text = f"{_counted(len(study.clients), 'client')} {f'({inner}) ' if inner else ''}trained "
+    rounds = int(first.summary.get("rounds", 0))
+    model = first.recipe.get("model", {}).get("name")
+    text += f"a vision-language model{f' ({model})' if model else ''} for {_counted(rounds, 'round', lower=True)}. "
+    text += "Pictures and questions stay with their client; only model tensors travel. "
+    if study.single:
+        text += f"The method is {first.label}. "
+    else:
+        seeds = len(study.seeds)
+        labels = study.labels
+        text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) started from the same model"
+        text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
+    text += "Two things are measured after the last round: how well each client's own model answers the questions of "
+    text += "that client, and how well the one shared model answers those of everybody"
+    text += f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
+    return page.paragraph(text, "lead")
+
+
+def _tiles(study: Study) -> str:
+    """The key figures of a run on its own."""
+    if not study.single or not study.runs[0].complete:
+        return ""
+    summary = study.runs[0].summary
+    names = {
+        "personal_mean": "personal models, mean over clients (%)",
+        "personal_worst": "the worst client's personal model (%)",
+        "global_seen_mean": "global model on the clients' data (%)",
+        "global_unseen_mean": "global model on unseen places (%)",
+    }
+    found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
+    found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
+    found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    return page.tiles(found)
+
+
+def _gaps(study: Study) -> list[str]:
+    """What is missing, in sentences."""
+    lines = list(study.remarks)
+    for run in study.runs:
+        who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
+        if not run.complete:
+            planned = run.summary.get("planned_rounds")
+            of = f" of {planned}" if planned else ""
+            lines.append(
+                f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results."
+            )
+        absent = [
+            f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"
+        ]
+        if absent and run.complete:
+            lines.append(f"{who} lacks {_listed(absent)}.")
+    shown = 12
+    return lines if len(lines) <= shown else [*lines[:shown], f"… and {len(lines) - shown} more."]
+
+
+def _errors(study: Study) -> str:
+    """Calls that failed, notes of the runs."""
+    html = ""
+    lines: list[str] = []
+    for run in study.runs:
+        who = "" if study.single else f"{run.label}, seed {run.seed}, "
+        for error in run.summary.get("errors", ()):
+            lines.append(f"{who}round {error.get('round')}, {error.get('client')}: {error.get('error')}")
+    shown = 40
+    if lines:
+        items = "".join(f"<li>{page.escape(line)}</li>" for line in lines[:shown])
+        more = page.paragraph(f"… and {len(lines) - shown} more.") if len(lines) > shown else ""
+        html += f"<h3>Calls that failed ({len(lines)})</h3><ul>{items}</ul>{more}"
+    else:
+        html += page.paragraph("No call to a client failed.")
+    notes = dict.fromkeys(
+        f"{'' if study.single else run.label + ': '}{note}"
+        for run in study.runs
+        for note in run.summary.get("notes", ())
+    )
+    if notes:
+        html += "<h3>Notes</h3><ul>" + "".join(f"<li>{page.escape(note)}</li>" for note in notes) + "</ul>"
+    return html
+
+
+def _settings(study: Study, tabs: Tabs) -> str:
+    """Sizes and floors of the data, the recipes, the versions."""
+    first = study.runs[0]
+    html = ""
+    examples = first.summary.get("examples", {})
+    facts = first.summary.get("facts", {})
+    if facts:
+        html += page.definitions({str(key): str(value) for key, value in facts.items()})
+    elif examples:
+        html += page.definitions(
+            {str(c): ", ".join(f"{n} {role}" for role, n in sizes.items()) for c, sizes in examples.items()}
+        )
+    recipes = [(study.labels[m], _recipe(study.of(m)[0])) for m in study.methods if study.of(m)[0].recipe]
+    if recipes:
+        html += f"<h3>Resolved recipe</h3>{tabs(recipes)}"
+    versions = [f"{name} {version}" for name, version in first.summary.get("versions", {}).items()]
+    if versions:
+        html += f"<h3>Versions</h3>{page.paragraph(', '.join(versions), 'muted')}"
+    differing = [
+        run
+        for run in study.runs
+        if run.complete and run.summary.get("versions") != first.summary.get("versions")
+    ]
+    if differing:
+        html += page.callout([f"{run.label}, seed {run.seed}, ran with other versions." for run in differing])
+    return html
+
+
+def _recipe(run: Run) -> str:
+    lines = [f"{key} = {value!r}" for key, value in flat(run.recipe).items()]
+    return f"<pre>{page.escape(chr(10).join(lines))}</pre>"
+
+
+_WORDS = (
+    "No",
+    "One",
+    "Two",
+    "Three",
+    "Four",
+    "Five",
+    "Six",
+    "Seven",
+    "Eight",
+    "Nine",
+    "Ten",
+    "Eleven",
+    "Twelve",
+)
+
+
+def _counted(number_of: int, noun: str, lower: bool = False) -> str:
+    word = _WORDS[number_of] if 0 <= number_of < len(_WORDS) else str(number_of)
+    return f"{word.lower() if lower else word} {noun}{'' if number_of == 1 else 's'}"
+
+
+def _listed(names: "list[str] | tuple[str, ...]") -> str:
+    """Names joined as in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

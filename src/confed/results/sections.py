@@ -1,0 +1,291 @@
+"""The sections of a report, each a function of the study that returns HTML, or nothing if it has no data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from confed.metrics.statistics import across_clients, hurt
+from confed.results import formats, page, plots
+from confed.results.compare import compare_runs
+from confed.results.cost import cost_table, race_table
+from confed.results.page import Tabs
+from confed.results.runs import Run, Study, average, numbers
+from confed.results.tables import headline, is_bound, spread_cell, table_of
+from confed.results.writers import Cell, Column, Table, to_html
+
+__all__ = [
+    "calibration",
+    "clients",
+    "cost",
+    "learning",
+    "matrices",
+    "question_types",
+    "results",
+    "significance",
+]
+
+MANY_PLACES = 24
+VIEWS: Mapping[str, str] = {
+    "personal": "personal",
+    "global_seen": "global on seen",
+    "global_unseen": "global on unseen",
+}
+
+
+def legend(study: Study) -> str:
+    """Which colour is which method; nothing for a run on its own."""
+    hue, dashed = plots.colours(study), plots.dashes(study)
+    entries = [(study.labels[m], hue[m], dashed[m]) for m in study.methods]
+    return page.legend(entries) if len(entries) > 1 else ""
+
+
+def results(study: Study) -> str:
+    """The headline table, and the picture of what personalisation costs the shared model."""
+    if not any(run.complete for run in study.runs):
+        return page.paragraph("No run has come to its end, so there are no test results yet.")
+    table = f"<div class=wide>{to_html(table_of(study))}</div>"
+    drawing = plots.trade_off(study)
+    if not drawing:
+        return table
+    text = (
+        "<h3>Personal against general</h3>"
+        + page.paragraph(
+            "Upwards: the clients' own models are better on their own data. To the right: the shared model is better "
+            "where nobody trained. A method in the upper right corner gives both; a personal model that was bought "
+            "with a worse shared one stands to the upper left."
+        )
+        + page.paragraph(_finding(study))
+    )
+    return f"{table}<div class=columns><div>{page.figure(drawing)}</div><div>{text}</div></div>"
+
+
+def significance(study: Study) -> str:
+    """Paired tests against FedAvg, or else against the first method with a global model."""
+    if len(study.methods) < 2:
+        return ""
+    reference = next((run.method for run in study.runs if run.summary.get("algorithm") == "fedavg"), None)
+    comparison = compare_runs(study.runs, reference or study.methods[0])
+    if not any(d.over_seeds or d.over_examples for d in comparison.differences):
+        return ""
+    table = comparison.table()
+    text = (
+        f"Every method against {comparison.labels[comparison.reference]}, in percentage points. Two questions: "
+        "would other seeds show the same (over seeds), and do these trained models differ on this test data "
+        "(over examples)?"
+    )
+    body = to_html(Table(table.title, table.columns, table.sections, comparison.remarks))
+    return page.paragraph(text) + page.callout(comparison.warnings) + f'<div class="wide dense">{body}</div>'
+
+
+def learning(study: Study) -> str:
+    """Learning curves: means over clients, and every client."""
+    drawing = plots.curves(study)
+    if not drawing:
+        return ""
+    several = len(study.seeds) > 1
+    caption = (
+        "Results on validation data after each round, mean over clients; round 0 is before training."
+        + (" Lines are means over seeds, bands reach from the lowest seed to the highest." if several else "")
+    )
+    html = legend(study) + page.figure(drawing, caption)
+    each = plots.client_curves(study)
+    dotted = " Dotted: the global model." if study.single else ""
+    return html + page.figure(each, f"Personal models, client by client.{dotted}")
+
+
+def clients(study: Study) -> str:
+    """Bars per client and how fairly methods treat them."""
+    drawing = plots.bars(study)
+    if not drawing:
+        return ""
+    several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
+    caption = f"Each client's personal model on its own test data after the last round, in %.{several}"
+    return legend(study) + page.figure(drawing, caption) + _fairness(study)
+
+
+def matrices(study: Study, tabs: Tabs) -> str:
+    """Every personal model on every test set, one tab per method."""
+    panels: list[tuple[str, str]] = []
+    for method in study.methods:
+        found = _matrix(study, method)
+        if found:
+            panels.append((study.labels[method], found))
+    if not panels:
+        return ""
+    text = (
+        "Row: whose model. Column: whose test data (%). Framed: a client's model at home. A row that is dark only in "
+        "its frame is a specialist."
+    )
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def question_types(study: Study, tabs: Tabs) -> str:
+    """Results per type of question, mean over places."""
+    panels: list[tuple[str, str]] = []
+    for view, title in VIEWS.items():
+        by_method = {m: _by_type(study.of(m), view) for m in study.methods}
+        by_method = {m: values for m, values in by_method.items() if values}
+        kinds = sorted({kind for values in by_method.values() for kind in values})
+        if not kinds:
+            continue
+        if study.single:
+            places = _by_place(study.runs[0], view)
+            columns = [*places, "mean"] if len(places) <= MANY_PLACES else ["mean"]
+            mean = by_method[study.methods[0]]
+            lines = [(k, [places[c].get(k) if c in places else mean.get(k) for c in columns]) for k in kinds]
+        else:
+            columns = [study.labels[m] for m in by_method]
+            lines = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
+        panels.append((title, page.heatmap("type", columns, lines)))
+    if not panels:
+        return ""
+    over = "seeds and places" if len(study.seeds) > 1 else "places"
+    text = f"Test {study.runs[0].metric} in % per type of question, mean over {over} where the type occurs."
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def calibration(study: Study) -> str:
+    """Expected calibration error per method and view."""
+
+    def error(view: str, run: Run) -> float | None:
+        return average(list(numbers(run.summary.get("ece", {}).get(view)).values()))
+
+    rows = [(study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]) for m in study.methods]
+    if not any(value is not None for _, values in rows for value in values):
+        return ""
+    text = (
+        "Expected calibration error in percentage points, mean over places: how far the probability that a model "
+        "gives its answer is from how often it is right. Small is good; 0 means that answers given with 80 % are "
+        "right 80 % of the time."
+    )
+    return page.paragraph(text, "muted") + page.heatmap("method", list(VIEWS.values()), rows)
+
+
+def cost(study: Study) -> str:
+    """Bytes, time, memory and parameters; quality against bytes."""
+    table = cost_table(study)
+    if table is None:
+        return ""
+    html = f'<div class="wide dense">{to_html(table)}</div>'
+    drawing = page.figure(plots.traffic(study))
+    race = race_table(study)
+    if not drawing:
+        return html
+    right = "<h3>Quality for traffic</h3>" + page.paragraph(
+        "Mean result of the personal models on validation data, against everything sent until then; one point per "
+        "evaluated round. Methods that send nothing are not in the drawing."
+    )
+    if race:
+        right += page.paragraph(race.title + ":") + to_html(race)
+    return f"{html}<div class=columns><div>{legend(study)}{drawing}</div><div>{right}</div></div>"
+
+
+def _finding(study: Study) -> str:
+    """The best federated methods, in a sentence that claims no more than the table."""
+    federated = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    parts: list[str] = []
+    names = {
+        "personal_mean": "personal mean",
+        "personal_worst": "worst client",
+        "global_unseen_mean": "unseen places",
+    }
+    for name, words in names.items():
+        found = {m: study.mean(m, _reader(name)) for m in federated}
+        there = {m: value for m, value in found.items() if value is not None}
+        if there:
+            best = max(there, key=there.__getitem__)
+            parts.append(f"{words} {study.labels[best]} ({formats.percent(there[best])} %)")
+    return f"Highest in this study: {', '.join(parts)}." if len(federated) > 1 and parts else ""
+
+
+def _reader(name: str) -> Callable[[Run], float | None]:
+    return lambda run: headline(run.summary, name)
+
+
+def _fairness(study: Study) -> str:
+    """Worst client, spread, and clients that would be better off with local training or the global model."""
+    local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
+    rows: list[tuple[Cell, ...]] = []
+    for method in study.methods:
+        own = _client_means(study, method, "personal")
+        if len(own) < 2 or is_bound(study.of(method)[0].summary):
+            continue
+        spread = across_clients(own)
+        rows.append(
+            (
+                Cell(study.labels[method]),
+                Cell(spread.worst_client),
+                spread_cell([spread.worst]),
+                spread_cell([spread.sd]),
+                spread_cell([spread.spread]),
+                _hurt(own, _client_means(study, local, "personal") if local and local != method else {}),
+                _hurt(own, _client_means(study, method, "global_seen")),
+            )
+        )
+    columns = (
+        Column("method", words=True), Column("who", "worst client", words=True), Column("value", "worst client"),
+        Column("sd", "across clients"), Column("best − worst", "across clients"),
+        Column("than local training", "personal model is worse", words=True),
+        Column("than the global model", "personal model is worse", words=True),
+    )  # fmt: skip
+    return "<h3>Who gains, who loses</h3>" + to_html(Table("", columns, (tuple(rows),))) if rows else ""
+
+
+def _client_means(study: Study, method: str, key: str) -> dict[str, float]:
+    """Client -> mean over seeds."""
+    found = {
+        c: study.mean(method, lambda run, c=c: numbers(run.summary.get(key)).get(c)) for c in study.clients
+    }
+    return {client: value for client, value in found.items() if value is not None}
+
+
+def _hurt(own: Mapping[str, float], reference: Mapping[str, float]) -> Cell:
+    if own.keys() != reference.keys():
+        return Cell(formats.MISSING)
+    found = hurt(own, reference)
+    if not found.clients:
+        return Cell(f"none of {found.n}")
+    names = ", ".join(found.clients[:3]) + (" …" if len(found.clients) > 3 else "")
+    return Cell(f"{len(found.clients)} of {found.n}: {names}, up to {formats.percent(found.worst)} points")
+
+
+def _matrix(study: Study, method: str) -> str:
+    """One method's matrix, mean over seeds, with the global model as its last row."""
+    runs = study.of(method)
+    owners = [c for c in study.clients if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs)]
+    if not owners or len(owners) > MANY_PLACES:
+        return ""
+    places = [
+        place
+        for place in [*study.clients, *study.scenes]
+        if any(place in run.summary.get("matrix", {}).get(owner, {}) for run in runs for owner in owners)
+    ]
+
+    def entry(owner: str, place: str) -> float | None:
+        return average([numbers(run.summary.get("matrix", {}).get(owner)).get(place) for run in runs])
+
+    def shared(place: str) -> float | None:
+        keys = ("global_seen", "global_unseen")
+        return average([numbers(run.summary.get(key)).get(place) for run in runs for key in keys])
+
+    rows: list[tuple[str, Sequence[float | None]]] = [(o, [entry(o, p) for p in places]) for o in owners]
+    last = [shared(place) for place in places]
+    present = any(value is not None for value in last)
+    if present:
+        rows.append(("global model", last))
+    return page.heatmap(
+        "model of", places, rows, own={owner: owner for owner in owners}, sections=int(present)
+    )
+
+
+def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
+    """Place -> type -> value."""
+    found = run.summary.get("types", {}).get(view, {})
+    return {str(place): numbers(values) for place, values in found.items()}
+
+
+def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
+    """Type -> mean over seeds and the places where it occurs."""
+    tables = [values for run in runs for values in _by_place(run, view).values()]
+    kinds = dict.fromkeys(kind for values in tables for kind in values)
+    found = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
+    return {kind: value for kind, value in found.items() if value is not None}

@@ -1,0 +1,380 @@
+"""The contract that every method keeps, as executable checks.
+
+``check_algorithm(MyMethod())`` runs all of them on the toy federation in a second or two and raises
+:class:`ContractViolation` at the first that fails. The test suite runs it for every registered method.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from confed.algorithms.fedavg import FedAvg
+from confed.data.examples import TableData, pool
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, answer, simulate
+from confed.federation.algorithm import Algorithm
+from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.messages import Call, Reply
+from confed.federation.params import Scope
+from confed.federation.state import ClientState, MemoryStore, ServerState, Store
+from confed.federation.train import Local
+from confed.federation.wire import decode, decode_state, encode, encode_state
+from confed.toy import toy_clients, toy_model, toy_setup
+
+__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "contract"]
+
+ROUNDS = 3
+PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay=0.0)
+Check = Callable[[Algorithm], None]
+
+
+class ContractViolation(AssertionError):
+    """A method breaks the contract; the message says which check and how."""
+
+
+def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """Runs every check of the contract that applies to a method.
+
+    Args:
+        algorithm: the method with the hyper-parameters to check.
+
+    Returns:
+        Check -> "passed", or why it does not apply.
+
+    Raises:
+        ContractViolation: a check failed.
+    """
+    verdicts: list[tuple[str, str]] = []
+    for name, check in CHECKS.items():
+        reason = exemption(algorithm, name)
+        if reason is None:
+            check(algorithm)
+        verdicts.append((name, reason or "passed"))
+    return verdicts
+
+
+def contract(name: str) -> list[tuple[str, str]]:
+    """For one registered method, each check and either "applies" or why it does not.
+
+    Raises:
+        ValueError: no method has that name.
+    """
+    from confed.registry import algorithms
+
+    algorithm = algorithms[name]()
+    return [(check, exemption(algorithm, check) or "applies") for check in CHECKS]
+
+
+def exemption(algorithm: Algorithm, check: str) -> str | None:
+    """Why a check does not apply to a method, in the method's own words; None if it applies."""
+    if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
+        return algorithm.neutral if isinstance(algorithm.neutral, str) else None
+    return None
+
+
+# One run ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: servers, every client's state, the losses, and all replies."""
+
+    servers: Mapping[str, ServerState]
+    states: Mapping[str, ClientState]
+    losses: Sequence[Mapping[str, float]]
+    errors: Sequence[Mapping[str, str]]
+    replies: Sequence[tuple[str, Call, Reply]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that survives, under unique names."""
+        result: dict[str, Tensor] = {}
+        for name, server in self.servers.items():
+            result |= {f"server {name}: {n}": t for n, t in server.params.items()}
+            result |= {f"server {name}, {slot}: {n}": t for slot, p in server.slots.items() for n, t in p.items()}
+        for client, state in self.states.items():
+            result |= {f"{client}, {group}: {n}": t for group, p in state.tensors.items() for n, t in p.items()}
+        return result
+
+
+class _Recording:
+    """An answerer that remembers what was said, and may disturb the workspace first."""
+
+    def __init__(self, setup: Setup, before: Callable[[Workspace], None] | None = None) -> None:
+        self.inner, self.before = InProcess(setup), before
+        self.setup, self.workspace = setup, self.inner.workspace
+        self.replies: list[tuple[str, Call, Reply]] = []
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        for call in calls:
+            if self.before is not None:
+                self.before(self.workspace)
+            reply = answer(self.setup, self.workspace, call, store, round)
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+
+
+class _Backwards(_Recording):
+    """Computes the calls in reverse order and hands the replies over in the right one."""
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        computed = {
+            i: answer(self.setup, self.workspace, calls[i], store, round) for i in reversed(range(len(calls)))
+        }
+        yield from (computed[i] for i in range(len(calls)))
+
+
+class _Bytes(_Recording):
+    """Sends every message and state through bytes, to a new model object each time, as a machine far away."""
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        for call in calls:
+            message = decode(encode(call.message))
+            there = MemoryStore()
+            there.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
+            workspace = Workspace(self.setup.build())
+            reply = answer(self.setup, workspace, replace(call, message=message), there, round)
+            store.save(call.client.id, decode_state(encode_state(there.load(call.client.id))))
+            yield replace(reply, message=decode(encode(reply.message)))
+
+
+def _run(
+    setup: Setup,
+    recording: Callable[[Setup], _Recording] = _Recording,
+    start: tuple[Mapping[str, ServerState], int] | None = None,
+    store: Store | None = None,
+    stop: int | None = None,
+) -> Outcome:
+    store = MemoryStore() if store is None else store
+    answerer = recording(setup)
+    simulation = Simulation(setup, store, answerer)
+    servers, begin = start or (simulation.start(answerer.workspace), 0)
+    records: list[RoundRecord] = []
+    for record in simulate(simulation, servers, begin):
+        records.append(record)
+        servers = record.servers
+        if record.round == stop:
+            break
+    names = [setup.population.info(i).id for i in range(len(setup.population))]
+    return Outcome(
+        servers,
+        {name: store.load(name) for name in names},
+        [record.losses for record in records],
+        [record.errors for record in records],
+        answerer.replies,
+    )
+
+
+def _same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> None:
+    first, second = one.tensors(), other.tensors()
+    if first.keys() != second.keys():
+        raise ContractViolation(f"{check}: different tensors survive: {sorted(first.keys() ^ second.keys())}")
+    for name, tensor in first.items():
+        same = (
+            torch.equal(tensor, second[name])
+            if tolerance == 0
+            else torch.allclose(tensor.double(), second[name].double(), rtol=tolerance, atol=tolerance)
+        )
+        if not same:
+            gap = (tensor.double() - second[name].double()).abs().max()
+            raise ContractViolation(f"{check}: {name} differs by up to {gap:.3g}")
+
+
+def _setup(algorithm: Algorithm, clients: dict[str, TableData] | None = None) -> Setup:
+    return toy_setup(algorithm, clients=clients, rounds=ROUNDS)
+
+
+# The checks ---------------------------------------------------------------------------------------------------
+
+
+def finite_and_deterministic(algorithm: Algorithm) -> None:
+    """Two runs give the same bits, all of them finite."""
+    check = "finite and deterministic"
+    one, other = _run(_setup(algorithm)), _run(_setup(algorithm))
+    _same(check, one, other)
+    for name, tensor in one.tensors().items():
+        if not torch.isfinite(tensor.double()).all():
+            raise ContractViolation(f"{check}: {name} holds a NaN or an infinity")
+    if one.losses != other.losses or not all(math.isfinite(v) for r in one.losses for v in r.values()):
+        raise ContractViolation(f"{check}: losses differ or are not finite: {one.losses}, {other.losses}")
+
+
+def resumes_exactly(algorithm: Algorithm) -> None:
+    """Stopped after one round and continued from files by new objects, a run gives the same bits."""
+    setup = _setup(algorithm)
+    whole = _run(setup)
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder))
+        part = _run(setup, store=checkpoints.store, stop=1)
+        checkpoints.save(Checkpoint(1, part.servers, 0))
+        again = Checkpoints(Path(folder))
+        checkpoint, _ = again.latest()
+        rest = _run(_setup(algorithm), start=(checkpoint.servers, checkpoint.round), store=again.store)
+        _same("resumes exactly", whole, rest)
+
+
+def ignores_the_workspace(algorithm: Algorithm) -> None:
+    """What another client left in the workspace (here NaN in weights and gradients) changes nothing."""
+
+    def poison(workspace: Workspace) -> None:
+        with torch.no_grad():
+            for name in workspace.initial:
+                tensor = workspace.tensors[name]
+                tensor.fill_(math.nan if tensor.is_floating_point() else 77)
+                if tensor.requires_grad:
+                    tensor.grad = torch.full_like(tensor, math.nan)
+
+    clean = _run(_setup(algorithm))
+    _same("ignores the workspace", clean, _run(_setup(algorithm), lambda s: _Recording(s, poison)))
+
+
+def sends_only_what_is_shared(algorithm: Algorithm) -> None:
+    """No private or frozen tensor travels up, by name or by value."""
+    check = "sends only what is shared"
+    setup = _setup(algorithm)
+    outcome = _run(setup)
+    workspace = Workspace(setup.build())
+    for client, call, reply in outcome.replies:
+        if reply.error is not None:
+            raise ContractViolation(f"{check}: {call.action} failed on {client}: {reply.error}")
+        scopes = workspace.scopes(algorithm, call.client)
+        hidden = list(outcome.states[client].tensors.get("private", {}).values())
+        for name, tensor in reply.message.tensors.items():
+            if scopes.get(name, Scope.SHARED) is not Scope.SHARED:
+                raise ContractViolation(f"{check}: {call.action} of {client} sent {name}, which is {scopes[name]}")
+            if any(t.shape == tensor.shape and t.numel() > 2 and torch.equal(t, tensor) for t in hidden):
+                raise ContractViolation(f"{check}: {call.action} of {client} sent a private tensor as {name}")
+
+
+def a_failure_changes_nothing(algorithm: Algorithm) -> None:
+    """An action that raises leaves its client's state as it was, and the others go on."""
+    check = "a failure changes nothing"
+    clients = toy_clients()
+    broken = _Broken(clients["client-1"])
+    store = MemoryStore()
+    if algorithm.pooled:
+        return  # one member: when it fails there is nobody to go on
+    setup = _setup(algorithm, {**clients, "client-1": broken})
+    first = _run(setup, store=store, stop=1)
+    before = store.load("client-1")
+    broken.armed = True
+    after = _run(setup, start=(first.servers, 1), store=store, stop=2)
+    broken.armed = False
+    if "broken on purpose" not in after.errors[0].get("client-1", ""):
+        raise ContractViolation(f"{check}: the failure was not reported: {after.errors}")
+    now = store.load("client-1")
+    if now.scalars != before.scalars or now.tensors.keys() != before.tensors.keys():
+        raise ContractViolation(f"{check}: the failed client's state changed")
+    for group, tensors in before.tensors.items():
+        if any(not torch.equal(t, now.tensors[group][n]) for n, t in tensors.items()):
+            raise ContractViolation(f"{check}: the failed client's {group} tensors changed")
+    if not after.losses[0].keys() >= {"client-0", "client-2"}:
+        raise ContractViolation(f"{check}: the other clients did not go on: {after.losses}")
+
+
+class _Broken(TableData):
+    """Examples that fail in the middle of an epoch when armed."""
+
+    armed = False
+
+    def __init__(self, data: TableData) -> None:
+        super().__init__(*data.tables)
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        for number, batch in enumerate(super().train(batch_size, rng)):
+            if self.armed and number == 1:
+                raise OverflowError("broken on purpose")
+            yield batch
+
+
+def order_is_irrelevant(algorithm: Algorithm) -> None:
+    """Computing clients in another order gives the same bits; registering them in another, the same numbers."""
+    check = "the order of clients is irrelevant"
+    setup = _setup(algorithm)
+    whole = _run(setup)
+    _same(check, whole, _run(setup, _Backwards))
+    if not algorithm.pooled:
+        exact = replace(algorithm, accumulator="float64")
+        clients = toy_clients()
+        reverse = dict(reversed(clients.items()))
+        _same(check, _run(_setup(exact, clients)), _run(_setup(exact, reverse)), tolerance=1e-3)
+
+
+def nothing_leaks(algorithm: Algorithm) -> None:
+    """Another client's data cannot be seen in what a client sends and keeps in the same round."""
+    check = "nothing leaks from client to client"
+    if algorithm.pooled:
+        return  # one member
+    clients, other = toy_clients(), toy_clients(seed=5)
+    mixed = {**clients, "client-0": other["client-0"]}
+    one, two = _run(_setup(algorithm, clients), stop=1), _run(_setup(algorithm, mixed), stop=1)
+    first = [(c, r) for c, call, r in one.replies if c != "client-0" and call.action == "fit"]
+    second = [(c, r) for c, call, r in two.replies if c != "client-0" and call.action == "fit"]
+    for (client, a), (_, b) in zip(first, second, strict=True):
+        for name, tensor in a.message.tensors.items():
+            if not torch.equal(tensor, b.message.tensors[name]):
+                raise ContractViolation(f"{check}: client-0's data show in {client}'s {name}")
+
+
+def keeps_frozen_tensors(algorithm: Algorithm) -> None:
+    """Frozen tensors hold the same bits after a run."""
+    initial = toy_model().state_dict()
+    setup = _setup(algorithm)
+    recording = _Recording(setup)
+    _run(setup, lambda _: recording)
+    for name in set(recording.workspace.tensors) - set(recording.workspace.initial):
+        if not torch.equal(recording.workspace.tensors[name], initial[name]):
+            raise ContractViolation(f"keeps frozen tensors: {name} changed")
+
+
+def survives_the_wire(algorithm: Algorithm) -> None:
+    """Everything through bytes, and a new model object for every message: the same bits come out."""
+    _same("survives the wire", _run(_setup(algorithm)), _run(_setup(algorithm), _Bytes))
+
+
+def neutral_is_fedavg(algorithm: Algorithm) -> None:
+    """With neutral hyper-parameters the servers go FedAvg's way (model without BatchNorm and dropout, SGD)."""
+    if isinstance(algorithm.neutral, str):
+        return
+    neutral = replace(algorithm, **algorithm.neutral)
+    local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
+    runs = [_run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False)) for a in (neutral, FedAvg())]
+    servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
+    _same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
+
+
+def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
+    """One full-batch step on every client and a weighted mean is one step on everybody's data."""
+    check = "one full step equals gradient descent"
+    if isinstance(algorithm.neutral, str):
+        return
+    neutral = replace(algorithm, **algorithm.neutral)
+    clients = toy_clients()
+    setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
+    got = _run(setup).servers["main"].params
+    model, task = toy_model(noisy=False), setup.task
+    batch = next(iter(pool([c.tables[0] for c in clients.values()]).batches(10_000)))
+    task.loss(model(batch), batch).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            wanted = parameter.detach() - PLAIN.lr * parameter.grad
+            if not torch.allclose(got[name], wanted, rtol=1e-5, atol=1e-6):
+                raise ContractViolation(f"{check}: {name} differs by up to {(got[name] - wanted).abs().max():.3g}")
+
+
+CHECKS: dict[str, Check] = {
+    "finite and deterministic": finite_and_deterministic,
+    "resumes exactly": resumes_exactly,
+    "ignores the workspace": ignores_the_workspace,
+    "sends only what is shared": sends_only_what_is_shared,
+    "a failure changes nothing": a_failure_changes_nothing,
+    "the order of clients is irrelevant": order_is_irrelevant,
+    "nothing leaks from client to client": nothing_leaks,
+    "keeps frozen tensors": keeps_frozen_tensors,
+    "survives the wire": survives_the_wire,
+    "neutral coefficients give FedAvg": neutral_is_fedavg,
+    "one full step equals gradient descent": one_step_is_gradient_descent,
+}

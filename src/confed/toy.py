@@ -1,0 +1,115 @@
+"""A toy federation: what the contract runs methods on, and a first thing to try a new method with.
+
+Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
+with neither BatchNorm nor dropout for the two algebraic checks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.data.examples import Table, TableData, pool
+from confed.engines.local import Members, Setup
+from confed.federation.algorithm import Algorithm
+from confed.federation.protocols import Batch, Output
+from confed.federation.train import Local
+
+__all__ = ["ToyModel", "ToyTask", "toy_clients", "toy_model", "toy_setup"]
+
+WIDTH, CLASSES = 6, 3
+SIZES = (12, 20, 16)
+
+
+class ToyModel(nn.Module):
+    """A frozen random projection and a small classifier.
+
+    Args:
+        noisy: with BatchNorm and dropout, as real models have.
+        rng: where initial values come from.
+    """
+
+    def __init__(self, noisy: bool, rng: torch.Generator) -> None:
+        super().__init__()
+        self.stem = _linear(WIDTH, 8, rng)
+        self.stem.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8) if noisy else nn.Identity()
+        self.drop = nn.Dropout(0.2 if noisy else 0.0)
+        self.body = _linear(8, 8, rng)
+        self.head = _linear(8, CLASSES, rng)
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the tensors that are not trained."""
+        return {"stem.weight", "stem.bias"}
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores (B, 3) and features (B, 8) of ``batch["x"]`` (B, 6)."""
+        features = self.body(self.drop(torch.tanh(self.norm(self.stem(batch["x"])))))
+        return Output(self.head(torch.relu(features)), features)
+
+
+def _linear(width: int, out: int, rng: torch.Generator) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, width, out)
+    with torch.no_grad():
+        layer.weight.normal_(0, width**-0.5, generator=rng)
+        layer.bias.zero_()
+    return layer
+
+
+def toy_model(noisy: bool = True) -> ToyModel:
+    """The toy model with its initial values, the same at every call."""
+    return ToyModel(noisy, torch.Generator().manual_seed(7))
+
+
+@dataclass(frozen=True)
+class ToyTask:
+    """Classification with cross-entropy."""
+
+    metric: str = "accuracy"
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Mean cross-entropy."""
+        return functional.cross_entropy(output.logits, batch["label"])
+
+    def tally(self, output: Output, batch: Batch) -> dict[str, tuple[float, float]]:
+        """Correct answers and their number."""
+        return {"accuracy": (float(self.predictions(output, batch).sum()), float(len(batch["label"])))}
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """1 where the best answer is right, else 0."""
+        return (output.logits.argmax(-1) == batch["label"]).float()
+
+
+def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> dict[str, TableData]:
+    """Clients whose inputs and labels are skewed in different ways."""
+    rng = torch.Generator().manual_seed(seed)
+    truth = torch.randn(WIDTH, CLASSES, generator=rng)
+    clients: dict[str, TableData] = {}
+    for number, size in enumerate(sizes):
+        x = torch.randn(size, WIDTH, generator=rng) + 0.5 * number
+        columns = {"x": x, "label": ((x - 0.3 * number) @ truth).argmax(-1)}
+        table = Table(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64), columns)
+        clients[f"client-{number}"] = TableData(table, table, table)
+    return clients
+
+
+def toy_setup(
+    algorithm: Algorithm,
+    *,
+    clients: dict[str, TableData] | None = None,
+    local: Local | None = None,
+    rounds: int = 3,
+    noisy: bool = True,
+    seed: int = 0,
+) -> Setup:
+    """A federation of toy clients; a pooled method gets one member with all their examples."""
+    clients = toy_clients() if clients is None else clients
+    local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
+    if algorithm.pooled:
+        everything = pool([client.tables[0] for client in clients.values()])
+        clients = {"everyone": TableData(everything, everything, everything)}
+    return Setup(
+        algorithm, Members(clients), ToyTask(), local, lambda: toy_model(noisy), rounds=rounds, seed=seed
+    )

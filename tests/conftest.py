@@ -1,0 +1,20 @@
+"""One thread per process: the tests are small, and they run beside each other."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of small real datasets; tests that need it skip where it is missing."""
+    folder = Path(os.environ.get("CONFED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no real data here; set CONFED_DATA to its folder")
+    return folder

@@ -1,0 +1,127 @@
+"""The contract notices broken methods: each breaks one promise and must be caught by that promise's check."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.params import Rules, Scope
+from confed.federation.protocols import Batch
+from confed.federation.train import Objective, train
+from confed.testing import ContractViolation, check_algorithm
+
+
+@dataclass(frozen=True)
+class UsesGlobalRandomness(Algorithm):
+    neutral: ClassVar[str] = "-"
+
+    def objective(self, client: Client) -> Objective:
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield client.task.loss(model(batch), batch) * (1 + random.random())
+
+        return losses
+
+
+@dataclass(frozen=True)
+class RemembersInTheObject(Algorithm):
+    neutral: ClassVar[str] = "-"
+    rounds: ClassVar[dict[str, float]] = {}
+
+    def objective(self, client: Client) -> Objective:
+        # State that no checkpoint knows: a resumed process starts it anew, this one does not.
+        self.rounds[client.info.id] = self.rounds.get(client.info.id, 0) + 1
+        scale = 1 + self.rounds[client.info.id]
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield scale * client.task.loss(model(batch), batch)
+
+        return losses
+
+
+@dataclass(frozen=True)
+class ForgetsToLoad(Algorithm):
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        client.incoming = message.tensors
+        train(client, self.objective(client))
+        return client.upload()
+
+
+@dataclass(frozen=True)
+class SendsPrivate(Algorithm):
+    neutral: ClassVar[str] = "-"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        reply = super().fit(client, message)
+        shared = dict(reply.tensors)
+        shared["body.bias"] = client.tensors["head.weight"].detach().flatten()[:8].clone()
+        private = client.state.tensors["private"]
+        return Message({**shared, "stolen": private["head.weight"]}, reply.scalars)
+
+
+@dataclass(frozen=True)
+class TrainsFrozen(Algorithm):
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        with torch.no_grad():
+            client.tensors["stem.bias"].add_(1)
+        return super().fit(client, message)
+
+
+@dataclass(frozen=True)
+class WrongNeutral(Algorithm):
+    strength: float = 1.0
+    neutral: ClassVar[dict[str, Any]] = {"strength": 0.0}
+
+    def objective(self, client: Client) -> Objective:
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield 2 * client.task.loss(model(batch), batch)
+
+        return losses
+
+
+@dataclass(frozen=True)
+class PeeksAtOthers(Algorithm):
+    neutral: ClassVar[str] = "-"
+    last: ClassVar[dict[str, Tensor]] = {}
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        reply = super().fit(client, message)
+        other = self.last.get("head.bias", torch.zeros(3)) if client.info.id != "client-0" else torch.zeros(3)
+        if client.info.id == "client-0":
+            self.last["head.bias"] = reply.tensors["head.bias"]
+        return Message({**reply.tensors, "head.bias": reply.tensors["head.bias"] + other}, reply.scalars)
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        (UsesGlobalRandomness(), "finite and deterministic"),
+        (RemembersInTheObject(), "finite and deterministic|resumes exactly"),
+        (ForgetsToLoad(), "finite|ignores the workspace|resumes"),
+        (SendsPrivate(), "private tensor|unexpected|failed"),
+        (TrainsFrozen(), "keeps frozen tensors|resumes exactly"),
+        (WrongNeutral(), "neutral coefficients give FedAvg"),
+        (PeeksAtOthers(), "leaks|order|finite|resumes"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",
+)
+def test_broken_methods_are_caught(method: Algorithm, complaint: str) -> None:
+    with pytest.raises((ContractViolation, RuntimeError), match=complaint):
+        check_algorithm(method)

@@ -1,0 +1,203 @@
+"""The simulator, its books, and worker processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from confed.algorithms.central import Central
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedavg_ft import FedAvgFT
+from confed.algorithms.local import LocalOnly
+from confed.data.examples import TableData
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, count_parameters, simulate
+from confed.engines.workers import Workers
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.params import Rules, Scope
+from confed.federation.state import MemoryStore
+from confed.federation.train import Local
+from confed.federation.wire import encode
+from confed.toy import toy_clients, toy_setup
+
+
+def _records(setup: Setup, workers: int = 0, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
+    store = MemoryStore()
+    answerer = Workers(setup, workers) if workers else InProcess(setup)
+    with Simulation(setup, store, answerer, cohort) as simulation:
+        return list(simulate(simulation, simulation.start(Workspace(setup.build())))), store
+
+
+@pytest.mark.parametrize("method", [FedAvg(), LocalOnly(), FedAvgFT()])
+def test_worker_processes_give_the_same_bits(method: Algorithm) -> None:
+    setup = toy_setup(method, clients=toy_clients(sizes=(12, 20, 16, 8, 9)), local=Local(epochs=1, batch_size=3))
+    (one, kept), (two, kept_too) = _records(setup), _records(setup, workers=2)
+    assert [(r.losses, r.errors, r.bytes_up, r.bytes_down) for r in one] == [
+        (r.losses, r.errors, r.bytes_up, r.bytes_down) for r in two
+    ]
+    for name, value in one[-1].servers["main"].params.items():
+        assert torch.equal(value, two[-1].servers["main"].params[name])
+    for client in ("client-0", "client-4"):
+        for group, tensors in kept.load(client).tensors.items():
+            for name, value in tensors.items():
+                assert torch.equal(value, kept_too.load(client).tensors[group][name])
+
+
+@dataclass(frozen=True)
+class Dies(Algorithm):
+    """The process of one client is killed in the middle of its second round."""
+
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Kills its own process."""
+        if client.info.id == "client-1" and client.round == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().fit(client, message)
+
+
+def test_a_dead_worker_is_one_clients_error_and_the_run_goes_on() -> None:
+    records, _ = _records(toy_setup(Dies(), rounds=3), workers=2)
+    assert [set(r.errors) for r in records] == [set(), {"client-1"}, set()]
+    assert "worker died with exit code -9" in records[1].errors["client-1"]
+    assert set(records[1].losses) == {"client-0", "client-2"}
+
+
+@dataclass(frozen=True)
+class Poisoned(Algorithm):
+    """One client sends a NaN in the second round."""
+
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Spoils one update."""
+        reply = super().fit(client, message)
+        if client.info.id == "client-2" and client.round == 1:
+            reply.tensors["head.bias"][0] = float("nan")
+        return reply
+
+
+def test_a_nan_update_is_refused_named_and_the_round_goes_on() -> None:
+    records, store = _records(toy_setup(Poisoned(), rounds=3))
+    assert "'head.bias' holds a NaN" in records[1].errors["client-2"]
+    assert "client-2" not in records[1].bytes_up
+    assert not records[2].errors
+    assert all(torch.isfinite(t.double()).all() for t in records[-1].servers["main"].params.values())
+
+
+def test_the_ledger_counts_what_is_serialised() -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+    sent: list[int] = []
+
+    class Weighing(InProcess):
+        def __call__(self, calls, store, round) -> Iterator:  # noqa: ANN001
+            for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
+                sent.extend([len(encode(call.message)), len(encode(reply.message))])
+                yield reply
+
+    with Simulation(setup, MemoryStore(), Weighing(setup)) as simulation:
+        (record,) = simulate(simulation, simulation.start(Workspace(setup.build())))
+    assert sum(record.bytes_down.values()) == sum(sent[::2])
+    assert sum(record.bytes_up.values()) == sum(sent[1::2])
+
+
+def test_cohorts_are_sampled_and_only_they_are_asked() -> None:
+    records, store = _records(toy_setup(FedAvg(), rounds=6), cohort=1)
+    assert all(len(r.losses) == 1 for r in records)
+    asked = {name for r in records for name in r.losses}
+    assert len(asked) > 1
+    assert all(store.load(name) for name in asked)
+
+
+def test_fine_tuning_changes_personal_models_and_not_the_global_one() -> None:
+    plain, kept = _records(toy_setup(FedAvg()))
+    tuned, kept_tuned = _records(toy_setup(FedAvgFT(finetune_epochs=2)))
+    assert len(tuned) == len(plain) + 1
+    for name, value in plain[-1].servers["main"].params.items():
+        assert torch.equal(value, tuned[-1].servers["main"].params[name])
+    personal, personal_tuned = (s.load("client-0").tensors["personal"] for s in (kept, kept_tuned))
+    assert not torch.equal(personal["head.weight"], personal_tuned["head.weight"])
+
+
+def test_local_only_sends_nothing_and_central_has_one_member() -> None:
+    records, store = _records(toy_setup(LocalOnly()))
+    assert records[-1].servers["main"].params == {}
+    assert set(store.load("client-0").tensors) == {"private", "personal"}
+    central = toy_setup(Central())
+    assert len(central.population) == 1
+    assert central.population.info(0).num_examples == sum(len(c) for c in toy_clients().values())
+
+
+@dataclass(frozen=True)
+class PrivateHead(Algorithm):
+    """FedPer's layout."""
+
+    neutral: ClassVar[str] = "-"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The head is private."""
+        return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
+
+
+def test_parameters_trained_sent_and_stored() -> None:
+    setup = toy_setup(PrivateHead())
+    workspace = Workspace(setup.build())
+    info = setup.population.info(0)
+    counts = count_parameters(workspace, workspace.scopes(PrivateHead(), info))
+    head, stem, body, norm = 27, 56, 72, 16 + 17
+    assert counts["total"] == head + stem + body + norm
+    assert counts["trained"] == head + body + 16
+    assert counts["sent"] == body + norm
+    assert counts["stored"] == head + body + norm
+
+
+def test_private_heads_stay_apart_and_are_used_in_evaluation() -> None:
+    setup = toy_setup(PrivateHead(), rounds=3)
+    store = MemoryStore()
+    with Simulation(setup, store, InProcess(setup)) as simulation:
+        *_, record = simulate(simulation, simulation.start(Workspace(setup.build())))
+        assert not any(name.startswith("head") for name in record.servers["main"].params)
+        views = simulation.evaluate(record.servers, 3, split="test")
+        calls = [("client-0", {**store.load("client-0").tensors["private"], **record.servers["main"].params})]
+        (examined,) = simulation.examine(calls, 3)
+    heads = [store.load(f"client-{i}").tensors["private"]["head.weight"] for i in range(2)]
+    assert not torch.equal(*heads)
+    correct, count = views["global"]["client-0"]["accuracy"]
+    assert float(examined.tensors["correct"].sum()) == correct
+    assert count == 12
+
+
+def test_a_leaking_reply_is_an_error() -> None:
+    setup = toy_setup(PrivateHead())
+    leaky = replace(setup, algorithm=_Leaky())
+    with Simulation(leaky, MemoryStore()) as simulation:
+        assert isinstance(simulation.answerer, InProcess)
+        with pytest.raises(RuntimeError, match="every client failed"):
+            list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+
+
+@dataclass(frozen=True)
+class _Leaky(Algorithm):
+    neutral: ClassVar[str] = "-"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        reply = super().fit(client, message)
+        return Message({**reply.tensors, "head.weight": client.tensors["head.weight"].detach().clone()})
+
+
+def test_data_of_a_client_nobody_knows() -> None:
+    setup = toy_setup(FedAvg())
+    with pytest.raises(ValueError, match="no client is called 'zoe'; there are client-0"):
+        setup.data("zoe")
+    assert isinstance(setup.data("client-0"), TableData)

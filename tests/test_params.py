@@ -1,0 +1,85 @@
+"""Scopes, the streaming mean, and their errors."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from confed.federation.params import Mean, Scope, layout, pick
+
+S, P, F = Scope.SHARED, Scope.PRIVATE, Scope.FROZEN
+
+
+def test_first_matching_rule_wins_and_frozen_overrides() -> None:
+    scopes = layout(["head.w", "body.w", "stem.w"], {"head.*": P, "*": S}, frozen={"stem.w"})
+    assert scopes == {"head.w": P, "body.w": S, "stem.w": F}
+
+
+def test_a_name_without_a_rule_and_a_rule_without_a_name_are_errors() -> None:
+    with pytest.raises(ValueError, match=r"no rule says where 'body\.w' lives"):
+        layout(["body.w"], {"head.*": P})
+    with pytest.raises(ValueError, match=r"match no tensor: \['haed\.\*'\]"):
+        layout(["head.w"], {"haed.*": P, "*": S})
+    assert layout(["head.w"], {"haed.*": P, "*": S}, partial=True) == {"head.w": S}
+
+
+def test_pick_shares_the_tensors() -> None:
+    params = {"a": torch.zeros(2), "b": torch.ones(2)}
+    picked = pick(params, {"a": S, "b": P}, P)
+    assert list(picked) == ["b"]
+    assert picked["b"] is params["b"]
+
+
+def _mean(updates: list[tuple[dict[str, Tensor], float]], dtype: torch.dtype = torch.float32) -> Mean:
+    mean = Mean(dtype)
+    for params, weight in updates:
+        mean.add(params, weight)
+    return mean
+
+
+def test_weighted_mean_by_hand() -> None:
+    mean = _mean([({"w": torch.tensor([1.0, 2.0])}, 1), ({"w": torch.tensor([5.0, 6.0])}, 3)])
+    assert torch.equal(mean.result({"w": torch.zeros(2)})["w"], torch.tensor([4.0, 5.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_agrees_with_float64_arithmetic(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    updates = [({"w": torch.randn(50, generator=rng)}, float(w)) for w in (3, 400, 27, 1)]
+    wanted = sum(p["w"].double() * w for p, w in updates) / sum(w for _, w in updates)
+    got = _mean(updates, dtype).result({"w": torch.zeros(50)})["w"]
+    assert got.dtype == torch.float32
+    assert torch.allclose(got.double(), wanted, atol=1e-6)
+
+
+def test_equal_updates_are_a_fixed_point() -> None:
+    value = torch.tensor([0.1, 0.7, 1e-8])
+    got = _mean([({"w": value}, w) for w in (1, 2, 7, 0.3)]).result({"w": value})["w"]
+    assert torch.equal(got, value)
+
+
+def test_names_are_averaged_over_those_who_sent_them_and_others_stay() -> None:
+    mean = _mean([({"image": torch.tensor(2.0)}, 1), ({"text": torch.tensor(4.0)}, 5)])
+    like = {"image": torch.tensor(0.0), "text": torch.tensor(0.0), "audio": torch.tensor(9.0)}
+    assert {n: float(t) for n, t in mean.result(like).items()} == {"image": 2.0, "text": 4.0, "audio": 9.0}
+
+
+def test_counters_take_the_maximum() -> None:
+    mean = _mean([({"n": torch.tensor(3)}, 1), ({"n": torch.tensor(8)}, 1), ({"n": torch.tensor(5)}, 9)])
+    assert int(mean.result({"n": torch.tensor(0)})["n"]) == 8
+
+
+def test_the_mean_owns_its_memory() -> None:
+    first = torch.tensor([1.0])
+    mean = _mean([({"w": first}, 1), ({"w": torch.tensor([3.0])}, 1)])
+    assert float(first) == 1.0
+    assert float(mean.result({"w": first})["w"]) == 2.0
+
+
+def test_errors_name_what_came() -> None:
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        Mean().add({"w": torch.zeros(1)}, 0)
+    mean = _mean([({"w": torch.zeros(2)}, 1)])
+    with pytest.raises(ValueError, match=r"'w' must have shape \(2,\), got \(3,\)"):
+        mean.add({"w": torch.zeros(3)}, 1)
+    with pytest.raises(ValueError, match=r"does not have: \['w'\]"):
+        mean.result({})

@@ -1,0 +1,74 @@
+"""Recipes: defaults, overrides, and errors that name the key and the valid ones."""
+
+from pathlib import Path
+
+import pytest
+
+from confed.recipe import Run, load_recipe, packaged_recipes
+
+
+def test_the_packaged_recipes_are_sound_and_come_back_from_their_own_toml(tmp_path: Path) -> None:
+    assert "fedvqa_scenes" in packaged_recipes()
+    for name in packaged_recipes():
+        overrides = [] if name == "fedvqa_scenes" else ["data.root=somewhere"]
+        recipe = load_recipe(f"recipes/{name}.toml", overrides)
+        path = tmp_path / f"{name}.toml"
+        path.write_text(recipe.to_toml())
+        again = load_recipe(path)
+        assert again.to_toml() == recipe.to_toml()
+        assert again.methods == recipe.methods
+
+
+def test_overrides_reach_the_main_method_and_single_rows() -> None:
+    recipe = load_recipe("fedvqa_scenes", ["algorithm.lam=0.5", "methods.fedprox.mu=0.3", "run.rounds=2"])
+    assert recipe.method("fedp3").sections["algorithm"]["lam"] == 0.5
+    assert recipe.method("fedprox").sections["algorithm"]["mu"] == 0.3
+    assert recipe.method("fedavg").sections["algorithm"]["name"] == "fedavg"
+    assert recipe.run.rounds == 2
+
+
+def test_another_name_brings_its_own_keywords() -> None:
+    recipe = load_recipe("fedvqa_scenes", ["algorithm.name=fedprox", "algorithm.mu=0.1"])
+    assert recipe.construct("algorithm").mu == 0.1
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("algorithm.lamda=1", r"unknown key algorithm\.lamda=1; did you mean 'lam'\? valid keys: .*top_n"),
+        ("algorithm.lam=much", r"algorithm\.lam: .*valid number.*got 'much'"),
+        ("algorithm.filter=best", r"algorithm\.filter: .*'gain'.*got 'best'"),
+        ("algorithm.top_n=1", r"top_n must be at least 2 .*got 1"),
+        ("algorithm.name=fedpp3", r"no algorithm is called 'fedpp3'; did you mean 'fedp3'"),
+        ("local.lr=0", r"local\.lr must be positive, got 0"),
+        ("local.batch_size=0", r"local\.batch_size must be at least 1, got 0"),
+        ("run.rounds=0", r"run\.rounds must be at least 1, got 0"),
+        ("run.rouns=3", r"unknown key run\.rouns=3; did you mean 'rounds'"),
+        ("run.workers=-1", r"run\.workers must not be negative"),
+        ("model.answers=3", r"unknown key model\.answers=3"),
+        ("data.root=x", r"unknown key data\.root='x'"),
+        ("modle.name=x", r"unknown section \[modle\]; did you mean 'model'\?"),
+        ("methods.moon.mu=1", r"\[methods\.moon\] is not one of the study's methods"),
+        ("methods.fedprox.nu=1", r"unknown key methods\.fedprox\.nu=1; valid keys: accumulator, mu"),
+        ("nonsense", r"an override must be section\.key=value, got 'nonsense'"),
+    ],
+)
+def test_errors_name_the_key_what_came_and_what_is_valid(override: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_recipe("fedvqa_scenes", [override])
+
+
+def test_missing_recipe_and_broken_toml(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no recipe at 'nowhere\.toml'; packaged recipes: .*fedvqa_scenes"):
+        load_recipe("nowhere.toml")
+    path = tmp_path / "broken.toml"
+    path.write_text("[algorithm\n")
+    with pytest.raises(ValueError, match=r"broken\.toml: not TOML"):
+        load_recipe(path)
+
+
+def test_cohort_sizes() -> None:
+    assert Run().cohort_size(7) == 7
+    assert Run(cohort=0.1).cohort_size(100) == 10
+    assert Run(cohort=0.001).cohort_size(100) == 1
+    assert Run(cohort=50).cohort_size(20) == 20

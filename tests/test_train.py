@@ -1,0 +1,196 @@
+"""Local training against a plain loop, schedules, and the frozen teacher."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.algorithms.fedavg import FedAvg
+from confed.engines.local import InProcess, Simulation, Workspace, simulate
+from confed.federation.client import Client
+from confed.federation.params import Scope
+from confed.federation.protocols import Batch
+from confed.federation.randomness import derive, generator, isolated, sample_cohort
+from confed.federation.state import ClientState, MemoryStore
+from confed.federation.train import Local, global_logits, teacher, train
+from confed.toy import ToyTask, toy_clients, toy_model, toy_setup
+
+
+def _client(local: Local, noisy: bool = False, round: int = 0, rounds: int = 1) -> Client:
+    data = toy_clients()["client-1"]
+    setup = toy_setup(FedAvg(), local=local, noisy=noisy)
+    workspace = Workspace(setup.build())
+    info = setup.population.info(1)
+    client = Client(
+        info, data, workspace.model, workspace.tensors, ToyTask(), local, ClientState(),
+        workspace.scopes(FedAvg(), info), workspace.initial, round, rounds, seed=0,
+    )  # fmt: skip
+    client.load(workspace.initial)
+    return client
+
+
+def _objective(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    yield ToyTask().loss(model(batch), batch)
+
+
+def test_training_equals_a_plain_loop() -> None:
+    local = Local(epochs=2, batch_size=6, lr=0.02, weight_decay=0.1, clip=0.5)
+    client = _client(local)
+    mean_loss = train(client, _objective)
+    model = toy_model(noisy=False)
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim == 1]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+                                  lr=0.02)  # fmt: skip
+    losses = []
+    for epoch in range(2):
+        order = torch.randperm(20, generator=generator(0, 0, "client-1", f"order/{epoch}"))
+        for rows in order.split(6):
+            batch = client.data.tables[0].batch(rows)
+            loss = ToyTask().loss(model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(matrices + vectors, 0.5)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert mean_loss == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(client.tensors[name], value, atol=1e-6), name
+
+
+def test_two_losses_are_two_successive_steps() -> None:
+    client = _client(Local(epochs=1, batch_size=20, lr=0.1, optimizer="sgd", weight_decay=0.0))
+    seen: list[Tensor] = []
+
+    def objective(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        for _ in range(2):
+            seen.append(client.tensors["head.bias"].detach().clone())
+            yield ToyTask().loss(model(batch), batch)
+
+    train(client, objective)
+    assert not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize(
+    ("local", "wanted"),
+    [
+        (Local(schedule="constant"), {0.0: 1, 0.5: 1, 1.0: 1}),
+        (Local(schedule="linear"), {0.0: 1, 0.25: 0.75, 1.0: 0}),
+        (Local(schedule="cosine"), {0.0: 1, 0.5: 0.5, 1.0: 0}),
+        (Local(schedule="linear", warmup=0.1), {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5}),
+    ],
+)
+def test_schedules(local: Local, wanted: dict[float, float]) -> None:
+    assert {p: local.factor(p) for p in wanted} == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_schedule_runs_over_the_whole_federation() -> None:
+    # The last of two rounds starts at half the rate: with SGD and one full step the change halves too.
+    steps = []
+    for round in (0, 1):
+        local = Local(epochs=1, batch_size=20, lr=0.1, optimizer="sgd", weight_decay=0.0, schedule="linear")
+        client = _client(local, round=round, rounds=2)
+        train(client, _objective)
+        steps.append(client.tensors["head.weight"].detach() - client.initial["head.weight"])
+    assert torch.allclose(steps[1], steps[0] / 2, atol=1e-7)
+
+
+def test_the_teacher_is_the_received_model_and_copies_nothing() -> None:
+    client = _client(Local(), noisy=True)
+    batch = next(iter(client.data.test(50)))
+    predict = teacher(client.model, client.incoming)
+    client.model.eval()
+    wanted = client.model(batch).logits.detach().clone()
+    client.model.train()
+    with torch.no_grad():
+        for name in client.names(Scope.SHARED):
+            if client.tensors[name].is_floating_point():
+                client.tensors[name].add_(1.0)
+    moved = {n: t.detach().clone() for n, t in client.tensors.items()}
+    got = predict(batch)
+    assert torch.equal(got.logits, wanted)
+    assert not got.logits.requires_grad
+    assert client.model.training
+    assert all(torch.equal(moved[n], t) for n, t in client.tensors.items())
+
+
+def test_global_logits_are_computed_once_per_example_and_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = _client(Local(epochs=3, batch_size=7))
+    calls: list[int] = []
+    original = type(client.model).forward
+    monkeypatch.setattr(
+        type(client.model), "forward", lambda self, b: (calls.append(len(b["x"])), original(self, b))[1]
+    )
+    lookup = global_logits(client)
+    first = {}
+    for epoch in range(3):
+        for batch in client.data.train(7, client.rng(f"order/{epoch}")):
+            for row, logits in zip(batch["index"].tolist(), lookup(batch), strict=True):
+                assert torch.allclose(first.setdefault(row, logits), logits)
+    assert sum(calls) == len(client.data)
+    client.data.deterministic = False
+    calls.clear()
+    lookup = global_logits(client)
+    for _ in range(2):
+        lookup(next(iter(client.data.test(50))))
+    assert len(calls) == 2
+
+
+def test_bf16_trains_and_keeps_fp32_weights() -> None:
+    client = _client(Local(epochs=3, batch_size=10, lr=0.05, precision="bf16"))
+    before = train(client, _objective)
+    after = train(client, _objective)
+    assert after < before
+    assert all(t.dtype == torch.float32 for t in client.model.parameters())
+
+
+def test_derived_randomness() -> None:
+    assert derive(0, 1, "ann", "order") == derive(0, 1, "ann", "order")
+    others = {derive(s, r, c, p) for s in (0, 1) for r in (0, 1) for c in ("ann", "bob") for p in ("a", "b")}
+    assert len(others) == 16
+    state = torch.get_rng_state()
+    with isolated(3):
+        one = torch.rand(4)
+    with isolated(3):
+        assert torch.equal(one, torch.rand(4))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_cohorts() -> None:
+    assert sample_cohort(5, 5, 0, 0) == [0, 1, 2, 3, 4]
+    assert sample_cohort(10**9, 3, 0, 0) != sample_cohort(10**9, 3, 1, 0)
+    counts = [0] * 10
+    for round in range(500):
+        cohort = sample_cohort(10, 3, 0, round)
+        assert cohort == sorted(set(cohort))
+        for number in cohort:
+            counts[number] += 1
+    assert all(100 < count < 200 for count in counts)
+    with pytest.raises(ValueError, match="at least one client"):
+        sample_cohort(0, 1, 0, 0)
+    with pytest.raises(ValueError, match="between 1 and 5 clients, got 6"):
+        sample_cohort(5, 6, 0, 0)
+
+
+def test_clients_with_few_or_no_examples() -> None:
+    clients = toy_clients(sizes=(12, 1, 0))
+    setup = toy_setup(FedAvg(), clients=clients, noisy=False, rounds=2)
+    with Simulation(setup, MemoryStore()) as simulation:
+        assert isinstance(simulation.answerer, InProcess)
+        records = list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+    assert [set(r.losses) for r in records] == [{"client-0", "client-1"}] * 2
+    assert "has no training examples" in records[0].errors["client-2"]
+
+
+def test_when_everybody_fails_the_run_says_why() -> None:
+    setup = toy_setup(FedAvg(), clients=toy_clients(sizes=(0, 0)))
+    with Simulation(setup, MemoryStore()) as simulation:
+        assert isinstance(simulation.answerer, InProcess)
+        with pytest.raises(RuntimeError, match=r"every client failed in round 1; client-0: .*no training examples"):
+            list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+
+
+def test_zero_clients() -> None:
+    with pytest.raises(ValueError, match="at least one client, got 0"):
+        Simulation(toy_setup(FedAvg(), clients={}), MemoryStore())
