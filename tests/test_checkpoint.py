@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, write_atomically
+from confed.federation.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    CorruptCheckpoint,
+    DirectoryStore,
+    write_atomically,
+)
 from confed.federation.state import ClientState, ServerState
 
 

@@ -14,7 +14,15 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, count_parameters, simulate
+from confed.engines.local import (
+    InProcess,
+    RoundRecord,
+    Setup,
+    Simulation,
+    Workspace,
+    count_parameters,
+    simulate,
+)
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
@@ -85,7 +93,7 @@ class Poisoned(Algorithm):
 
 
 def test_a_nan_update_is_refused_named_and_the_round_goes_on() -> None:
-    records, store = _records(toy_setup(Poisoned(), rounds=3))
+    records, _ = _records(toy_setup(Poisoned(), rounds=3))
     assert "'head.bias' holds a NaN" in records[1].errors["client-2"]
     assert "client-2" not in records[1].bytes_up
     assert not records[2].errors
@@ -97,7 +105,7 @@ def test_the_ledger_counts_what_is_serialised() -> None:
     sent: list[int] = []
 
     class Weighing(InProcess):
-        def __call__(self, calls, store, round) -> Iterator:  # noqa: ANN001
+        def __call__(self, calls, store, round) -> Iterator:
             for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
                 sent.extend([len(encode(call.message)), len(encode(reply.message))])
                 yield reply

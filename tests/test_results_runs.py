@@ -1,4 +1,4 @@
-"""Reading folders back; also makes the synthetic study that the tests of tables, comparisons and reports share."""
+"""Reading folders back; also makes the synthetic study that the other tests of results use."""
 
 import base64
 import io
@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
 
+from confed.results.cost import race_table
 from confed.results.runs import load
 
 CLIENTS = ["transport", "sports", "school", "nature"]
@@ -59,7 +60,9 @@ def picture(number: int) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def make_run(folder: Path, method: str, seed: int = 0, *, extra: str = "", train: int = 400, shift: float = 0.0) -> Path:
+def make_run(
+    folder: Path, method: str, seed: int = 0, *, extra: str = "", train: int = 400, shift: float = 0.0
+) -> Path:
     """A complete run folder; results depend on method and seed only, plus ``shift``."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng([seed, list(METHODS).index(method)])
@@ -94,7 +97,14 @@ def write_metrics(folder: Path, values: dict[str, dict[str, float]], traffic: in
             up = dict.fromkeys(CLIENTS, traffic)
             loss = {client: 2.0 / number + 0.1 * rng.random() for client in CLIENTS}
             lines.append(
-                {"event": "round", "round": number, "loss": loss, "errors": {}, "bytes_up": up, "bytes_down": up}
+                {
+                    "event": "round",
+                    "round": number,
+                    "loss": loss,
+                    "errors": {},
+                    "bytes_up": up,
+                    "bytes_down": up,
+                }
             )
         share = 1 - np.exp(-number / 2)
         views = {
@@ -111,7 +121,11 @@ def write_metrics(folder: Path, values: dict[str, dict[str, float]], traffic: in
 def summarise(
     method: str, seed: int, values: dict[str, dict[str, float]], traffic: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-    views = {"personal": values["personal"], "global_seen": values["global"], "global_unseen": values["unseen"]}
+    views = {
+        "personal": values["personal"],
+        "global_seen": values["global"],
+        "global_unseen": values["unseen"],
+    }
     own = values["personal"]
     matrix = {
         owner: {p: own[p] if p == owner else own[p] - 0.1 - 0.1 * rng.random() for p in CLIENTS} for owner in CLIENTS
@@ -119,9 +133,17 @@ def summarise(
     rounds = {str(number): dict.fromkeys(CLIENTS, traffic) for number in range(1, ROUNDS + 1)}
     failed = {"round": 2, "client": "school", "error": "TimeoutError: no reply within 60 s"}
     return {
-        "algorithm": method, "label": METHODS[method], "recipe": "fedvqa_scenes", "seed": seed, "rounds": ROUNDS,
-        "metric": "accuracy", "clients": CLIENTS, "scenes": SCENES, **views,
-        "personal_mean": float(np.mean(list(own.values()))), "personal_worst": min(own.values()),
+        "algorithm": method,
+        "label": METHODS[method],
+        "recipe": "fedvqa_scenes",
+        "seed": seed,
+        "rounds": ROUNDS,
+        "metric": "accuracy",
+        "clients": CLIENTS,
+        "scenes": SCENES,
+        **views,
+        "personal_mean": float(np.mean(list(own.values()))),
+        "personal_worst": min(own.values()),
         "personal_spread": max(own.values()) - min(own.values()),
         "global_seen_mean": float(np.mean(list(values["global"].values()))) if values["global"] else None,
         "global_unseen_mean": float(np.mean(list(values["unseen"].values()))) if values["unseen"] else None,
@@ -132,32 +154,57 @@ def summarise(
         },
         "ece": {view: {place: 0.04 + 0.05 * rng.random() for place in found} for view, found in views.items()},
         "examples": {client: {"train": 400, "validation": 400, "test": TEST} for client in CLIENTS},
-        "facts": {client: "400 train, 400 validation, 200 test; majority by family 38.1 %" for client in CLIENTS},
-        "bytes_up": rounds, "bytes_down": rounds, "bytes_total": 2 * traffic * ROUNDS * len(CLIENTS),
-        "seconds": 36.0 + 10 * list(METHODS).index(method), "seconds_per_round": 6.0, "cpu_seconds": 54.0,
+        "facts": dict.fromkeys(CLIENTS, "400 train, 400 validation, 200 test; majority by family 38.1 %"),
+        "bytes_up": rounds,
+        "bytes_down": rounds,
+        "bytes_total": 2 * traffic * ROUNDS * len(CLIENTS),
+        "seconds": 36.0 + 10 * list(METHODS).index(method),
+        "seconds_per_round": 6.0,
+        "cpu_seconds": 54.0,
         "peak_memory_bytes": 600_000_000,
-        "parameters": {"total": 1_490_000, "trained": 148_000, "sent": 148_000 if traffic else 0, "stored": 148_000},
-        "versions": {"confed": "0.1.0", "torch": "2.13.0"}, "trainable": "adapters",
+        "parameters": {
+            "total": 1_490_000,
+            "trained": 148_000,
+            "sent": 148_000 if traffic else 0,
+            "stored": 148_000,
+        },
+        "versions": {"confed": "0.1.0", "torch": "2.13.0"},
+        "trainable": "adapters",
         "errors": [failed] if method == "fedprox" and seed == 0 else [],
         "notes": ["teacher cached per round"] if method == "fedp3" else [],
-    }  # fmt: skip
+    }
 
 
 def sample(number: int, method: str, rng: np.random.Generator) -> dict[str, Any]:
     place = [*CLIENTS, *SCENES][number % 6]
-    questions = ["what color is the ball?", "is there a red box?", "whaur is the cup?", "hoo mony things are blue?"]
+    questions = [
+        "what color is the ball?",
+        "is there a red box?",
+        "whaur is the cup?",
+        "hoo mony things are blue?",
+    ]
     truth = ["red", "yes", "top left", "2", "no", "dog"][number]
 
     def answer() -> dict[str, Any]:
         weights = rng.random((4, 4)) ** 3
         given = truth if rng.random() < 0.6 else "blue"
-        return {"answer": given, "probability": float(rng.uniform(0.3, 1)), "attention": (weights / weights.max()).tolist()}
+        return {
+            "answer": given,
+            "probability": float(rng.uniform(0.3, 1)),
+            "attention": (weights / weights.max()).tolist(),
+        }
 
     seen = place in CLIENTS
     return {
-        "place": place, "seen": seen, "question": questions[number % 4], "type": TYPES[number % 4], "answer": truth,
-        "image": picture(number), "global": None if method == "local" else answer(), "personal": answer() if seen else None,
-    }  # fmt: skip
+        "place": place,
+        "seen": seen,
+        "question": questions[number % 4],
+        "type": TYPES[number % 4],
+        "answer": truth,
+        "image": picture(number),
+        "global": None if method == "local" else answer(),
+        "personal": answer() if seen else None,
+    }
 
 
 def make_study(folder: Path, seeds: int = 2) -> Path:
@@ -166,8 +213,12 @@ def make_study(folder: Path, seeds: int = 2) -> Path:
     for run in runs:
         make_run(folder / run["folder"], run["method"], run["seed"])
     index = {
-        "recipe": "fedvqa_scenes", "methods": list(METHODS), "labels": METHODS, "seeds": list(range(seeds)), "runs": runs,
-    }  # fmt: skip
+        "recipe": "fedvqa_scenes",
+        "methods": list(METHODS),
+        "labels": METHODS,
+        "seeds": list(range(seeds)),
+        "runs": runs,
+    }
     (folder / "summary.json").write_text(json.dumps(index))
     return folder
 
@@ -222,5 +273,15 @@ def test_study_without_index(study: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["empty", "absent"])
 def test_neither_run_nor_study(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="must be a run folder .* or a study folder"):
+    with pytest.raises(ValueError, match=r"must be a run folder .* or a study folder"):
         load(tmp_path / name)
+
+
+def test_race_counts_rounds_and_bytes_to_the_end_of_fedavg(study: Path) -> None:
+    table = race_table(load(study))
+    assert table is not None
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert rows["FedAvg"] == ["6", "57.6 MB"]  # 6 rounds, 4 clients, 1.2 MB each way
+    assert rows["Local"] == ["not in 6", "–"]
+    assert int(rows["FedP³"][0]) < 6
+    assert "Central" not in rows

@@ -34,7 +34,11 @@ def _recipe_file(folder: Path) -> Path:
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:
-    files = [RunFolder(folder).metrics, RunFolder(folder).predictions, *sorted(folder.glob("models/**/*.safetensors"))]
+    files = [
+        RunFolder(folder).metrics,
+        RunFolder(folder).predictions,
+        *sorted(folder.glob("models/**/*.safetensors")),
+    ]
     assert len(files) == 2 + 1 + 4
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -50,7 +54,7 @@ def test_interrupted_after_every_round(tmp_path: Path, reference: dict[str, byte
     folder = tmp_path / "run"
     for stop in (1, 3):
 
-        def interrupt(progress, stop=stop) -> None:  # noqa: ANN001
+        def interrupt(progress, stop=stop) -> None:
             if progress.round >= stop and "loss" in progress.text:
                 raise KeyboardInterrupt
 
@@ -68,7 +72,7 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
         folder = tmp_path / str(number)
         recipe = _tiny(f"run.checkpoint_every={every}")
 
-        def interrupt(progress) -> None:  # noqa: ANN001
+        def interrupt(progress) -> None:
             if progress.round >= 3 and "loss" in progress.text:
                 raise RuntimeError("stopped hard")
 

@@ -1,4 +1,4 @@
-"""What there is: methods, models, tasks, datasets, recipes and runs; what a dataset holds; what is installed."""
+"""What there is (methods, models, ... runs), what a dataset holds, and what is installed."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
 from pathlib import Path
@@ -33,7 +33,8 @@ def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> lis
 
     Args:
         kind: one of :data:`KINDS`.
-        contract: for algorithms, a row per method and check of the contract instead: whether it applies, or why not.
+        contract: for algorithms, a row per method and check of the contract instead: whether it applies, or
+            why not.
         runs: the folder with runs and studies.
 
     Raises:
@@ -64,11 +65,8 @@ def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> lis
 
 def _algorithm(name: str) -> dict[str, Any]:
     entry: Any = registry.algorithms[name]
-    options = {
-        f.name: None if f.default is MISSING else f.default
-        for f in (fields(entry) if is_dataclass(entry) else ())
-        if f.name != "accumulator"  # every method has it
-    }
+    own = [f for f in fields(entry) if f.name != "accumulator"]  # every method has that one
+    options = {f.name: "must be given" if f.default is MISSING else f.default for f in own}
     module = sys.modules[entry.__module__]
     return {
         "name": name,
@@ -118,7 +116,11 @@ def _runs(root: Path) -> list[dict[str, Any]]:
                 done = states.count("finished")
                 pending = next((s for s in states if s != "finished"), None)
                 state = "finished" if pending is None else f"{done} of {len(states)} runs finished, then {pending}"
-                row = {"recipe": index["recipe"], "methods": ", ".join(index["methods"]), "seeds": index["seeds"]}
+                row = {
+                    "recipe": index["recipe"],
+                    "methods": ", ".join(index["methods"]),
+                    "seeds": index["seeds"],
+                }
             elif is_run(folder):
                 recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
                 row = {
@@ -149,7 +151,7 @@ def _state(folder: Path) -> str:
         return "not started"
     planned = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))["run"]["rounds"]
     reached = max((line.get("round", 0) for line in read_jsonl(folder / "metrics.jsonl")), default=0)
-    return f"stopped at round {min(reached, planned)} of {planned}"
+    return f"at round {min(reached, planned)} of {planned}"
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -163,7 +165,7 @@ def _first_line(text: str | None) -> str:
 
 def _first_sentence(text: str) -> str:
     """Up to the first full stop that ends a sentence."""
-    return re.split(r"(?<=[a-z0-9)])\.\s", text + " ", maxsplit=1)[0].strip().rstrip(".:")
+    return re.split(r"(?<=[a-z0-9)])(?<! al)\.\s", text + " ", maxsplit=1)[0].strip().rstrip(".:")
 
 
 def _citation(text: str) -> str:
@@ -176,7 +178,7 @@ def _citation(text: str) -> str:
     return ""
 
 
-# Datasets -----------------------------------------------------------------------------------------------------
+# Datasets ---------------------------------------------------------------------------------------------------
 
 
 def describe(name: str, options: Sequence[str] = (), out: Path | None = None) -> dict[str, Any]:
@@ -188,8 +190,8 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
         out: a PNG file for the sheet.
 
     Returns:
-        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
-        ``answers``, ``most_frequent``), ``facts`` and, with ``out``, ``sheet``.
+        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``,
+        ``pictures``, ``answers``, ``most_frequent``), ``facts`` and, with ``out``, ``sheet``.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
@@ -272,7 +274,7 @@ def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
     sheet.save(out, format="PNG")
 
 
-# The installation ---------------------------------------------------------------------------------------------
+# The installation -------------------------------------------------------------------------------------------
 
 
 def diagnose() -> dict[str, dict[str, str]]:
@@ -377,7 +379,7 @@ def _weights() -> dict[str, str]:
     from confed.models.pretrained import describe as metadata
 
     if not MINI_WEIGHTS.is_file():
-        return {"vilt_mini": "missing: make them with `confed pretrain FILE` and give model.pretrained=FILE, or false"}
+        return {"vilt_mini": "missing: give model.pretrained=FILE, made with `confed pretrain FILE`, or false"}
     facts = metadata()
     accuracy = facts.get("accuracy", {}).get("overall")
     planned, done = facts.get("settings", {}).get("epochs"), facts.get("epochs_done")

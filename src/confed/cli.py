@@ -1,42 +1,50 @@
 """The ``confed`` command."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import click
 import typer
+import typer.main
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["app", "main"]
 
 FAULTY, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C."""
 
-_EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run fedvqa_scenes study.methods=[] algorithm.name=fedp3
-algorithm.lam=0.5 --seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
+_EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run study.methods=[] algorithm.lam=0.5
+--seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
 
 Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C."""
+
+MOST_COLUMNS = 250
+"""Width up to which a table of figures is printed in full."""
 
 app = typer.Typer(
     name="confed",
     help="Federated vision-language learning: a global model for everyone, a personal one for each.",
     epilog=_EXAMPLES,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Look at datasets.", no_args_is_help=True)
+data_app = typer.Typer(help="Look at datasets.")
 app.add_typer(data_app, name="data")
 
 console = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON, and nothing else, to standard output.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print machine-readable JSON, and nothing else, to standard output.")
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,29 +56,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always, with the exit code.
     """
-    code = FAILED
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=None if arguments is None else list(arguments), prog_name="confed", standalone_mode=False) or 0
-    except click.UsageError as error:
-        where = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        _complain(f"{error.format_message()}{where}")
-        code = FAULTY
-    except click.ClickException as error:
-        _complain(error.format_message())
-        code = FAULTY
-    except (click.Abort, KeyboardInterrupt):
-        console.print("[yellow]stopped[/]")
+        code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
+    except (typer.Abort, KeyboardInterrupt):
+        _say("[yellow]stopped[/]")
         code = INTERRUPTED
-    except ValueError as error:
-        _complain(str(error))
-        code = FAULTY
-    except (RuntimeError, OSError) as error:
-        _complain(str(error), "failed")
+    except Exception as error:
+        code = _failure(error)
     sys.exit(code)
 
 
+def _command() -> Any:
+    """The command line; arguments get back the help that typer 0.20 loses with click 8.5."""
+    root: Any = typer.main.get_command(app)
+    pending = [root]
+    while pending:
+        command = pending.pop()
+        pending += getattr(command, "commands", {}).values()
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+        for parameter in command.params:
+            for info in getattr(hints.get(parameter.name), "__metadata__", ()):
+                parameter.help = parameter.help or info.help
+    return root
+
+
+def _failure(error: Exception) -> int:
+    """Says in one line what went wrong, and returns the exit code; a fault of the program is raised again."""
+    usage: Any = error  # typer's errors about arguments are those of whichever click it brings
+    if hasattr(usage, "format_message"):
+        context = getattr(usage, "ctx", None)
+        _complain(usage.format_message() + (f" (see `{context.command_path} --help`)" if context else ""))
+        return FAULTY
+    if isinstance(error, ValueError):
+        _complain(str(error))
+        return FAULTY
+    if isinstance(error, RuntimeError | OSError):
+        _complain(str(error), "failed")
+        return FAILED
+    raise error
+
+
 def _complain(text: str, kind: str = "error") -> None:
-    console.print(f"[red]{kind}:[/] {escape(' '.join(text.split()))}", soft_wrap=True, highlight=False)
+    _say(f"[red]{kind}:[/] {escape(' '.join(text.split()))}")
+
+
+def _say(markup: str) -> None:
+    """One message on standard error, lines as they are."""
+    console.print(markup, soft_wrap=True, highlight=False)
 
 
 def _print_json(value: Any) -> None:
@@ -97,17 +130,29 @@ def options(
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.")] = "fedvqa_scenes",
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. algorithm.lam=0.5")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; must not exist.")] = None,
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe file, or the name of a packaged one (`confed list recipes`).")
+    ] = "fedvqa_scenes",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. algorithm.lam=0.5")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; must not exist. By default under runs/.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed (the recipe's by default).")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds to run, counted from the first.")] = 1,
     workers: Annotated[int | None, typer.Option(help="Processes; 0 = one per core.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a recipe; without arguments, the built-in benchmark."""
+    """Run a recipe; without arguments, the built-in benchmark.
+
+    Several methods or seeds make a study folder with one run folder each.
+
+    Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
+    """
     from confed import study
     from confed.experiment import run as run_one
+    from confed.progress import Display
     from confed.recipe import load_recipe
 
     overrides = list(overrides or [])
@@ -117,44 +162,46 @@ def run(
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
     loaded = load_recipe(recipe, overrides)
     folder = out or study.free_folder(loaded.name)
-    with _interruptible(folder), _watching(as_json) as watch:
-        if loaded.methods or seeds > 1:
+    with _interruptible(folder), Display(console, folder, quiet=as_json) as watch:
+        if loaded.methods or seeds != 1:
             study.create_study(loaded, folder, seeds)
             summaries = study.run_study(folder, watch)
         else:
-            job = study.Job(loaded.sections["algorithm"]["name"], loaded.run.seed, folder.name)
+            job = study.Job(loaded.sections["algorithm"]["name"], loaded.run.seed, ".")
             summaries = [run_one(loaded, folder, watch=watch(0, 1, job))]
     _show(folder, summaries, as_json)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run or study folder.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A run or study folder.")],
+    as_json: Json = False,
 ) -> None:
     """Continue an interrupted run or study exactly where it stopped."""
     from confed import study
+    from confed.progress import Display
 
-    with _interruptible(folder), _watching(as_json) as watch:
-        summaries = list(study.resume(folder, watch))
+    with _interruptible(folder), Display(console, folder, quiet=as_json) as watch:
+        summaries = study.resume(folder, watch)
     _show(folder, summaries, as_json)
 
 
 @app.command(name="list")
 def list_things(
     kind: Annotated[str, typer.Argument(help="algorithms, models, tasks, datasets, recipes or runs")] = "algorithms",
-    contract: Annotated[bool, typer.Option(help="Algorithms: which checks of the contract apply.")] = False,
+    contract: Annotated[bool, typer.Option("--contract", help="Algorithms: which checks apply, and why not.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List what there is."""
+    """List the methods, models, tasks, datasets and recipes there are, and the runs under ./runs."""
     from confed.catalogue import listing
 
     rows = listing(kind, contract=contract)
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        _print_json(rows)
         return
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, show_header=bool(rows))
+    table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else ():
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
@@ -163,41 +210,48 @@ def list_things(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run or study folder.")], as_json: Json = False) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run or study folder, finished or not.")],
+    as_json: Json = False,
+) -> None:
     """Write report.html again and show the table."""
     from confed.results.folder import run_folders
 
     found = [f / "summary.json" for f in run_folders(folder)]
-    summaries = [json.loads(f.read_text()) for f in found if f.exists()]
-    _show(folder, summaries, as_json)
+    _show(folder, [json.loads(f.read_text(encoding="utf-8")) for f in found if f.is_file()], as_json)
 
 
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run or study folders.")],
-    reference: Annotated[str, typer.Option(help="The method others are compared with.")] = "fedavg",
-    out: Annotated[Path | None, typer.Option(help="Folder for compare.md, compare.csv and compare.tex.")] = None,
+    reference: Annotated[str, typer.Option(help="The method that the others are compared with.")] = "fedavg",
+    out: Annotated[Path | None, typer.Option(help="Folder for compare.md, .csv and .tex.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods over seeds and over examples, with paired tests."""
+    from dataclasses import asdict
+
     from confed.results.compare import compare as compare_folders
 
     comparison = compare_folders(folders, reference)
     if out is not None:
-        comparison.write(out)
-        console.print(f"written: {out}/compare.md, compare.csv, compare.tex")
+        out.mkdir(parents=True, exist_ok=True)
+        texts = {"md": comparison.markdown(), "csv": comparison.csv(), "tex": comparison.latex()}
+        for ending, text in texts.items():
+            (out / f"compare.{ending}").write_text(text, encoding="utf-8")
+        console.print(escape(f"written: {out}/compare.md, compare.csv, compare.tex"), soft_wrap=True, highlight=False)
     if as_json:
-        print(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False))
+        _print_json(_plain(asdict(comparison)))
     else:
-        Console().print(comparison.to_rich())
+        _print_table(comparison.rich())
 
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    image: Annotated[Path, typer.Option(help="A picture.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    image: Annotated[Path, typer.Option(help="A picture, of any size and format.")],
     question: Annotated[str, typer.Option(help="A question about it.")],
-    client: Annotated[str | None, typer.Option(help="Use this client's personal model; else the global one.")] = None,
+    client: Annotated[str | None, typer.Option(help="Use this client's own model; else the global one.")] = None,
     top: Annotated[int, typer.Option(help="How many answers to show.")] = 3,
     as_json: Json = False,
 ) -> None:
@@ -206,17 +260,18 @@ def predict(
 
     answers = ask(folder, image, question, client, top)
     if as_json:
-        print(json.dumps(answers, indent=1))
+        _print_json(answers)
         return
     for answer in answers["answers"]:
-        Console().print(f"{answer['probability']:6.1%}  {escape(answer['answer'])}")
+        print(f"{answer['probability']:6.1%}  {answer['answer']}")
     if answers["unknown_words"]:
-        console.print(f"[yellow]words the model does not know:[/] {', '.join(answers['unknown_words'])}")
+        words = escape(", ".join(answers["unknown_words"]))
+        _say(f"[yellow]words the model does not know:[/] {words}")
 
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
     as_json: Json = False,
 ) -> None:
@@ -224,16 +279,18 @@ def export(
     from confed.inference import export as write
 
     written = write(folder, target)
-    print(json.dumps(written, indent=1)) if as_json else console.print(
-        "\n".join(f"{name}: {path}" for name, path in written.items())
-    )
+    if as_json:
+        _print_json(written)
+        return
+    for name, path in written.items():
+        print(f"{name}: {path}")
 
 
 @data_app.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="A dataset's name.")] = "scenes",
-    options: Annotated[list[str] | None, typer.Argument(help="key=value of the dataset")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) of sample pictures here.")] = None,
+    name: Annotated[str, typer.Argument(help="A dataset's name (`confed list datasets`).")] = "scenes",
+    options: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. setting=A")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a PNG with sample pictures here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Counts, answers, sources and floors of a dataset."""
@@ -241,18 +298,20 @@ def describe(
 
     description = describe_data(name, options or [], out)
     if as_json:
-        print(json.dumps(description, indent=1, ensure_ascii=False))
+        _print_json(description)
         return
     from rich.table import Table
 
     table = Table("place", "role", "questions", "pictures", "answers", "most frequent", box=None, pad_edge=False)
     for row in description["rows"]:
-        table.add_row(*(str(value) for value in row.values()))
-    shown = Console()
-    shown.print(f"[bold]{name}[/]: {description['answers']} answers, {description['words']} words")
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    shown = Console(highlight=False)
+    shown.print(f"[bold]{escape(name)}[/]: {description['answers']} answers, {description['words']} words")
     shown.print(table)
     for key, value in description["facts"].items():
         shown.print(f"{escape(key)}: {escape(value)}")
+    if out is not None:
+        shown.print(f"written: {escape(str(out))}", soft_wrap=True)
 
 
 @app.command()
@@ -262,12 +321,13 @@ def doctor(as_json: Json = False) -> None:
 
     findings = diagnose()
     if as_json:
-        print(json.dumps(findings, indent=1))
+        _print_json(findings)
         return
+    shown = Console(highlight=False)
     for section, entries in findings.items():
-        Console().print(f"[bold]{section}[/]")
+        shown.print(f"[bold]{section}[/]")
         for key, value in entries.items():
-            Console().print(f"  {key}: {escape(str(value))}")
+            shown.print(f"  {escape(key)}: {escape(value)}", soft_wrap=True)
 
 
 @app.command()
@@ -276,12 +336,15 @@ def pretrain(
     questions: Annotated[int | None, typer.Option(help="Public questions.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over them.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Make the mini backbone's weights again, from nothing."""
+    """Make the mini backbone's weights again, from nothing; the same call continues after an interruption."""
     from confed.pretrain import pretrain as make
 
-    options = {"questions": questions, "epochs": epochs, "seed": seed}
-    make(out, **{key: value for key, value in options.items() if value is not None})
+    given = {"questions": questions, "epochs": epochs, "seed": seed}
+    accuracy = make(out, progress=not as_json, **{key: value for key, value in given.items() if value is not None})
+    if as_json:
+        _print_json({"file": str(out), "accuracy": accuracy})
 
 
 @contextmanager
@@ -289,61 +352,60 @@ def _interruptible(folder: Path) -> Iterator[None]:
     """Says how to go on after Ctrl-C and after a full disk."""
     import errno
 
+    from confed.federation.checkpoint import CorruptCheckpoint
+    from confed.results.folder import is_run, is_study
+
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"\n[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
-                      f"  confed resume {escape(str(folder))}")  # fmt: skip
-        sys.exit(INTERRUPTED)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            console.print(
-                f"[red]failed:[/] no space left on the device while writing to {escape(str(folder))}. The last "
-                f"checkpoint is whole; make room and go on with:\n  confed resume {escape(str(folder))}"
+        if is_run(folder) or is_study(folder):
+            _say(
+                "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
+                f"  confed resume {escape(str(folder))}"
             )
-            sys.exit(FAILED)
-        raise
+        else:
+            _say("[yellow]stopped[/] before anything was saved")
+        raise typer.Exit(INTERRUPTED) from None
+    except CorruptCheckpoint as error:
+        raise ValueError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise RuntimeError(
+            f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
+            f"and go on with: confed resume {folder}"
+        ) from error
 
 
-@contextmanager
-def _watching(quiet: bool) -> "Iterator[Callable[[int, int, Job], Callable[[Progress], None]]]":
-    """A progress display of runs and rounds."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
-    )  # fmt: skip
-    with Bars(*columns, console=console, disable=quiet) as bars:
-
-        def watch(number: int, jobs: int, job: "Job") -> "Callable[[Progress], None]":
-            title = f"[{number + 1}/{jobs}] {job.method}, seed {job.seed}"
-            task = bars.add_task(title, total=None, text="preparing data")
-
-            def update(progress: "Progress") -> None:
-                if "left out" in progress.text or "damaged" in progress.text:
-                    bars.console.print(f"[yellow]warning:[/] {escape(progress.text)}")
-                bars.update(task, completed=progress.round, total=progress.rounds, text=escape(progress.text))
-                if progress.text == "done":
-                    bars.stop_task(task)
-
-            return update
-
-        yield watch
+def _plain(value: Any) -> Any:
+    """A value that strict JSON can hold: keys are texts, what is not finite is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _show(folder: Path, summaries: list[dict[str, Any]], as_json: bool) -> None:
+def _print_table(table: "Table") -> None:
+    """Prints figures in full: a terminal that is too narrow breaks lines rather than losing digits."""
+    from rich.measure import Measurement
+
+    shown = Console()
+    needed = Measurement.get(shown, shown.options.update(max_width=MOST_COLUMNS), table).maximum
+    Console(width=max(shown.width, needed)).print(table)
+
+
+def _show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     from confed.results.report import write_report
     from confed.results.tables import study_table
 
     page = write_report(folder)
     if as_json:
-        print(json.dumps({"folder": str(folder), "report": str(page), "runs": summaries}, ensure_ascii=False))
+        _print_json({"folder": str(folder), "report": str(page), "runs": summaries})
         return
     if summaries:
-        Console().print(study_table(summaries))
-    Console().print(f"report: {escape(str(page))}", soft_wrap=True)
+        _print_table(study_table(summaries))
+    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

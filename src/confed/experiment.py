@@ -166,9 +166,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
 class _Runner:
     """One run from start or checkpoint to summary."""
 
-    def __init__(
-        self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch
-    ) -> None:
+    def __init__(self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch) -> None:
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
         self.folder, self.watch = folder, watch
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.keep_checkpoints)
@@ -230,7 +228,11 @@ class _Runner:
         every = self.settings.evaluate_every
         if every and (record.round % every == 0 or record.round >= self.setup.rounds):
             self._evaluate(simulation, record.servers, record.round)
-        timing = {"round": record.round, "seconds": record.seconds, "evaluation_seconds": time.perf_counter() - began}
+        timing = {
+            "round": record.round,
+            "seconds": record.seconds,
+            "evaluation_seconds": time.perf_counter() - began,
+        }
         self.folder.append(self.folder.timings, timing)
         for client, error in record.errors.items():
             self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
@@ -254,11 +256,11 @@ class _Runner:
             own = {p: v for p, v in values["unseen"].items() if p in self.materials.clients}
             unseen = {p: v for p, v in values["unseen"].items() if p in self.materials.unseen}
             values = {"global": own, "personal": own, "unseen": unseen}
-        self.folder.append(self.folder.metrics, {"event": "evaluation", "round": round, "split": "validation", **values})
+        self.folder.append(
+            self.folder.metrics, {"event": "evaluation", "round": round, "split": "validation", **values}
+        )
 
-    def _examine(
-        self, simulation: Simulation, servers: Mapping[str, ServerState], workspace: Workspace
-    ) -> Examined:
+    def _examine(self, simulation: Simulation, servers: Mapping[str, ServerState], workspace: Workspace) -> Examined:
         """The final models on all test examples, one by one; also writes the models."""
         algorithm = self.setup.algorithm
         seen, unseen = list(self.materials.clients), list(self.materials.unseen)
@@ -279,7 +281,9 @@ class _Runner:
                 personal = {**private, **state.tensors.get("personal", {})}
                 if personal:
                     models["personal", name] = personal
-        jobs = [(("personal", owner, place), place, tensors) for (_, owner), tensors in models.items() for place in seen]
+        jobs = [
+            (("personal", owner, place), place, tensors) for (_, owner), tensors in models.items() for place in seen
+        ]
         if algorithm.pooled:
             jobs = [(("personal", name, name), name, models["personal", name]) for name in seen]
         if algorithm.has_global:
@@ -298,7 +302,10 @@ class _Runner:
         return infos.get(name, simulation.setup.population.info(0))
 
     def _write_models(
-        self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]], workspace: Workspace
+        self,
+        servers: Mapping[str, ServerState],
+        personal: Mapping[str, Mapping[str, Tensor]],
+        workspace: Workspace,
     ) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.has_global:

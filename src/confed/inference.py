@@ -49,8 +49,8 @@ class TrainedModel:
             top: how many answers, at most all.
 
         Returns:
-            ``answers``, a list of ``answer`` and ``probability``, best first, and ``unknown_words``, the words
-            of the question that the tokenizer does not know.
+            ``answers``, a list of ``answer`` and ``probability``, best first, and ``unknown_words``, the
+            words of the question that the tokenizer does not know.
 
         Raises:
             ValueError: an empty question, a file that is no readable picture, or ``top`` below 1.
@@ -96,8 +96,8 @@ def predict(folder: Path, image: Path | str, question: str, client: str | None =
         :meth:`TrainedModel.ask` has them.
 
     Raises:
-        ValueError: the folder is not that of a finished run, it has no such model, the question is empty, or the
-            picture cannot be read.
+        ValueError: the folder is not that of a finished run, it has no such model, the question is empty, or
+            the picture cannot be read.
     """
     summary = _finished(folder)
     file = _model_file(folder, summary, client)
@@ -164,7 +164,8 @@ def load_exported(directory: Path | str) -> TrainedModel:
     if options.get("model_type") != "vilt":
         raise ValueError(f"{directory}: model_type must be 'vilt', got {options.get('model_type')!r}")
     config = ViltConfig.from_dict(options)
-    answers = tuple(config.id2label[i] for i in range(len(config.id2label)))
+    labels: Any = config.id2label
+    answers = tuple(labels[i] for i in range(len(labels)))
     size = options.get("confed_image_size", config.image_size)
     # All values are replaced below; the fork keeps the caller's random numbers as they are.
     with torch.random.fork_rng(devices=[]):
@@ -179,7 +180,7 @@ def load_exported(directory: Path | str) -> TrainedModel:
     return TrainedModel(model.eval(), bert_tokenizer(directory, limit), answers, size)
 
 
-# The run folder -----------------------------------------------------------------------------------------------
+# The run folder ---------------------------------------------------------------------------------------------
 
 
 def _finished(folder: Path) -> Mapping[str, Any]:
@@ -190,9 +191,7 @@ def _finished(folder: Path) -> Mapping[str, Any]:
     """
     if is_study(folder):
         runs = ", ".join(str(path) for path in run_folders(folder) if (path / "summary.json").is_file())
-        raise ValueError(
-            f"{folder} is a study, not a run; name one of its finished run folders: {runs or 'there are none yet'}"
-        )
+        raise ValueError(f"{folder} is a study, not a run; its finished run folders: {runs or 'there are none yet'}")
     if not is_run(folder):
         raise ValueError(f"{folder} is not a run folder: it has no recipe.toml")
     run = RunFolder(folder)
@@ -227,9 +226,7 @@ def _model_file(folder: Path, summary: Mapping[str, Any], client: str | None) ->
     if client not in summary["clients"]:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(summary['clients'])}")
     if client not in owners:
-        raise ValueError(
-            f"{client!r} has no personal model, {there}; {summary['label']} has one global model for everybody"
-        )
+        raise ValueError(f"{client!r} has no personal model, {there}; leave the client out for the global model")
     return _personal(folder, client)
 
 
@@ -245,12 +242,18 @@ def _open(folder: Path) -> tuple[TrainedModel, Any]:
 
 
 def _fill(workspace: Any, file: Path) -> None:
+    from safetensors import SafetensorError
+
     from confed.results.samples import fill
 
-    fill(workspace, load_file(file))
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error
+    fill(workspace, tensors)
 
 
-# The Hugging Face layout --------------------------------------------------------------------------------------
+# The Hugging Face layout ------------------------------------------------------------------------------------
 
 
 def _write(directory: Path, trained: TrainedModel, name: str, summary: Mapping[str, Any]) -> None:
@@ -346,8 +349,8 @@ def _readme(trained: TrainedModel, name: str, summary: Mapping[str, Any], adapte
     figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
     who = "The global model" if name == "global" else f"The personal model of the client {place!r}"
     plain = (
-        f"It contains adapters, which `ViltForQuestionAnswering` cannot hold: they are in `adapters.safetensors`,\n"
-        "and `model.safetensors` alone gives other answers. Load it with confed:\n"
+        "It contains adapters, which `ViltForQuestionAnswering` cannot hold: they are in\n"
+        "`adapters.safetensors`, and `model.safetensors` alone gives other answers. Load it with confed:\n"
         if adapters
         else "`model.safetensors` and `config.json` are those of `transformers.ViltForQuestionAnswering`:\n\n"
         "```python\n"
@@ -365,7 +368,7 @@ def _readme(trained: TrainedModel, name: str, summary: Mapping[str, Any], adapte
         "from confed.inference import load_exported\n\n"
         'print(load_exported("this/folder").ask("picture.png", "is there a tree ?"))\n'
         "```\n\n"
-        f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped, and scaled to "
-        "[-1, 1]. The preprocessing of\n`transformers` keeps a picture's proportions instead: make pictures square "
-        "before it.\n"
+        f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped, "
+        "and scaled to [-1, 1].\nThe preprocessing of `transformers` keeps a picture's proportions instead: "
+        "make pictures square before it.\n"
     )

@@ -8,8 +8,8 @@ pre-training (Kim, Son and Kim, ICML 2021, section 3.2), with alignments that ar
 * after the first block every patch scores its noun, its colour, its size and its quadrant;
 * after the first and after the second block every patch scores the colour of its right neighbour;
 * after the second block every noun of the question scores the colour, the size and the quadrant of the thing
-  it names and the colour of that thing's right neighbour, and every colour scores the noun of its thing and the
-  number of its things.
+  it names and the colour of that thing's right neighbour, and every colour scores the noun of its thing and
+  the number of its things.
 
 Scores are dot products with the word embeddings of those very words, so patches and questions speak of the
 same vectors. Without the third group the patches are recognised within an epoch or two, but the answers stay
@@ -63,8 +63,8 @@ class Tagger(nn.Module):
         """Sum over tags of the mean cross-entropy.
 
         Args:
-            layer: which tokens they are, and what about them: ``patch``, ``patch_right``, ``late_right`` (after
-                the second block), ``word`` or ``word_right``.
+            layer: which tokens they are, and what about them: ``patch``, ``patch_right``, ``late_right``
+                (patches after the second block), ``word`` or ``word_right``.
             hidden: (B, T, d).
             targets: tag -> classes (B, T), -1 where a token has none.
             embeddings: the word embeddings, (vocabulary, d).
@@ -88,8 +88,8 @@ def word_targets(text: Tensor, words: Mapping[str, Tensor], cells: Mapping[str, 
     Args:
         text: token ids, (B, L).
         words: see :class:`Tagger`.
-        cells: ``noun``, ``colour``, ``size`` and ``right``, the colour of the right neighbour, of the B pictures,
-            (B, 16), and ``quadrant`` (16,).
+        cells: ``noun``, ``colour``, ``size`` and ``right`` (the colour of the right neighbour) of the B
+            pictures, (B, 16), and ``quadrant`` (16,).
 
     Returns:
         ``colour`` and ``size`` of the thing a noun names, 0 if there is none; its ``quadrant`` and ``right``;

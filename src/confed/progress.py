@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from confed.experiment import Progress, Watch
+from confed.results.folder import is_study
 from confed.study import Job, StudyWatch
 
 __all__ = ["Display", "headline"]
@@ -51,8 +52,9 @@ class Display(StudyWatch):
     def __call__(self, number: int, jobs: int, job: Job) -> Watch:
         """A watcher for job ``number`` of ``jobs``."""
         title = (f"[{number + 1}/{jobs}] " if jobs > 1 else "") + f"{job.method}, seed {job.seed}"
+        # A run on its own is a job too, whose folder is not below itself.
         own = self._folder / job.folder
-        file = (own if own.is_dir() or jobs > 1 else self._folder) / "summary.json"
+        file = (own if is_study(self._folder) else self._folder) / "summary.json"
         if self._live:
             if jobs > 1 and self._overall is None:
                 self._overall = self._bars.add_task("all runs", total=jobs, text="")
@@ -70,9 +72,7 @@ class Display(StudyWatch):
             elif text == "done":
                 self._done(number, title, file)
             elif self._live and self._current is not None:
-                self._bars.update(
-                    self._current, completed=progress.round, total=progress.rounds, text=escape(text)
-                )
+                self._bars.update(self._current, completed=progress.round, total=progress.rounds, text=escape(text))
             elif text.startswith(("loss", "evaluating")) and (progress.round, text) not in shown:
                 shown.add((progress.round, text))
                 self._line(f"{title}: round {progress.round}/{progress.rounds}, {text}")

@@ -68,7 +68,14 @@ class Run:
     gallery: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("cohort", "workers", "checkpoint_every", "evaluate_every", "evaluate_examples", "gallery"):
+        for name in (
+            "cohort",
+            "workers",
+            "checkpoint_every",
+            "evaluate_every",
+            "evaluate_examples",
+            "gallery",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"run.{name} must not be negative, got {getattr(self, name)}")
         for name in ("rounds", "threads", "keep_checkpoints"):
@@ -136,8 +143,7 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as a file that gives the same recipe again."""
         content: dict[str, Any] = {
-            name: {k: _plain(v) for k, v in section.items() if v is not None}
-            for name, section in self.sections.items()
+            name: {k: _plain(v) for k, v in section.items() if v is not None} for name, section in self.sections.items()
         }
         if self.methods:
             content["study"] = {"methods": list(self.methods)}
@@ -199,7 +205,9 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
         if key not in names:
             near = get_close_matches(key, names, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}"
+            )
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:
@@ -231,7 +239,9 @@ def _named(section: str, values: Mapping[str, Any], where: str | None = None) ->
     where = where or section
     name = values.pop("name", None)
     if not isinstance(name, str):
-        raise ValueError(f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}")
+        raise ValueError(
+            f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}"
+        )
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
     return {"name": name, **checked}
 
@@ -254,8 +264,8 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
         if method not in methods:
             raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
     recipe = Recipe(name, sections, methods, overrides)
-    Run(**sections["run"]), recipe.local  # noqa: B018 - their own checks of values
-    recipe.construct("algorithm")
+    # Their constructors check values that types cannot.
+    _ = recipe.run, recipe.local, recipe.construct("algorithm")
     for method in methods:
         recipe.method(method).construct("algorithm")
     return recipe
@@ -291,5 +301,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     return value
-
-

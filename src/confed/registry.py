@@ -11,8 +11,16 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any, TypeVar
 
-__all__ = ["Registry", "algorithms", "datasets", "models", "register_dataset", "register_model",
-           "register_task", "tasks"]
+__all__ = [
+    "Registry",
+    "algorithms",
+    "datasets",
+    "models",
+    "register_dataset",
+    "register_model",
+    "register_task",
+    "tasks",
+]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 

@@ -121,9 +121,7 @@ class _Backwards(_Recording):
     """Computes the calls in reverse order and hands the replies over in the right one."""
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        computed = {
-            i: answer(self.setup, self.workspace, calls[i], store, round) for i in reversed(range(len(calls)))
-        }
+        computed = {i: answer(self.setup, self.workspace, calls[i], store, round) for i in reversed(range(len(calls)))}
         yield from (computed[i] for i in range(len(calls)))
 
 

@@ -5,6 +5,7 @@ with neither BatchNorm nor dropout for the two algebraic checks.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +47,13 @@ class ToyModel(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 3) and features (B, 8) of ``batch["x"]`` (B, 6)."""
-        features = self.body(self.drop(torch.tanh(self.norm(self.stem(batch["x"])))))
+        hidden: Tensor = self.norm(self.stem(batch["x"]))
+        features: Tensor = self.body(self.drop(torch.tanh(hidden)))
         return Output(self.head(torch.relu(features)), features)
 
 
 def _linear(width: int, out: int, rng: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, width, out)
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out))
     with torch.no_grad():
         layer.weight.normal_(0, width**-0.5, generator=rng)
         layer.bias.zero_()
@@ -110,6 +112,4 @@ def toy_setup(
     if algorithm.pooled:
         everything = pool([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
-    return Setup(
-        algorithm, Members(clients), ToyTask(), local, lambda: toy_model(noisy), rounds=rounds, seed=seed
-    )
+    return Setup(algorithm, Members(clients), ToyTask(), local, lambda: toy_model(noisy), rounds=rounds, seed=seed)

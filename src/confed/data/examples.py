@@ -13,8 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Examples", "FederatedDataset", "Split", "Table", "TableData", "Tokenizer", "channels_first",
-           "encode", "pool"]
+__all__ = [
+    "Examples",
+    "FederatedDataset",
+    "Split",
+    "Table",
+    "TableData",
+    "Tokenizer",
+    "channels_first",
+    "encode",
+    "pool",
+]
 
 
 class Tokenizer(Protocol):
@@ -49,13 +58,17 @@ class Examples:
         n = len(self.questions)
         for label in ("image_index", "answers", "types", "names"):
             if len(getattr(self, label)) != n:
-                raise ValueError(f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}")
+                raise ValueError(
+                    f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}"
+                )
         if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
             raise ValueError(
                 f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}"
             )
-        if n and not (0 <= int(self.image_index.min()) and int(self.image_index.max()) < len(self.images)):
-            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
+        if n and not (int(self.image_index.min()) >= 0 and int(self.image_index.max()) < len(self.images)):
+            raise ValueError(
+                f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}"
+            )
         for name, question in zip(self.names, self.questions, strict=True):
             if not question.strip():
                 raise ValueError(f"the question of example {name!r} is empty")
@@ -66,13 +79,14 @@ class Examples:
     def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """The given rows, in that order; the pictures are shared, not copied."""
         rows = np.asarray(rows, dtype=np.int64)
+        chosen: list[int] = rows.tolist()
         return Examples(
             self.images,
             self.image_index[rows],
-            [self.questions[i] for i in rows],
-            [self.answers[i] for i in rows],
-            [self.types[i] for i in rows],
-            [self.names[i] for i in rows],
+            [self.questions[i] for i in chosen],
+            [self.answers[i] for i in chosen],
+            [self.types[i] for i in chosen],
+            [self.names[i] for i in chosen],
         )
 
 
@@ -134,7 +148,9 @@ class Table:
     def take(self, count: int) -> "Table":
         """The first ``count`` rows; the pictures are shared."""
         return Table(
-            self.images, self.image_index[:count], {name: column[:count] for name, column in self.columns.items()}
+            self.images,
+            self.image_index[:count],
+            {name: column[:count] for name, column in self.columns.items()},
         )
 
     def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[dict[str, Tensor]]:

@@ -273,7 +273,11 @@ class Simulation(AbstractContextManager["Simulation"]):
     """
 
     def __init__(
-        self, setup: Setup, store: Store, answerer: "InProcess | Answerer | None" = None, cohort: int | None = None
+        self,
+        setup: Setup,
+        store: Store,
+        answerer: "InProcess | Answerer | None" = None,
+        cohort: int | None = None,
     ) -> None:
         if len(setup.population) == 0:
             raise ValueError("a federation needs at least one client, got 0")
@@ -296,9 +300,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         count = len(self.setup.population)
         return [self.setup.population.info(i) for i in range(count if most is None else min(most, count))]
 
-    def exchange(
-        self, round: int, ledger: Ledger, errors: dict[str, str], losses: dict[str, float]
-    ) -> Exchange:
+    def exchange(self, round: int, ledger: Ledger, errors: dict[str, str], losses: dict[str, float]) -> Exchange:
         """An exchange that also keeps the books."""
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
@@ -318,7 +320,13 @@ class Simulation(AbstractContextManager["Simulation"]):
         return ask
 
     def evaluate(
-        self, servers: Mapping[str, ServerState], round: int, *, split: str, limit: int = 0, most: int | None = 100
+        self,
+        servers: Mapping[str, ServerState],
+        round: int,
+        *,
+        split: str,
+        limit: int = 0,
+        most: int | None = 100,
     ) -> dict[str, dict[str, Tallies]]:
         """Global and personal models on the clients' examples, and the global one in unseen places.
 
@@ -366,9 +374,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             yield reply.message
 
 
-def simulate(
-    simulation: Simulation, servers: Mapping[str, ServerState], start: int = 0
-) -> Iterator[RoundRecord]:
+def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: int = 0) -> Iterator[RoundRecord]:
     """Runs the rounds ``start`` to the last, and the method's finish; yields after each.
 
     The caller logs, evaluates, plots, checkpoints or stops: there are no callbacks.
@@ -395,9 +401,7 @@ def simulate(
             if type(setup.algorithm).finish is Algorithm.finish:
                 return
             servers[name] = drive(setup.algorithm.finish(servers[name], simulation.clients()), exchange)
-        yield RoundRecord(
-            round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began
-        )
+        yield RoundRecord(round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began)
 
 
 def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope]) -> dict[str, int]:

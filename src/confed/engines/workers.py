@@ -13,6 +13,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -136,7 +137,7 @@ class Workers:
             store.save(call.client.id, decode_state(parts[2]))
         return Reply(call.client, decode(parts[1]), head["error"])
 
-    def _start(self, number: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    def _start(self, number: int) -> tuple[BaseProcess, Connection]:
         here, there = self._context.Pipe()
         process = self._context.Process(
             target=_serve, args=(self._setup, number, self._threads, there, here), daemon=True

@@ -1,7 +1,7 @@
 """The one base class of all methods. Every default is FedAvg."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -41,7 +41,7 @@ class Algorithm:
         accumulator: precision of the server's mean; float64 takes about twice the time and memory.
     """
 
-    accumulator: Literal["float32", "float64"] = "float32"
+    accumulator: Literal["float32", "float64"] = field(default="float32", kw_only=True)
 
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False

@@ -70,7 +70,7 @@ class Client:
             ValueError: a shared name is missing, unknown or of another shape.
         """
         names = self.names(Scope.SHARED)
-        if shared.keys() != set(names):
+        if set(shared) != set(names):
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - set(names))
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = shared

@@ -118,8 +118,7 @@ class Mean:
         if unknown:
             raise ValueError(f"updates carry names the model does not have: {unknown}")
         return {
-            name: self._means[name].to(value.dtype) if name in self._means else value
-            for name, value in like.items()
+            name: self._means[name].to(value.dtype) if name in self._means else value for name, value in like.items()
         }
 
     def _precision(self, value: Tensor) -> torch.dtype:

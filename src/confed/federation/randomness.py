@@ -4,7 +4,7 @@ Hence exact resume, the same numbers for any number of workers, and a client's s
 who else takes part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import blake2b
 from random import Random
@@ -26,7 +26,7 @@ def generator(seed: int, round: int, client: str, purpose: str) -> torch.Generat
 
 
 @contextmanager
-def isolated(seed: int) -> Iterator[None]:
+def isolated(seed: int) -> Generator[None]:
     """Runs a block with torch's global generators seeded, and puts the CPU's back afterwards.
 
     Dropout draws from the global generators; this is the one place where they are touched.

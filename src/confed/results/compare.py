@@ -207,7 +207,8 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
         return ["One seed in common: nothing can be said about other seeds."]
     seeds = f"{most}" if least == most else f"{least} to {most}"
     lines = [
-        f"Over seeds: paired t-test over {seeds} seeds. A test of signs or ranks over {most} seeds cannot give "
+        f"Over seeds: paired t-test over {seeds} seeds. A test of signs or ranks over {most} seeds cannot "
+        "give "
         f"a p-value below {smallest_p(most):.4g}."
     ]
     if least < MIN_SEEDS:
@@ -226,20 +227,17 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
     resampled = [d.over_examples for d in found if d.over_examples]
     discordant = [d.discordant for d in found if d.discordant]
     if not resampled:
-        return [
-            "No tests over examples: predictions of both methods on the same examples are missing."
-        ] * bool(found)
+        return ["No tests over examples: predictions of both methods on the same examples are missing."] * bool(found)
     line = (
-        "Over examples: these trained models on this test data, clients pooled; it says nothing about other seeds. "
+        "Over examples: these trained models on this test data, clients pooled; it says nothing about "
+        "other seeds. "
         f"The bootstrap ({resampled[0].resamples} resamples) cannot give a p-value below "
         f"{2 / (resampled[0].resamples + 1):.1g}"
     )
-    bound = max((test.smallest_p for test in discordant), default=0.0)
+    bound = max((test.smallest_p for test in discordant if test.only_a + test.only_b), default=0.0)
     lines = [line + (f", McNemar's test in some rows none below {bound:.2g}." if bound > 1e-4 else ".")]
     if discordant and any(len(d.seeds) > 1 for d in found):
-        lines.append(
-            "McNemar counts an example once per seed, which makes its p-values over several seeds too small."
-        )
+        lines.append("McNemar counts an example once per seed, which makes its p-values over several seeds too small.")
     return lines
 
 
@@ -248,9 +246,7 @@ def _on_methods(found: Sequence[Difference], methods: Methods, reference: str) -
     lines: list[str] = []
     families = [sum(d.measure == measure for d in found) for measure in MEASURES]
     if max(families) > 1:
-        lines.append(
-            f"p-values are corrected by Holm's procedure over up to {max(families)} methods per measure."
-        )
+        lines.append(f"p-values are corrected by Holm's procedure over up to {max(families)} methods per measure.")
     firsts = {method: next(iter(runs.values())) for method, runs in methods.items() if method != reference}
     bounds = [run.label for run in firsts.values() if is_bound(run.summary)]
     if bounds:

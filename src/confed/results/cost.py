@@ -33,8 +33,10 @@ def cost_table(study: Study) -> Table | None:
         return None
     notes = (
         "Sent: messages as they are serialised, all rounds; per client: one client in one round, both ways. "
-        "Time: training and evaluation, with whatever else the machine was doing; CPU: time of all processors. "
-        "Memory: largest resident memory of a process. Parameters of one client: trained by it, sent each way in "
+        "Time: training and evaluation, with whatever else the machine was doing; CPU: time of all "
+        "processors. "
+        "Memory: largest resident memory of a process. Parameters of one client: trained by it, sent "
+        "each way in "
         "a round, stored by it between rounds, and the whole model.",
     )
     return Table("Cost", columns, (rows,), notes)
@@ -64,9 +66,7 @@ def race_table(study: Study) -> Table | None:
             continue
         sent = study.mean(method, partial(_sent, there))
         rows.append((Cell(study.labels[method]), Cell(str(there), there), Cell(formats.size(sent), sent)))
-    title = (
-        f"Until the personal mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
-    )
+    title = f"Until the personal mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
     return Table(title, (Column("method", words=True), Column("rounds"), Column("sent")), (tuple(rows),))
 
 
@@ -95,9 +95,7 @@ def _row(study: Study, method: str) -> tuple[Cell, ...]:
 
 def _total(key: str, run: Run) -> float | None:
     rounds = run.summary.get(key)
-    return (
-        sum(sum(numbers(line).values()) for line in rounds.values()) if isinstance(rounds, Mapping) else None
-    )
+    return sum(sum(numbers(line).values()) for line in rounds.values()) if isinstance(rounds, Mapping) else None
 
 
 def _per_call(run: Run) -> float | None:

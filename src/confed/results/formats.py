@@ -20,10 +20,11 @@ def percent(value: float | None, sd: float | None = None) -> str:
 
 
 def points(difference: float | None) -> str:
-    """A difference of two fractions in percentage points, always with its sign: ``+1.3``, ``−0.4``."""
+    """A difference of two fractions in percentage points, with its sign: ``+1.3``, ``−0.4``, ``0.0``."""
     if difference is None or not math.isfinite(difference):
         return MISSING
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    text = f"{100 * difference:+.1f}".replace("-", "−")
+    return "0.0" if text[1:] == "0.0" else text
 
 
 def size(number: float | None) -> str:

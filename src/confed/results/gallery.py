@@ -1,7 +1,8 @@
 """Sample questions with what the models answered and where they looked.
 
-Each picture is in the page once, as a CSS rule, however many methods were asked about it. Attention is drawn as a
-dark veil that is thin where the model looks: a veil leaves the colours, which many questions are about, as they are.
+Each picture is in the page once, as a CSS rule, however many methods were asked about it. Attention is drawn
+as a dark veil that is thin where the model looks: a veil leaves the colours, which many questions are about,
+as they are.
 """
 
 import base64
@@ -20,7 +21,7 @@ from confed.results.runs import Study, number
 
 __all__ = ["Album", "gallery"]
 
-_VEIL = 0.78
+_VEIL = 0.7
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 Sample = Mapping[str, Any]
@@ -92,8 +93,8 @@ def _card(sample: Sample, album: Album) -> str:
     answers = "".join(
         _answer(title, given, truth, picture)
         for title, given in (
-            ("global model", sample.get("global")),
-            ("personal model", sample.get("personal")),
+            ("global", sample.get("global")),
+            ("personal", sample.get("personal")),
         )
         if isinstance(given, Mapping)
     )
@@ -101,7 +102,8 @@ def _card(sample: Sample, album: Album) -> str:
         f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
         f"{escape(str(sample.get('question', '')))}</h3>"
         f'<div class="picture p256 {picture}"></div>'
-        f"<div class=answers><div class=truth>Correct answer: <b>{escape(truth)}</b></div>{answers}</div></div>"
+        f"<div class=answers><div class=truth>Correct answer: "
+        f"<b>{escape(truth)}</b></div>{answers}</div></div>"
     )
 
 
@@ -109,12 +111,11 @@ def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
     """One model's answer, its probability, and the picture under its attention."""
     probability = number(given.get("probability"))
     certainty = "" if probability is None else f"{100 * probability:.0f} % sure"
-    bar = (
-        "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
-    )
+    bar = "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
     veil = _veil(given.get("attention"))
     view = f'<div class="picture p112 {picture}">{veil}</div>' if veil else "<div></div>"
-    return f"<div class=answer>{view}<div><strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}</div></div>"
+    words = f"<strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}"
+    return f"<div class=answer>{view}<div>{words}</div></div>"
 
 
 def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], album: Album) -> str:
@@ -136,14 +137,16 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
             )
             cells += f"<td>{pairs or '–'}</td>"
         rows += (
-            f'<tr><td><div class="picture p64 {picture}"></div></td><td>{escape(str(sample.get("question", "")))}'
+            f'<tr><td><div class="picture p64 {picture}"></div></td><td>'
+            f"{escape(str(sample.get('question', '')))}"
             f" <b>{escape(truth)}</b><br><small>{escape(place)}</small></td>{cells}</tr>"
         )
     return (
-        f'<div class="scroll wide"><table class=glance><thead><tr><th></th><th class=left>question and correct answer'
-        f"</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        "<p class=note>P: the personal model of the place's client; G: the global model. An unseen place has no "
-        "client, so only the global model is asked.</p>"
+        '<div class="scroll wide"><table class=glance><thead><tr><th></th>'
+        f"<th class=left>question and correct answer</th>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+        "<p class=note>P: the personal model of the place's client; G: the global model. An unseen place "
+        "has no client, so only the global model is asked.</p>"
     )
 
 
@@ -174,10 +177,12 @@ def _veil(attention: object) -> str:
         return ""
     if not math.isclose(weights.max(), 0, abs_tol=1e-12):
         weights = weights / weights.max()
-    alpha = (255 * _VEIL * (1 - weights.clip(0, 1))).round().astype(np.uint8)
+    # The root keeps places visible that get a tenth of the most looked-at one's weight.
+    alpha = (255 * _VEIL * (1 - np.sqrt(weights.clip(0, 1)))).round().astype(np.uint8)
     pixels = np.stack([np.full_like(alpha, shade) for shade in (8, 10, 16)] + [alpha], axis=-1)
     # Enlarged here and not by the browser, so that the edges do not fade.
     layer = Image.fromarray(pixels).resize((28, 28), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     layer.save(buffer, format="PNG", optimize=True)
-    return f'<i style="background-image:url(data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()})"></i>'
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<i style="background-image:url(data:image/png;base64,{data})"></i>'

@@ -1,7 +1,7 @@
 """Pieces of an HTML page: sections, tables of shaded cells, tabs, tiles, legends.
 
-Every function takes plain text and escapes it, except where a parameter is called ``html``: that is markup made by
-another function of this package.
+Every function takes plain text and escapes it, except where a parameter is called ``html``: that is markup
+made by another function of this package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +29,9 @@ __all__ = [
 MOST_TABS = 32
 """More panels than this are folded one below the other."""
 
+LEAST_RANGE = 0.05
+"""Shades reach over at least this range, so that tiny differences look tiny."""
+
 
 class Tabs:
     """Makes groups of tabs that work without a script, each group with a name of its own on the page."""
@@ -49,21 +52,16 @@ class Tabs:
         name = f"tabs{next(self._groups)}"
         ids = [f"{name}-{i}" for i in range(len(panels))]
         inputs = "".join(
-            f"<input type=radio name={name} id={key}{' checked' if i == 0 else ''}>"
-            for i, key in enumerate(ids)
+            f"<input type=radio name={name} id={key}{' checked' if i == 0 else ''}>" for i, key in enumerate(ids)
         )
         labels = "".join(
             f"<label for={key}>{escape(title)}</label>" for key, (title, _) in zip(ids, panels, strict=True)
         )
         bodies = "".join(f"<div class=panel>{html}</div>" for _, html in panels)
-        return (
-            f"<div class=tabs>{inputs}<div class=tablist>{labels}</div><div class=panels>{bodies}</div></div>"
-        )
+        return f"<div class=tabs>{inputs}<div class=tablist>{labels}</div><div class=panels>{bodies}</div></div>"
 
 
-def document(
-    title: str, head_html: str, sections: Sequence[tuple[str, str, str]], extra_css: str = ""
-) -> str:
+def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]], extra_css: str = "") -> str:
     """A complete page that needs nothing but itself.
 
     Args:
@@ -81,7 +79,8 @@ def document(
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}{_tab_css()}{extra_css}</style>\n</head>\n<body>\n"
         f"<header>{head_html}<nav>{links}</nav></header>\n<main>\n{body}</main>\n"
-        "<footer>Written by confed. This file is complete in itself: it loads nothing.</footer>\n</body>\n</html>\n"
+        "<footer>Written by confed. This file is complete in itself: it loads "
+        "nothing.</footer>\n</body>\n</html>\n"
     )
 
 
@@ -113,10 +112,10 @@ def tiles(entries: Sequence[tuple[str, str]]) -> str:
 
 def legend(entries: Sequence[tuple[str, str, bool]]) -> str:
     """Line samples: (label, CSS colour name without the dashes, dashed)."""
-    inner = "".join(
-        f'<li><i{" class=dashed" if dashed else ""} style="border-color:var(--{colour})"></i>{escape(label)}</li>'
-        for label, colour, dashed in entries
-    )
+    inner = ""
+    for label, colour, dashed in entries:
+        style = f'{"class=dashed " if dashed else ""}style="border-color:var(--{colour})"'
+        inner += f"<li><i {style}></i>{escape(label)}</li>"
     return f"<ul class=legend>{inner}</ul>"
 
 
@@ -137,32 +136,35 @@ def heatmap(
     rows: Sequence[tuple[str, Sequence[float | None]]],
     *,
     own: Mapping[str, str] | None = None,
+    by_column: bool = False,
     sections: int = 0,
-    decimals_of_percent: bool = True,
 ) -> str:
-    """A table of fractions whose cells are shaded from the smallest to the largest.
+    """A table of fractions, shown in percent, whose cells are shaded from the smallest to the largest.
 
     Args:
         corner: heading of the row names.
         columns: headings.
         rows: name and values of each row.
         own: row name -> the column whose cell is framed.
+        by_column: shade every column for itself.
         sections: number of last rows that are set apart by a rule.
-        decimals_of_percent: values are fractions shown in percent; otherwise they are shown with three digits.
     """
-    present = [value for _, values in rows for value in values if value is not None]
-    low, high = min(present, default=0.0), max(present, default=1.0)
+    ranges = [[values[i] for _, values in rows if values[i] is not None] for i in range(len(columns))]
+    if not by_column:
+        ranges = [[value for part in ranges for value in part]] * len(columns)
     head = "".join(f"<th>{escape(text)}</th>" for text in (corner, *columns))
     lines: list[str] = []
     for name, values in rows:
         cells = ""
-        for column, value in zip(columns, values, strict=True):
+        for column, value, present in zip(columns, values, ranges, strict=True):
             if value is None:
                 cells += f"<td class=muted>{formats.MISSING}</td>"
                 continue
-            share = (value - low) / (high - low) if high > low else 0.5
+            high = max(x for x in present if x is not None)
+            low = min(x for x in present if x is not None)
+            share = 1 - (high - value) / max(high - low, LEAST_RANGE)
             framed = " own" if own and own.get(name) == column else ""
-            text = formats.percent(value) if decimals_of_percent else f"{value:.3g}"
+            text = formats.percent(value)
             cells += f'<td class="heat{framed}" style="--a:{0.05 + 0.5 * share:.2f}">{escape(text)}</td>'
         lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     cut = len(lines) - sections

@@ -77,9 +77,10 @@ def values_of(methods: Methods, measure: str) -> dict[str, dict[int, float]]:
 
 
 def differences(methods: Methods, reference: str) -> list[Difference]:
-    """Every method against the reference on every measure that both have, in the order of measures and methods.
+    """Every method against the reference on every measure that both have.
 
-    Each kind of test is corrected by Holm's procedure over the methods of one measure.
+    In the order of measures, then methods. Each kind of test is corrected by Holm's procedure over the
+    methods of one measure.
     """
     scores = _Scores()
     found: list[Difference] = []
@@ -91,8 +92,7 @@ def differences(methods: Methods, reference: str) -> list[Difference]:
             if method != reference and seeds:
                 a, b = ([values[name][seed] for seed in seeds] for name in (method, reference))
                 pairs = [
-                    scores.pair(methods[method][seed], methods[reference][seed], MEASURES[measure][1])
-                    for seed in seeds
+                    scores.pair(methods[method][seed], methods[reference][seed], MEASURES[measure][1]) for seed in seeds
                 ]
                 family.append(_over_examples(_over_seeds(measure, method, seeds, a, b), pairs))
         found += _corrected(family)
@@ -119,7 +119,7 @@ class _Scores:
         return {key[len(start) : -len(end)]: value for key, value in found.items() if key.startswith(start)}
 
     def pair(self, run: Run, reference: Run, view: str) -> Pair | None:
-        """Scores of the same examples, all places in one row; None if the two were not tested on the same ones."""
+        """Scores of the same examples, all places in one row; None if the two had other examples."""
         a, b = self.of(run, view), self.of(reference, view)
         if not a or a.keys() != b.keys() or any(len(a[place]) != len(b[place]) for place in a):
             return None
@@ -127,9 +127,7 @@ class _Scores:
         return x, y
 
 
-def _over_seeds(
-    measure: str, method: str, seeds: Sequence[int], a: Sequence[float], b: Sequence[float]
-) -> Difference:
+def _over_seeds(measure: str, method: str, seeds: Sequence[int], a: Sequence[float], b: Sequence[float]) -> Difference:
     points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
     return Difference(measure, method, tuple(seeds), points, paired_t(a, b) if len(seeds) > 1 else None)
 
@@ -143,7 +141,7 @@ def _over_examples(difference: Difference, pairs: Sequence[Pair | None]) -> Diff
     hard = bool(np.isin(x, (0, 1)).all() and np.isin(y, (0, 1)).all())
     discordant = mcnemar(x, y) if hard else None
     if len({len(a) for a, _ in present}) == 1:
-        # A test set that all seeds share is drawn once, with each example's mean over seeds, not once per seed.
+        # A test set that all seeds share is drawn once, with each example's mean over seeds.
         x, y = (np.mean([pair[i] for pair in present], axis=0) for i in (0, 1))
     return replace(difference, over_examples=bootstrap(x, y), discordant=discordant)
 

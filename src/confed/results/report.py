@@ -1,7 +1,7 @@
 """One file that shows a run or a study to a colleague: ``report.html``.
 
-It needs no network: drawings, pictures and styles are inside. It holds no date, so that the same results give the
-same bytes.
+It needs no network: drawings, pictures and styles are inside. It holds no date, so that the same results give
+the same bytes.
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,31 @@ __all__ = ["render", "write_report"]
 
 GLOSSARY: Mapping[str, str] = {
     "client": "One member of the federation, with data of its own that it does not share.",
-    "personal": "A client's own model on its own test data. What makes a model a client's own depends on the method: "
-    "its last local model before averaging, or the shared model after fine-tuning, or private parts beside shared "
+    "personal": "A client's own model on its own test data. What makes a model a client's own depends on "
+    "the method: "
+    "its last local model before averaging, or the shared model after fine-tuning, or private parts "
+    "beside shared "
     "ones. Methods without any use the global model.",
     "mean, worst": "Mean over clients, each counted once whatever its size; the client with the lowest value.",
     "global on seen": "The one shared model on the test data of the clients that trained it, mean over clients.",
     "global on unseen": "The one shared model on test data of places that took no part in training, mean over places.",
     "last round": "All test results are those after the last round. No round is chosen by its result.",
-    "validation": "Learning curves are on validation data; test data are looked at once, at the end.",
+    "validation": "Learning curves are on the clients' validation data (a part of them, if the recipe "
+    "says so); the "
+    "clients' test data are looked at once, at the end. Unseen places have test data only, so their "
+    "curves are on "
+    "these, and nothing is chosen by them.",
     "± (sd)": "Standard deviation over seeds (divisor n − 1): other initial values and another order of examples.",
     "seed": "The number that all random choices of a run derive from. Methods with one seed start alike.",
     "bytes": "Length of the tensors' messages as they are serialised, not an estimate.",
     "central": "All data in one place, the same total number of epochs: a bound, not a federated method.",
     "local": "Every client trains alone; nothing is sent.",
-    "paired test": "Both methods with the same seed (or on the same test question) are compared with each other, and "
+    "paired test": "Both methods with the same seed (or on the same test question) are compared with "
+    "each other, and "
     "only the differences count.",
     "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
-    "attention": "How much the answer looked at each part of the picture: bright is much, dark is little.",
+    "attention": "How much the model looked at each part of the picture: bright is much, dark is little "
+    "(brightness grows with the square root of the weight, which is 1 at the most looked-at part).",
 }
 
 
@@ -78,9 +86,7 @@ def render(study: Study) -> str:
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(GLOSSARY)),
     ]
-    head = (
-        f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{_lead(study)}{page.callout(_gaps(study))}"
-    )
+    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{_lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, album.css)
 
 
@@ -97,13 +103,11 @@ def _chips(study: Study) -> list[str]:
     chips = [
         "run" if study.single else "study",
         f"{len(study.clients)} clients",
-        f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds",
+        f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
         f"metric: {study.runs[0].metric}",
     ]
-    trainable = dict.fromkeys(
-        str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable")
-    )
+    trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
     return chips + [f"trained: {name}" for name in trainable]
 
 
@@ -124,17 +128,19 @@ def _lead(study: Study) -> str:
     text = f"{_counted(len(study.clients), 'client')} {f'({inner}) ' if inner else ''}trained "
     rounds = int(first.summary.get("rounds", 0))
     model = first.recipe.get("model", {}).get("name")
-    text += f"a vision-language model{f' ({model})' if model else ''} for {_counted(rounds, 'round', lower=True)}. "
+    text += f"a vision-language model{f' ({model})' if model else ''} "
+    text += f"for {_counted(rounds, 'round', lower=True)}. "
     text += "Pictures and questions stay with their client; only model tensors travel. "
     if study.single:
         text += f"The method is {first.label}. "
     else:
         seeds = len(study.seeds)
         labels = study.labels
-        text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) started from the same model"
+        text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) "
+        text += "started from the same model"
         text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
-    text += "Two things are measured after the last round: how well each client's own model answers the questions of "
-    text += "that client, and how well the one shared model answers those of everybody"
+    text += "Two things are measured after the last round: how well each client's own model answers the "
+    text += "questions of that client, and how well the one shared model answers those of everybody"
     text += f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
     return page.paragraph(text, "lead")
 
@@ -164,12 +170,8 @@ def _gaps(study: Study) -> list[str]:
         if not run.complete:
             planned = run.summary.get("planned_rounds")
             of = f" of {planned}" if planned else ""
-            lines.append(
-                f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results."
-            )
-        absent = [
-            f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"
-        ]
+            lines.append(f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results.")
+        absent = [f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"]
         if absent and run.complete:
             lines.append(f"{who} lacks {_listed(absent)}.")
     shown = 12
@@ -215,14 +217,12 @@ def _settings(study: Study, tabs: Tabs) -> str:
         )
     recipes = [(study.labels[m], _recipe(study.of(m)[0])) for m in study.methods if study.of(m)[0].recipe]
     if recipes:
-        html += f"<h3>Resolved recipe</h3>{tabs(recipes)}"
+        html += f"<details><summary>Resolved recipe</summary>{tabs(recipes)}</details>"
     versions = [f"{name} {version}" for name, version in first.summary.get("versions", {}).items()]
     if versions:
         html += f"<h3>Versions</h3>{page.paragraph(', '.join(versions), 'muted')}"
     differing = [
-        run
-        for run in study.runs
-        if run.complete and run.summary.get("versions") != first.summary.get("versions")
+        run for run in study.runs if run.complete and run.summary.get("versions") != first.summary.get("versions")
     ]
     if differing:
         html += page.callout([f"{run.label}, seed {run.seed}, ran with other versions." for run in differing])

@@ -187,8 +187,9 @@ def load(folder: Path) -> Study:
     found = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
     if found:
         runs = [_run(path, path.parent.name) for path in found]
-        runs.sort(key=lambda run: (list(dict.fromkeys(r.method for r in runs)).index(run.method), run.seed))
-        remark = "The study has no index (summary.json): it was interrupted, and methods stand in alphabetical order."
+        order = list(dict.fromkeys(run.method for run in runs))
+        runs.sort(key=lambda run: (order.index(run.method), run.seed))
+        remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
         return Study(folder, str(runs[0].summary.get("recipe", "")), tuple(runs), remarks=(remark,))
     what = "an empty or foreign folder" if folder.is_dir() else "nothing"
     raise ValueError(
@@ -208,9 +209,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
         if _is_run(path):
             runs.append(_run(path, method, labels.get(method)))
         else:
-            remarks.append(
-                f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run."
-            )
+            remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
         raise ValueError(f"{folder} must hold the runs that its summary.json names, found none of them")
     order += [run.method for run in runs if run.method not in order]
@@ -257,10 +256,7 @@ def _provisional(
     section = recipe.get("run", {})
     tail = folder.name.removeprefix("seed-")
     clients = dict.fromkeys(c for line in rounds for c in [*line.get("loss", {}), *line.get("errors", {})])
-    places = {
-        view: dict.fromkeys(p for e in evaluations for p in e.get(view, {}))
-        for view in ("personal", "unseen")
-    }
+    places = {view: dict.fromkeys(p for e in evaluations for p in e.get(view, {})) for view in ("personal", "unseen")}
     return {
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
         "recipe": recipe.get("name", ""),

@@ -32,10 +32,9 @@ VIEWS: Mapping[str, str] = {
 
 
 def legend(study: Study) -> str:
-    """Which colour is which method; nothing for a run on its own."""
-    hue, dashed = plots.colours(study), plots.dashes(study)
-    entries = [(study.labels[m], hue[m], dashed[m]) for m in study.methods]
-    return page.legend(entries) if len(entries) > 1 else ""
+    """Which colour is which method, or for a run on its own which model."""
+    looks = (plots.PERSONAL, plots.GLOBAL) if study.single else plots.looks(study).values()
+    return page.legend([(look.label, look.colour, look.dashed) for look in looks])
 
 
 def results(study: Study) -> str:
@@ -49,8 +48,10 @@ def results(study: Study) -> str:
     text = (
         "<h3>Personal against general</h3>"
         + page.paragraph(
-            "Upwards: the clients' own models are better on their own data. To the right: the shared model is better "
-            "where nobody trained. A method in the upper right corner gives both; a personal model that was bought "
+            "Upwards: the clients' own models are better on their own data. To the right: the shared "
+            "model is better "
+            "where nobody trained. A method in the upper right corner gives both; a personal model that "
+            "was bought "
             "with a worse shared one stands to the upper left."
         )
         + page.paragraph(_finding(study))
@@ -68,7 +69,8 @@ def significance(study: Study) -> str:
         return ""
     table = comparison.table()
     text = (
-        f"Every method against {comparison.labels[comparison.reference]}, in percentage points. Two questions: "
+        f"Every method against {comparison.labels[comparison.reference]}, in percentage points. Two "
+        "questions: "
         "would other seeds show the same (over seeds), and do these trained models differ on this test data "
         "(over examples)?"
     )
@@ -83,13 +85,15 @@ def learning(study: Study) -> str:
         return ""
     several = len(study.seeds) > 1
     caption = (
-        "Results on validation data after each round, mean over clients; round 0 is before training."
+        "Results on validation data after each round (unseen places have none: on their test data), mean "
+        "over "
+        "places; round 0 is before training."
         + (" Lines are means over seeds, bands reach from the lowest seed to the highest." if several else "")
     )
     html = legend(study) + page.figure(drawing, caption)
     each = plots.client_curves(study)
-    dotted = " Dotted: the global model." if study.single else ""
-    return html + page.figure(each, f"Personal models, client by client.{dotted}")
+    both = ", and the global model on the same data" if study.single else ""
+    return html + page.figure(each, f"Personal models{both}, client by client.")
 
 
 def clients(study: Study) -> str:
@@ -98,7 +102,8 @@ def clients(study: Study) -> str:
     if not drawing:
         return ""
     several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
-    caption = f"Each client's personal model on its own test data after the last round, in %.{several}"
+    both = " and the global model" if study.single else ""
+    caption = f"Each client's personal model{both} on the client's test data after the last round, in %.{several}"
     return legend(study) + page.figure(drawing, caption) + _fairness(study)
 
 
@@ -112,8 +117,8 @@ def matrices(study: Study, tabs: Tabs) -> str:
     if not panels:
         return ""
     text = (
-        "Row: whose model. Column: whose test data (%). Framed: a client's model at home. A row that is dark only in "
-        "its frame is a specialist."
+        "Row: whose model. Column: whose test data (%); shades compare the models on one column's data. "
+        "Framed: a client's model at home. A row that is dark only in its frame belongs to a specialist."
     )
     return page.paragraph(text, "muted") + tabs(panels)
 
@@ -153,8 +158,10 @@ def calibration(study: Study) -> str:
     if not any(value is not None for _, values in rows for value in values):
         return ""
     text = (
-        "Expected calibration error in percentage points, mean over places: how far the probability that a model "
-        "gives its answer is from how often it is right. Small is good; 0 means that answers given with 80 % are "
+        "Expected calibration error in percentage points, mean over places: how far the probability that "
+        "a model "
+        "gives its answer is from how often it is right. Small is good; 0 means that answers given with "
+        "80 % are "
         "right 80 % of the time."
     )
     return page.paragraph(text, "muted") + page.heatmap("method", list(VIEWS.values()), rows)
@@ -171,12 +178,14 @@ def cost(study: Study) -> str:
     if not drawing:
         return html
     right = "<h3>Quality for traffic</h3>" + page.paragraph(
-        "Mean result of the personal models on validation data, against everything sent until then; one point per "
-        "evaluated round. Methods that send nothing are not in the drawing."
+        "Mean result of the personal models on validation data, against everything sent until then; one "
+        "point per "
+        "evaluated round." + ("" if study.single else " Methods that send nothing are not in the drawing.")
     )
     if race:
         right += page.paragraph(race.title + ":") + to_html(race)
-    return f"{html}<div class=columns><div>{legend(study)}{drawing}</div><div>{right}</div></div>"
+    key = "" if study.single else legend(study)
+    return f"{html}<div class=columns><div>{key}{drawing}</div><div>{right}</div></div>"
 
 
 def _finding(study: Study) -> str:
@@ -192,8 +201,10 @@ def _finding(study: Study) -> str:
         found = {m: study.mean(m, _reader(name)) for m in federated}
         there = {m: value for m, value in found.items() if value is not None}
         if there:
-            best = max(there, key=there.__getitem__)
-            parts.append(f"{words} {study.labels[best]} ({formats.percent(there[best])} %)")
+            best = formats.percent(max(there.values()))
+            winners = [study.labels[m] for m, value in there.items() if formats.percent(value) == best]
+            if len(winners) < max(2, len(there)):
+                parts.append(f"{words} {' and '.join(winners)} ({best} %)")
     return f"Highest in this study: {', '.join(parts)}." if len(federated) > 1 and parts else ""
 
 
@@ -222,7 +233,8 @@ def _fairness(study: Study) -> str:
             )
         )
     columns = (
-        Column("method", words=True), Column("who", "worst client", words=True), Column("value", "worst client"),
+        Column("method", words=True),
+        Column("who", "worst client", words=True), Column("value", "worst client"),
         Column("sd", "across clients"), Column("best − worst", "across clients"),
         Column("than local training", "personal model is worse", words=True),
         Column("than the global model", "personal model is worse", words=True),
@@ -232,9 +244,7 @@ def _fairness(study: Study) -> str:
 
 def _client_means(study: Study, method: str, key: str) -> dict[str, float]:
     """Client -> mean over seeds."""
-    found = {
-        c: study.mean(method, lambda run, c=c: numbers(run.summary.get(key)).get(c)) for c in study.clients
-    }
+    found = {c: study.mean(method, lambda run, c=c: numbers(run.summary.get(key)).get(c)) for c in study.clients}
     return {client: value for client, value in found.items() if value is not None}
 
 
@@ -273,7 +283,12 @@ def _matrix(study: Study, method: str) -> str:
     if present:
         rows.append(("global model", last))
     return page.heatmap(
-        "model of", places, rows, own={owner: owner for owner in owners}, sections=int(present)
+        "model of",
+        places,
+        rows,
+        own={owner: owner for owner in owners},
+        by_column=True,
+        sections=int(present),
     )
 
 

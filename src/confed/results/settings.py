@@ -9,7 +9,7 @@ from confed.results.runs import Run
 __all__ = ["differing_keys", "flat", "named_apart"]
 
 # What must agree for two runs to differ in nothing but the algorithm.
-_FAIR = ("data.", "model.", "local.", "task.", "run.rounds")
+_FAIR = ("data.", "model.", "local.", "task.", "run.rounds", "run.cohort")
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -28,11 +28,7 @@ def differing_keys(run: Run, reference: Run) -> dict[str, str]:
     keys = [key for key in dict.fromkeys([*mine, *other]) if key.startswith(_FAIR)]
     if run.seed != reference.seed:
         keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
-    return {
-        key: f"{_value(mine, key)}, not {_value(other, key)}"
-        for key in keys
-        if mine.get(key) != other.get(key)
-    }
+    return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in keys if mine.get(key) != other.get(key)}
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:

@@ -67,7 +67,7 @@ def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
 
 
 def marks(values: Sequence[float | None]) -> list[Mark]:
-    """Which values are best and second best, judged by the decimal that is shown, so that equals look equal."""
+    """Which values are best and second best, judged by the decimal shown, so that equals look equal."""
     shown = [None if value is None else round(value, 1) for value in values]
     order = sorted({value for value in shown if value is not None}, reverse=True)
     if len(order) < 2:
@@ -93,16 +93,14 @@ def study_table(summaries: Iterable[Summary]) -> "RichTable":
 def table_of(study: Study) -> Table:
     """The headline table of a study that was read back."""
     labels = study.labels
-    return results_table(
-        [(labels[method], [run.summary for run in study.of(method)]) for method in study.methods]
-    )
+    return results_table([(labels[method], [run.summary for run in study.of(method)]) for method in study.methods])
 
 
 def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     """The headline table.
 
-    Test results after the last round in percent, mean and standard deviation over seeds; the best value of each
-    column is bold and the second best underlined. Centralised training stands apart and is not ranked.
+    Test results after the last round in percent, mean and standard deviation over seeds; the best value of
+    each column is bold and the second best underlined. Centralised training stands apart and is not ranked.
 
     Args:
         methods: label and summaries (one per seed) of each method, in order.
@@ -111,9 +109,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         ValueError: there are no methods, or one of them has no runs.
     """
     if not methods or not all(runs for _, runs in methods):
-        raise ValueError(
-            f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}"
-        )
+        raise ValueError(f"every method must have at least one run, got {[(m, len(runs)) for m, runs in methods]}")
     federated = [(label, runs) for label, runs in methods if not is_bound(runs[0])]
     bounds = [(label, runs) for label, runs in methods if is_bound(runs[0])]
     every = [summary for _, runs in methods for summary in runs]
@@ -180,7 +176,8 @@ def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summa
 
 def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds: bool) -> list[str]:
     notes = [
-        "Personal: each client's own model on its own test data. Global: the one shared model on the clients' test "
+        "Personal: each client's own model on its own test data. Global: the one shared model on the "
+        "clients' test "
         "data (seen) and on places that took no part (unseen). Sent: all clients, all rounds, up and down."
     ]
     sizes = {label: len(runs) for label, runs in methods}

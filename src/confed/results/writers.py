@@ -21,8 +21,8 @@ class Cell:
 
     Attributes:
         text: as people read it.
-        value: the number behind it in the unit of its column, written to CSV at full precision; None for words
-            and for missing values.
+        value: the number behind it in the unit of its column, written to CSV at full precision; None for
+            words and for missing values.
         sd: standard deviation over seeds, in the same unit.
         mark: how it ranks in its column.
     """
@@ -118,7 +118,7 @@ def to_rich(table: Table) -> "RichTable":
 
 
 def to_markdown(table: Table) -> str:
-    """The table as a pipe table: best values bold, second best underlined by HTML, sections divided by a blank row."""
+    """The table as a pipe table: best values bold, second best underlined, a blank row between sections."""
     table = table.brief()
 
     def line(cells: Sequence[str]) -> str:
@@ -140,7 +140,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """The table as CSV: every column, numbers at full precision, standard deviations in columns of their own."""
+    """The table as CSV: all columns, numbers at full precision, standard deviations in their own columns."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     spread = [any(row[i].sd is not None for row in table.rows) for i in range(len(table.columns))]
@@ -177,9 +177,7 @@ def to_latex(table: Table) -> str:
     lines.append(" & ".join(_latex(column.title) for column in table.columns) + r" \\")
     for section in (section for section in table.sections if section):
         lines.append(r"\midrule")
-        lines += [
-            " & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\" for row in section
-        ]
+        lines += [" & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\" for row in section]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip\footnotesize {_latex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
@@ -198,11 +196,7 @@ def to_html(table: Table) -> str:
             f'<th colspan="{n}"{" class=group" if group else ""}>{escape(group)}</th>' for group, n in groups
         )
         head += f"<tr>{cells}</tr>"
-    head += (
-        "<tr>"
-        + "".join(f"<th{_left(column)}>{escape(column.title)}</th>" for column in table.columns)
-        + "</tr>"
-    )
+    head += "<tr>" + "".join(f"<th{_left(column)}>{escape(column.title)}</th>" for column in table.columns) + "</tr>"
     body = ""
     stub = len(table.columns) > 1 and table.columns[0].words and table.columns[1].words
     for section in table.sections:
@@ -235,9 +229,7 @@ def _span(section: Sequence[Sequence[Cell]], position: int) -> int:
     text = section[position][0].text
     if position and section[position - 1][0].text == text:
         return 0
-    same = next(
-        (i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position
-    )
+    same = next((i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position)
     return same
 
 
@@ -263,7 +255,8 @@ def _markdown(text: str) -> str:
 
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "±": r"$\pm$", "–": "--",
     "−": "$-$", "³": r"\textsuperscript{3}", "²": r"\textsuperscript{2}", "Δ": r"$\Delta$", "≥": r"$\ge$",
     "\n": " ",

@@ -1,0 +1,36 @@
+"""Weighted average of 8 updates of 87 million parameters against one copy of the same bytes."""
+
+import sys
+
+import torch
+
+from confed.federation.params import Mean
+from measure import finish, side_by_side
+
+PARAMETERS, UPDATES = 87_000_000, 8
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    size = PARAMETERS // 150
+    updates = [{f"t{i}": torch.full((size,), float(u)) for i in range(150)} for u in range(UPDATES)]
+    targets = {name: torch.empty_like(tensor) for name, tensor in updates[0].items()}
+
+    def copy() -> None:
+        for update in updates:
+            for name, tensor in update.items():
+                targets[name].copy_(tensor)
+
+    def average(dtype: torch.dtype) -> None:
+        mean = Mean(dtype)
+        for number, update in enumerate(updates):
+            mean.add(update, 100.0 + number)
+        mean.result(targets)
+
+    finish("averaging_fp32", 1.5, **side_by_side(copy, lambda: average(torch.float32), repeats=3))
+    figures = side_by_side(copy, lambda: average(torch.float64), repeats=2)
+    finish("averaging_fp64", float("inf"), **figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

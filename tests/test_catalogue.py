@@ -1,0 +1,103 @@
+"""Lists, descriptions and the state of the installation."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from confed import catalogue
+from confed.catalogue import describe, diagnose, listing
+
+SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("algorithms", "fedp3"), ("models", "vilt_mini"), ("tasks", "vqa"), ("datasets", "scenes"),
+     ("recipes", "fedvqa_scenes")],
+)  # fmt: skip
+def test_everything_registered_is_listed(kind: str, name: str):
+    rows = listing(kind)
+    row = next(row for row in rows if row["name"] == name)
+    assert all(r.keys() == row.keys() for r in rows)
+    assert row["summary"]
+    assert ":class:" not in json.dumps(rows)
+
+
+def test_algorithms_name_their_options_and_source():
+    row = next(row for row in listing("algorithms") if row["name"] == "fedp3")
+    assert "top_n=20" in row["options"]
+    assert row["source"].startswith("Lao et al., FedVQA")
+
+
+def test_contract_says_which_checks_apply():
+    rows = listing("algorithms", contract=True)
+    verdicts = {row["check"]: row["verdict"] for row in rows if row["name"] == "local"}
+    assert verdicts["neutral coefficients give FedAvg"] == "nothing is shared, so it never becomes FedAvg"
+    assert verdicts["resumes exactly"] == "applies"
+
+
+def test_runs_and_their_states(tmp_path: Path):
+    recipe = '[algorithm]\nname = "fedavg"\n[run]\nrounds = 6\nseed = 3\n'
+    for name in ("whole", "cut", "study/fedavg/seed-3"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.toml").write_text(recipe)
+    (tmp_path / "whole/summary.json").write_text('{"recipe": "mine"}')
+    (tmp_path / "cut/metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"torn')
+    runs = [{"folder": "fedavg/seed-3"}, {"folder": "local/seed-3"}]
+    index = {"recipe": "mine", "methods": ["fedavg", "local"], "seeds": [3], "runs": runs}
+    (tmp_path / "study/summary.json").write_text(json.dumps(index))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/summary.json").write_text("{")
+    states = {Path(row["name"]).name: row["state"] for row in listing("runs", runs=tmp_path)}
+    assert states.pop("broken").startswith("unreadable")
+    assert states == {
+        "whole": "finished",
+        "cut": "at round 2 of 6",
+        "study": "0 of 2 runs finished, then at round 0 of 6",
+    }
+    assert listing("runs", runs=tmp_path / "none") == []
+
+
+def test_faulty_kinds():
+    with pytest.raises(ValueError, match="algorithms, models, tasks, datasets, recipes, runs, got 'foo'"):
+        listing("foo")
+    with pytest.raises(ValueError, match="only algorithms"):
+        listing("models", contract=True)
+
+
+def test_describe_counts_and_draws(tmp_path: Path):
+    description = describe("scenes", SMALL, tmp_path / "sheet.png")
+    rows = {(row["place"], row["role"]): row for row in description["rows"]}
+    assert rows["sports", "train"]["questions"] == 40
+    assert rows["sports", "train"]["pictures"] == 10  # four questions share a picture
+    assert rows["home", "unseen"]["questions"] == 1000
+    assert len(rows) == 4 * 3 + 1 or len(rows) == 5 * 3 + 1
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size[1] == sum(role in ("train", "unseen") for _, role in rows) * 214
+        assert len(sheet.getcolors(1 << 20) or ()) > 1000
+
+
+def test_describe_names_what_is_wrong(tmp_path: Path):
+    for name, options, message in (
+        ("scene", [], "did you mean 'scenes'"),
+        ("scenes", ["trian=4"], "unknown key data.trian=4; did you mean 'train'"),
+        ("scenes", ["train"], "key=value, got 'train'"),
+        ("scenes", ["train=many"], r"data\.train.*got 'many'"),
+        ("easy_vqa", [], r"data\.root must be given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            describe(name, options)
+    with pytest.raises(ValueError, match=r"ending \.png"):
+        describe("scenes", SMALL, tmp_path / "sheet.txt")
+
+
+def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setattr(catalogue, "_version", lambda name: None if name == "flwr" else "1.0")
+    findings = diagnose()
+    assert findings["extras"]["flower"] == "missing flwr: pip install 'confed[flower]' -c constraints.txt"
+    assert findings["libraries"]["torch"] == "1.0"
+    assert findings["system"]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "questions right" in findings["packaged weights"]["vilt_mini"]

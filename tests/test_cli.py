@@ -1,0 +1,162 @@
+"""The command: what it prints where, its exit codes, and stopping and going on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+TINY = [
+    "fedvqa_scenes", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
+    "data.unseen=[]", "run.workers=1", "run.gallery=1", "local.epochs=1", "local.eval_batch_size=100",
+]  # fmt: skip
+SINGLE = [*TINY, "study.methods=[]", "algorithm.name=fedavg", "data.preset=quantity", "data.clients=2"]
+
+
+def confed(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "study"
+    assert confed("run", *TINY, "run.rounds=1", 'study.methods=["local", "fedavg"]', "--out", str(folder)) == 0
+    return folder
+
+
+def test_a_study_prints_rounds_headlines_and_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    folder = tmp_path / "study"
+    arguments = [*TINY, "run.rounds=2", "run.evaluate_every=0", 'study.methods=["local", "fedavg"]']
+    assert confed("run", *arguments, "--out", str(folder)) == 0
+    out, err = capfd.readouterr()
+    lines = err.splitlines()
+    assert [line.partition(", loss")[0] for line in lines if ", loss" in line] == [
+        f"[{number}/2] {method}, seed 0: round {round}/2"
+        for number, method in ((1, "local"), (2, "fedavg"))
+        for round in (1, 2)
+    ]
+    assert sum("personal" in line and "worst client" in line for line in lines) == 2
+    assert "FedAvg" in out
+    assert f"report: {folder}/report.html" in out
+    assert (folder / "report.html").is_file()
+    assert confed("run", *arguments, "--out", str(folder)) == 2
+    assert "exists already" in capfd.readouterr().err
+
+
+def test_json_is_all_there_is_on_stdout(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    picture = tmp_path / "picture.png"
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(picture)
+    run = study / "fedavg/seed-0"
+    ask = ["predict", run, "--image", picture, "--question", "is there a dog?"]
+    capfd.readouterr()
+    for arguments in (
+        ["resume", study], ["report", study], ["list", "recipes"], ["doctor"], ["compare", study],
+        [*ask, "--client", "sports"], ["export", run, tmp_path / "out"],
+        ["data", "describe", "scenes", "train=40", "validation=20", "test=40"],
+    ):  # fmt: skip
+        assert confed(*arguments, "--json") == 0, arguments
+        assert json.loads(capfd.readouterr().out), arguments
+    assert confed(*ask) == 0
+    assert capfd.readouterr().out.count("%") == 3
+
+
+def test_compare_writes_three_files(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert confed("compare", study, "--out", tmp_path / "tables") == 0
+    assert {p.name for p in (tmp_path / "tables").iterdir()} == {"compare.md", "compare.csv", "compare.tex"}
+    assert "Local only" in capfd.readouterr().out
+    assert confed("compare", study, "--reference", "fedp3") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--foo"], "--foo"),
+        (["run", "nope"], "no recipe at 'nope'; packaged recipes: "),
+        (["run", "algorithm.lamb=1", "study.methods=[]"], "did you mean 'lam'"),
+        (["run", "--seeds", "0"], "seeds must be at least 1"),
+        (["run", "--seeds", "many"], "many"),
+        (["frobnicate"], "frobnicate"),
+        (["data"], "Missing command"),
+        (["resume", "nowhere"], "nowhere is neither a run folder"),
+        (["list", "foo"], "kind must be one of algorithms"),
+        (["predict", "nowhere", "--image", "a.png", "--question", "b"], "nowhere is not a run folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    assert confed(*arguments, *(["--json"] if arguments[0] not in ("data", "frobnicate") else [])) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_version_and_failures(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    assert confed("--version") == 0
+    assert capfd.readouterr().out.startswith("confed 0.")
+    assert confed() == 0
+    commands = capfd.readouterr().out
+    for command in ("run", "resume", "list", "report", "compare", "predict", "export", "data", "doctor"):
+        assert command in commands
+        assert confed(*(["data", "describe"] if command == "data" else [command]), "--help") == 0
+        assert "Usage" in capfd.readouterr().out
+    assert confed("run", "--help") == 0
+    assert "A recipe file, or the name" in capfd.readouterr().out
+    (tmp_path / "file").write_text("")
+    assert confed("run", *SINGLE, "run.rounds=1", "--out", tmp_path / "file/run") == 1
+    assert capfd.readouterr().err.splitlines()[-1].startswith("failed: ")
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("confed.catalogue.diagnose", interrupted)
+    assert confed("doctor") == 130
+
+
+def test_ctrl_c_then_resume_gives_the_uninterrupted_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    arguments = [*SINGLE, "run.rounds=20", "run.evaluate_every=10"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "confed.cli", "run", *arguments, "--out", str(tmp_path / "cut")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round 1/20" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+        assert process.wait(30) == 130
+    assert f"confed resume {tmp_path / 'cut'}" in rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "cut/summary.json").exists()
+    assert confed("resume", tmp_path / "cut") == 0
+    assert confed("run", *arguments, "--out", tmp_path / "whole") == 0
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+def test_importing_is_light():
+    heavy = ["torch", "transformers", "matplotlib"]
+    for module, absent in (("confed", [*heavy, "typer"]), ("confed.cli", heavy)):
+        code = f"import sys, {module}; print([n for n in {absent} if n in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"

@@ -1,0 +1,198 @@
+"""The HTML report: complete in itself, escaped, the same bytes twice, and written for broken folders too."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from confed.results.gallery import Album
+from confed.results.report import render, write_report
+from confed.results.runs import load
+from test_results_runs import CLIENTS, METHODS, make_run, make_study, picture
+
+VOID = {"meta", "input", "br", "link", "img", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes, and checks that elements are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+        self.links += [value or "" for key, value in attrs if key in ("href", "src", "xlink:href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_study(tmp_path_factory.mktemp("report") / "study")
+
+
+@pytest.fixture(scope="module")
+def html(study: Path) -> str:
+    path = write_report(study)
+    assert path == study / "report.html"
+    assert not path.with_name("report.html.part").exists()
+    return path.read_text(encoding="utf-8")
+
+
+def test_page_is_complete_in_itself(html: str) -> None:
+    page = Page(html)
+    assert not page.open
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert all(link.startswith("#") for link in page.links)
+    assert all(link[1:] in page.ids for link in page.links)
+    loaded = re.findall(r"url\(([^)]{0,40})", html)
+    assert all(target.startswith(("data:image/png;base64,", "#")) for target in loaded)
+    assert "@import" not in html
+
+
+def test_sections_and_figures_of_a_study(html: str) -> None:
+    sections = re.findall(r'<section id="(\w+)">', html)
+    assert sections == [
+        "results",
+        "significance",
+        "learning",
+        "clients",
+        "matrix",
+        "types",
+        "calibration",
+        "cost",
+        "gallery",
+        "notes",
+        "data",
+        "glossary",
+    ]
+    text = "".join(Page(html).words)
+    for name in [*METHODS.values(), *CLIENTS, "home", "shop"]:
+        assert name in text
+    assert "With 2 seeds no significance is claimed" in text
+    assert "FedProx, seed 0, round 2, school: TimeoutError: no reply within 60 s" in text
+    assert "FedP³: teacher cached per round" in text
+    assert html.count("<svg") == 5
+
+
+def test_headline_value_is_the_mean_of_the_summaries(study: Path, html: str) -> None:
+    values = [json.loads((study / "fedp3" / f"seed-{s}/summary.json").read_text())["personal_mean"] for s in (0, 1)]
+    assert f"<b>{50 * sum(values):.1f}</b>" in html.split('id="significance"', maxsplit=1)[0]
+
+
+def test_same_results_give_the_same_bytes(study: Path, html: str) -> None:
+    assert render(load(study)) == html
+
+
+def test_pictures_are_stored_once_and_answers_judged(html: str) -> None:
+    assert html.count(f"base64,{picture(0)}") == 1
+    assert "<span class=right>✓ red</span>" in html
+    assert "<span class=wrong>✗ blue</span>" in html
+
+
+def test_single_run(study: Path) -> None:
+    text = write_report(study / "fedp3" / "seed-0").read_text(encoding="utf-8")
+    assert "<h1>FedP³ on fedvqa_scenes</h1>" in text
+    assert "class=tile" in text
+    assert 'id="significance"' not in text
+    assert not Page(text).open
+
+
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    bad = "<script>alert('x')</script>$a_1$ &"
+    content = (folder / "summary.json").read_text().replace('"transport"', json.dumps(bad))
+    summary = json.loads(content)
+    summary |= {
+        "label": bad,
+        "recipe": bad,
+        "notes": [bad],
+        "errors": [{"round": 1, "client": bad, "error": bad}],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"transport"', json.dumps(bad)))
+    gallery = json.loads((folder / "gallery.json").read_text())
+    gallery[0] |= {"question": bad, "answer": bad, "place": bad, "type": bad, "image": f"x);}}</style>{bad}"}
+    gallery[1]["global"] |= {"answer": bad, "attention": [[bad]], "probability": "1;x"}
+    (folder / "gallery.json").write_text(json.dumps(gallery))
+    text = write_report(folder).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "script" not in page.tags
+    assert not page.open
+    assert text.count("</style>") == text.count("<style")
+    assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "gallery.json",
+        "predictions.safetensors",
+        "timings.jsonl",
+        "metrics.jsonl",
+        "recipe.toml",
+        "summary.json",
+    ],
+)
+def test_report_of_an_incomplete_run_names_what_is_missing(tmp_path: Path, gone: str) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / gone).unlink()
+    text = write_report(folder).read_text(encoding="utf-8")
+    expected = "was interrupted after round 6 of 6" if gone == "summary.json" else f"({gone})"
+    assert expected in text
+    assert not Page(text).open
+
+
+def test_run_killed_before_its_first_round(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    for path in folder.iterdir():
+        if path.name != "recipe.toml":
+            path.write_bytes(b"") if path.name == "metrics.jsonl" else path.unlink()
+    assert "interrupted after round 0 of 6" in write_report(folder).read_text(encoding="utf-8")
+
+
+def test_many_clients_stay_readable(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    summary = json.loads((folder / "summary.json").read_text())
+    clients = [f"client-{i:03d}" for i in range(100)]
+    summary |= {"clients": clients, "personal": {c: 0.3 + 0.004 * i for i, c in enumerate(clients)}}
+    summary["matrix"] = {c: dict.fromkeys(clients, 0.5) for c in clients}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "clients, from the worst to the best" in text
+    assert 'id="matrix"' not in text
+
+
+def test_folder_that_is_neither(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a run folder"):
+        write_report(tmp_path)
+
+
+def test_album_takes_only_pictures() -> None:
+    album = Album()
+    assert album.add("no base64!") == album.add(None) == album.add("aGVsbG8=") == ""
+    assert album.add(picture(1)) == album.add(picture(1)) != ""
+    assert album.css.count("background-image") == 1
