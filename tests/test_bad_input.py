@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_continues(tmp_path: 
     run(_tiny(), reference)
     folder, messages = tmp_path / "run", list[str]()
 
-    def stop(progress) -> None:  # noqa: ANN001
+    def stop(progress) -> None:
         if progress.round == 2 and "loss" in progress.text:
             raise KeyboardInterrupt
 
@@ -141,7 +141,7 @@ def test_a_run_without_clients(tmp_path: Path) -> None:
         run(recipe, tmp_path / "run")
 
 
-def nobody():  # noqa: ANN201
+def nobody():
     """A dataset without clients."""
     from confed.data.examples import FederatedDataset
 

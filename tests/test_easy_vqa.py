@@ -128,9 +128,7 @@ def test_damaged_packed_files(packed):
     with pytest.raises(ValueError, match=r"questions\.jsonl\.gz: expected one JSON object per line"):
         easy_vqa(packed)
     (packed / "images.jsonl").write_text('{"split": "train", "image_index": 12, "color": "red"}')
-    with pytest.raises(
-        ValueError, match=r"images\.jsonl line 1: expected a picture of train \(12\).*'train' 12"
-    ):
+    with pytest.raises(ValueError, match=r"images\.jsonl line 1: expected a picture of train \(12\).*'train' 12"):
         easy_vqa(packed)
     (packed / "images.npz").write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match=r"images\.npz: expected an npz archive"):

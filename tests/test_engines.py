@@ -20,9 +20,9 @@ from confed.engines.local import (
     Setup,
     Simulation,
     Workspace,
-    count_parameters,
     simulate,
 )
+from confed.engines.perform import count_parameters
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client

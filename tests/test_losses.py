@@ -46,9 +46,7 @@ def test_distillation_gradient():
     assert teacher.grad is None
 
 
-@pytest.mark.parametrize(
-    ("space", "golden"), [("prob", (2.187366, 0.656691)), ("logit", (2.374261, 2.630770))]
-)
+@pytest.mark.parametrize(("space", "golden"), [("prob", (2.187366, 0.656691)), ("logit", (2.374261, 2.630770))])
 def test_all_pairs_golden(space, golden):
     assert pairwise_preference(STUDENT, TEACHER, space=space).tolist() == pytest.approx(golden, abs=1e-6)
 
@@ -70,9 +68,7 @@ def test_filter_golden():
     torch.testing.assert_close(gain.softmax(1), torch.tensor(expected_gain).double(), atol=1e-6, rtol=0)
     chosen = most_forgotten(gain, 2)
     assert chosen.tolist() == [[1, 0], [2, 3]]
-    assert pairwise_preference(STUDENT, TEACHER, chosen).tolist() == pytest.approx(
-        (0.753209, 0.054189), abs=1e-6
-    )
+    assert pairwise_preference(STUDENT, TEACHER, chosen).tolist() == pytest.approx((0.753209, 0.054189), abs=1e-6)
     assert pairwise_preference(STUDENT, TEACHER, torch.tensor([[1, 2], [3, 1]])).tolist() == pytest.approx(
         (0.292370, 0.090163), abs=1e-6
     )
@@ -82,9 +78,7 @@ def test_mean_reduction_divides_by_pairs():
     chosen = torch.tensor([[1, 0], [2, 3]])
     for selected, pairs in ((chosen, 4), (None, 16)):
         total = pairwise_preference(STUDENT, TEACHER, selected)
-        torch.testing.assert_close(
-            pairwise_preference(STUDENT, TEACHER, selected, reduction="mean"), total / pairs
-        )
+        torch.testing.assert_close(pairwise_preference(STUDENT, TEACHER, selected, reduction="mean"), total / pairs)
 
 
 def test_softmax_does_not_change_the_selection_and_permuting_answers_permutes_it():
@@ -118,9 +112,7 @@ def test_one_answer_without_entropy_stays_finite():
 
 
 def test_random_scores_follow_their_generator():
-    first, second = (
-        forgotten(STUDENT, TEACHER, "random", torch.Generator().manual_seed(seed)) for seed in (1, 2)
-    )
+    first, second = (forgotten(STUDENT, TEACHER, "random", torch.Generator().manual_seed(seed)) for seed in (1, 2))
     assert torch.equal(first, forgotten(STUDENT, TEACHER, "random", torch.Generator().manual_seed(1)))
     assert not torch.equal(first, second)
     with pytest.raises(ValueError, match="needs a torch"):

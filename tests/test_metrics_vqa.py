@@ -56,9 +56,7 @@ def test_variants(prediction, annotations, official, always):
 
 def test_score_is_the_leave_one_out_mean():
     annotations = ["red", "red", "blue", "red", "green"]
-    by_definition = [
-        min(1, sum(other == "red" for j, other in enumerate(annotations) if j != i) / 3) for i in range(5)
-    ]
+    by_definition = [min(1, sum(other == "red" for j, other in enumerate(annotations) if j != i) / 3) for i in range(5)]
     assert vqa_accuracy("red", annotations) == pytest.approx(sum(by_definition) / 5)
 
 

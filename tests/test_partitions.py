@@ -4,18 +4,8 @@ import numpy as np
 import pytest
 
 from confed.data.examples import Examples, Split
-from confed.data.partitions import (
-    Pool,
-    by_key,
-    dirichlet,
-    federate,
-    floors,
-    hold_out,
-    iid,
-    mirror,
-    quantity,
-    words,
-)
+from confed.data.federate import Pool, federate, floors, words
+from confed.data.partitions import by_key, dirichlet, hold_out, iid, mirror, quantity
 
 
 def _rng(seed=0):

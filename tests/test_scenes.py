@@ -76,15 +76,10 @@ def test_shape_of_the_default(setting_c):
 
 def test_equal_arguments_give_equal_bytes_in_any_process():
     here = digest(*everything(small()))
-    code = (
-        "import sys; sys.path.insert(0, 'tests'); from test_scenes import *;"
-        "print(digest(*everything(small())))"
-    )
+    code = "import sys; sys.path.insert(0, 'tests'); from test_scenes import *;print(digest(*everything(small())))"
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == here
 
 
@@ -117,9 +112,7 @@ def test_roles_never_share_a_graph():
 def test_program_executor_is_the_ceiling(setting_c):
     made = make_scene("sports", "test", 1000, knobs())
     assert digest(made.examples) == digest(setting_c.clients["sports"].test)
-    assert oracle(made.examples.questions, made.examples.image_index, made.tags) == list(
-        made.examples.answers
-    )
+    assert oracle(made.examples.questions, made.examples.image_index, made.tags) == list(made.examples.answers)
     assert setting_c.facts["oracle"].startswith("100.0 % of 9200")
 
 
@@ -171,9 +164,7 @@ def test_knobs_change_words_and_colours_only():
 
 def test_dirichlet_preset_skews_answers():
     def spread(alpha: float) -> float:
-        dataset = scenes(
-            preset="dirichlet", clients=5, alpha=alpha, train=100, validation=8, test=60, unseen=()
-        )
+        dataset = scenes(preset="dirichlet", clients=5, alpha=alpha, train=100, validation=8, test=60, unseen=())
         assert list(dataset.clients) == [f"client-0{k}" for k in range(1, 6)]
         assert {len(s.train) for s in dataset.clients.values()} == {100}
         shares = [Counter(s.train.answers).most_common(1)[0][1] / 100 for s in dataset.clients.values()]

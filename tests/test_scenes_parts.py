@@ -98,9 +98,7 @@ def test_a_refused_picture_leaves_no_trace_in_the_balance():
     balance = Balance()
     one = np.eye(8)[0]  # red only: no second colour, no second noun, nothing to compare
     lonely = (Object(0, "dog", "red", "small"),)
-    assert (
-        ask(lonely, 9, balance, nouns=NOUNS[1:2], prior=one, shifted=False, rng=generator(0, "test")) is None
-    )
+    assert ask(lonely, 9, balance, nouns=NOUNS[1:2], prior=one, shifted=False, rng=generator(0, "test")) is None
     assert balance.families.total() == 0
 
 

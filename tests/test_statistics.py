@@ -66,19 +66,14 @@ def test_wilcoxon_equals_scipy_without_ties(seed):
     for n in (5, 12, 50, 80):
         a, b = rng.normal(0.3, 1, n), rng.normal(0, 1, n)
         theirs = stats.wilcoxon(a, b)
-        assert (wilcoxon(a, b).statistic, wilcoxon(a, b).p) == pytest.approx(
-            (theirs.statistic, theirs.pvalue)
-        )
+        assert (wilcoxon(a, b).statistic, wilcoxon(a, b).p) == pytest.approx((theirs.statistic, theirs.pvalue))
 
 
 def test_wilcoxon_with_ties_equals_enumeration():
     d = np.array([1, 1, 2, -1, 3, 3, 0, -2], dtype=float)
     test = wilcoxon(d, np.zeros(8))
     ranks = stats.rankdata(np.abs(d[d != 0]))
-    sums = [
-        sum(r for r, up in zip(ranks, signs, strict=True) if up)
-        for signs in itertools.product((0, 1), repeat=7)
-    ]
+    sums = [sum(r for r, up in zip(ranks, signs, strict=True) if up) for signs in itertools.product((0, 1), repeat=7)]
     assert test.statistic == min(ranks[d[d != 0] > 0].sum(), ranks[d[d != 0] < 0].sum())
     assert test.p == pytest.approx(min(1, 2 * np.mean(np.array(sums) <= test.statistic)))
     assert test.n == 7

@@ -79,9 +79,7 @@ def test_tallies_of_parts_add_up_and_agree_with_loss_and_predictions():
         assert total[key] == pytest.approx(pair)
     values = summarise(whole)
     assert values["loss"] == pytest.approx(task.loss(output(logits), {"label": label}).item(), rel=1e-5)
-    assert values["accuracy"] == pytest.approx(
-        task.predictions(output(logits), {"label": label}).mean().item()
-    )
+    assert values["accuracy"] == pytest.approx(task.predictions(output(logits), {"label": label}).mean().item())
 
 
 def test_one_copy_to_the_host(monkeypatch):

@@ -48,9 +48,7 @@ def test_saved_tokenizer_reads_the_same_here_and_in_transformers(tmp_path):
     ids, mask = tokenizer(texts)
     assert again.vocab_size == tokenizer.vocab_size == FIRST + len(WORDS)
     assert torch.equal(again(texts)[0], ids)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)(
-        texts, padding="max_length", truncation=True, max_length=8
-    )
+    theirs = AutoTokenizer.from_pretrained(tmp_path)(texts, padding="max_length", truncation=True, max_length=8)
     assert theirs["input_ids"] == ids.tolist()
     assert theirs["attention_mask"] == mask.tolist()
 

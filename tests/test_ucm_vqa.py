@@ -13,9 +13,7 @@ from confed.data.ucm_vqa import ucm_vqa
 from confed.registry import datasets
 
 REAL = Path(os.environ.get("CONFED_DATA", Path(__file__).parents[2] / "shared" / "data")) / "ucm_multilabel"
-needs_data = pytest.mark.skipif(
-    not (REAL / "images.tar").is_file(), reason="the aerial photographs are not here"
-)
+needs_data = pytest.mark.skipif(not (REAL / "images.tar").is_file(), reason="the aerial photographs are not here")
 USES = {"forest": "nature", "river": "water", "harbor": "water"}
 
 
@@ -31,9 +29,7 @@ def folder(tmp_path):
             )
             shade = 40 * number + len(use)
             Image.fromarray(np.full((96, 96, 3), shade, dtype=np.uint8)).save(tmp_path / "images" / name)
-            labels.append(
-                {"image": name, "land_use": use, "scene": scene, "labels": ["trees"], "split": split}
-            )
+            labels.append({"image": name, "land_use": use, "scene": scene, "labels": ["trees"], "split": split})
             common = {"image": name, "scene": scene, "split": split}
             for question, answer, kind in [("what land use is this?", use, "land_use"),
                                            ("are there trees?", "yes", "presence")]:  # fmt: skip

@@ -75,9 +75,7 @@ def test_float_pictures_are_taken_as_normalised_and_padding_is_ignored():
     model, inputs = spread(vilt_tiny(ANSWERS, VOCABULARY)), batch()
     as_float = dict(inputs, image=inputs["image"].float() / 255 * 2 - 1)
     torch.testing.assert_close(model(as_float).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
-    padded = dict(
-        inputs, text=F.pad(inputs["text"], (0, 3), value=9), text_mask=F.pad(inputs["text_mask"], (0, 3))
-    )
+    padded = dict(inputs, text=F.pad(inputs["text"], (0, 3), value=9), text_mask=F.pad(inputs["text_mask"], (0, 3)))
     torch.testing.assert_close(model(padded).logits, model(inputs).logits, rtol=1e-4, atol=1e-4)
 
 

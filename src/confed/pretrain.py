@@ -159,9 +159,7 @@ def pretrain(
     """
     from confed.data.scenes import ANSWERS, FAMILIES, public_split
 
-    settings = _Settings(
-        questions, validation, epochs, batch_size, lr, warmup, weight_decay, tag_weight, clip, seed
-    )
+    settings = _Settings(questions, validation, epochs, batch_size, lr, warmup, weight_decay, tag_weight, clip, seed)
     out, before = Path(out), torch.get_num_threads()
     state = out.with_name(out.name + ".state")
     torch.set_num_threads(threads)
@@ -212,9 +210,7 @@ def accuracy(
     training = model.training
     model.eval()
     rows = torch.arange(len(table)) if rows is None else rows
-    right = [
-        model(batch).logits.argmax(1).eq(batch["label"]) for batch in table.batches(batch_size, order=rows)
-    ]
+    right = [model(batch).logits.argmax(1).eq(batch["label"]) for batch in table.batches(batch_size, order=rows)]
     model.train(training)
     correct = torch.cat(right).double() if right else torch.zeros(0)
     result: dict[str, float] = {}

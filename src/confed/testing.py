@@ -15,7 +15,8 @@ from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
 from confed.data.examples import TableData, pool
-from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, answer, simulate
+from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.perform import Setup, Workspace, answer
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Reply

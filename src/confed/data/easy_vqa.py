@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.partitions import Pool, federate, floors, words
+from confed.data.federate import Pool, federate, floors, words
 from confed.data.pictures import empty_table, fill_table, read_folder
 from confed.registry import register_dataset
 
@@ -142,9 +142,7 @@ def _check_answers(examples: Examples, vocabulary: Sequence[str]) -> None:
     known = set(vocabulary)
     for name, answer in zip(examples.names, examples.answers, strict=True):
         if answer not in known:
-            raise ValueError(
-                f"question {name!r}: the answer {answer!r} is none of the {len(known)} in answers.txt"
-            )
+            raise ValueError(f"question {name!r}: the answer {answer!r} is none of the {len(known)} in answers.txt")
 
 
 def question_type(question: str, answer: str) -> str:
@@ -173,9 +171,7 @@ def foreground(picture: np.ndarray) -> np.ndarray:
     return (pixels[apart] if apart.any() else pixels).mean(axis=0)
 
 
-def settle_colors(
-    asked: Sequence[Sequence[tuple[str, str]]], pictures: Sequence[np.ndarray] | np.ndarray
-) -> list[str]:
+def settle_colors(asked: Sequence[Sequence[tuple[str, str]]], pictures: Sequence[np.ndarray] | np.ndarray) -> list[str]:
     """The colour of every picture's shape, which the data set does not state.
 
     It is the colour of the only pairs (colour, shape) that agree with all answers about the picture. Where
@@ -192,9 +188,7 @@ def settle_colors(
     left = []
     for number, pairs in enumerate(asked):
         fits = {
-            color
-            for color, shape in product(COLORS, SHAPES)
-            if all(_agrees(*pair, color, shape) for pair in pairs)
+            color for color, shape in product(COLORS, SHAPES) if all(_agrees(*pair, color, shape) for pair in pairs)
         }
         if not fits:
             raise ValueError(f"picture {number}: no colour and shape agree with its {len(pairs)} answers")
@@ -210,9 +204,7 @@ def settle_colors(
     for number, (fits, picture) in enumerate(zip(left, pictures, strict=True)):
         candidates = [color for color in fits if len(fits) == 1 or color in centre]
         if not candidates:
-            raise ValueError(
-                f"picture {number}: its colour is one of {fits}, and no other picture settles which"
-            )
+            raise ValueError(f"picture {number}: its colour is one of {fits}, and no other picture settles which")
         if len(fits) > 1:
             own = foreground(picture)
             candidates.sort(key=lambda color, own=own: float(np.linalg.norm(own - centre[color])))
@@ -234,18 +226,12 @@ def _find(root: Path) -> tuple[Path, bool]:
     """The folder that holds the data, and whether its layout is the packed one."""
     for base in (root, root / "data"):
         if (base / "questions.jsonl.gz").is_file() or (base / "images.npz").is_file():
-            _require(
-                *(base / name for name in ("images.npz", "questions.jsonl.gz", "images.jsonl", "answers.txt"))
-            )
+            _require(*(base / name for name in ("images.npz", "questions.jsonl.gz", "images.jsonl", "answers.txt")))
             return base, True
         if any((base / role).is_dir() for role in _ROLES):
             _require(*(base / role / "questions.json" for role in _ROLES))
             return base, False
-    where = (
-        "the folder does not exist"
-        if not root.is_dir()
-        else "neither train/questions.json nor images.npz is there"
-    )
+    where = "the folder does not exist" if not root.is_dir() else "neither train/questions.json nor images.npz is there"
     raise ValueError(f"easy_vqa: no data at {root}: {where}; {_LAYOUTS}")
 
 
@@ -322,25 +308,17 @@ def _npz(file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as archive:
             pictures = {role: archive[role] for role in _ROLES}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{file}: expected an npz archive with arrays 'train' and 'test', got: {error}"
-        ) from error
+        raise ValueError(f"{file}: expected an npz archive with arrays 'train' and 'test', got: {error}") from error
     for role, array in pictures.items():
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
-            raise ValueError(
-                f"{file}: {role} must be uint8 of shape (M, H, W, 3), got {array.dtype} {array.shape}"
-            )
+            raise ValueError(f"{file}: {role} must be uint8 of shape (M, H, W, 3), got {array.dtype} {array.shape}")
     return pictures
 
 
 def _lines(file: Path, keys: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON-lines file (gzip by its ending), each with where it stands."""
     try:
-        with (
-            gzip.open(file, "rt", encoding="utf-8")
-            if file.suffix == ".gz"
-            else file.open(encoding="utf-8") as text
-        ):
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as text:
             for number, line in enumerate(text, start=1):
                 row = json.loads(line)
                 if not isinstance(row, dict) or not keys <= row.keys():

@@ -58,17 +58,11 @@ class Examples:
         n = len(self.questions)
         for label in ("image_index", "answers", "types", "names"):
             if len(getattr(self, label)) != n:
-                raise ValueError(
-                    f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}"
-                )
+                raise ValueError(f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}")
         if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
-            raise ValueError(
-                f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}"
-            )
+            raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
         if n and not (int(self.image_index.min()) >= 0 and int(self.image_index.max()) < len(self.images)):
-            raise ValueError(
-                f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}"
-            )
+            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
         for name, question in zip(self.names, self.questions, strict=True):
             if not question.strip():
                 raise ValueError(f"the question of example {name!r} is empty")

@@ -1,41 +1,20 @@
-"""Sharing a dataset out among clients.
+"""Dealing rows to clients.
 
-The first half deals rows to clients (:func:`iid`, :func:`dirichlet`, :func:`quantity`, :func:`by_key`,
-:func:`mirror`): every function returns disjoint row indices that cover all rows, in ascending order, and is
-deterministic in its generator. Where ``groups`` is given (which picture a question is about), a group goes to
-one client as a whole. The second half (:func:`federate`) makes the splits of every client from a pool of
-examples and says how far they can be answered without looking (:func:`floors`).
+Every function returns disjoint row indices that cover all rows, in ascending order, and is deterministic in its
+generator. Where ``groups`` is given (which picture a question is about), a group goes to one client as a whole.
 """
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from confed.data.examples import Examples, Split
-
-__all__ = [
-    "Pool",
-    "by_key",
-    "dirichlet",
-    "federate",
-    "floors",
-    "hold_out",
-    "iid",
-    "mirror",
-    "quantity",
-    "words",
-]
+__all__ = ["Owners", "by_key", "dirichlet", "hold_out", "iid", "mirror", "quantity"]
 
 Owners = dict[str, np.ndarray]
 _TRIES = 1000
 
 
-def iid(
-    n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np.ndarray | None = None
-) -> Owners:
+def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np.ndarray | None = None) -> Owners:
     """Equal random shares (their numbers of groups differ by at most one).
 
     Args:
@@ -162,9 +141,7 @@ def quantity(
     owner[owner < 0] = int(np.argsort(target, kind="stable")[-1])
     sizes = np.bincount(owner, weights=weight, minlength=clients)
     if sizes.min() < max(minimum, 1):
-        raise ValueError(
-            f"{clients} clients of at least {minimum} of {n} examples cannot be cut from {units} groups"
-        )
+        raise ValueError(f"{clients} clients of at least {minimum} of {n} examples cannot be cut from {units} groups")
     return _rows(owner[unit], clients)
 
 
@@ -251,221 +228,6 @@ def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generat
     distinct = np.unique(np.asarray(groups))
     count = min(round(share * len(distinct)), max(len(distinct) - 1, 0))
     return np.isin(groups, rng.permutation(distinct)[:count])
-
-
-@dataclass(frozen=True)
-class Pool:
-    """All N questions of a dataset, before they are shared out.
-
-    Attributes:
-        examples: the questions.
-        roles: "train", "val" or "test" for every question, shape (N,).
-        scenes: what unseen scenes are held out by, one per question, shape (N,).
-        keys: partition name -> one key per question (N,), for partitions with one client per key.
-    """
-
-    examples: Examples
-    roles: np.ndarray
-    scenes: np.ndarray
-    keys: Mapping[str, np.ndarray]
-
-
-def federate(
-    pool: Pool,
-    partition: str,
-    *,
-    unseen: Sequence[str],
-    unseen_roles: Sequence[str] = ("test",),
-    clients: int = 4,
-    alpha: float = 0.5,
-    sigma: float = 1.0,
-    validation: float = 0.0,
-    max_train: int | None = None,
-    max_test: int | None = None,
-    seed: int = 0,
-) -> tuple[dict[str, Split], dict[str, Examples]]:
-    """The splits of every client, and the tests of the unseen scenes.
-
-    Who owns which picture and every test set are the same for all seeds, so that runs can be compared
-    example by example. The seed chooses the validation pictures and, under ``max_train``, the training
-    examples. Under the quantity partition all clients are thinned by one factor, so that the largest just
-    meets the cap (and none falls below 64 for it).
-
-    Args:
-        pool: the questions.
-        partition: a key of ``pool.keys``, "iid", "dirichlet" (over answers) or "quantity".
-        unseen: scenes that nobody trains on, whatever the partition.
-        unseen_roles: roles of the examples that unseen scenes are tested on.
-        clients: number of clients (partitions without a key).
-        alpha: concentration of "dirichlet".
-        sigma: spread of "quantity".
-        validation: share of a client's training pictures held out; used if no question has the role "val".
-        max_train: most training examples per client.
-        max_test: most test examples per client and per unseen scene.
-        seed: see above.
-
-    Returns:
-        Client id -> split, and scene -> examples.
-
-    Raises:
-        ValueError: an unknown partition or scene, a limit out of range, or too few examples for the clients.
-    """
-    _check_federate(pool, partition, unseen, max_train=max_train, max_test=max_test, seed=seed)
-    groups, seen = np.asarray(pool.examples.image_index), ~np.isin(pool.scenes, list(unseen))
-    rows = {role: np.flatnonzero(seen & (pool.roles == role)) for role in ("train", "val", "test")}
-    if not len(rows["train"]):
-        raise ValueError(f"no training example is left beside the unseen scenes {list(unseen)}")
-    owned = _deal(pool, partition, rows, clients=clients, alpha=alpha, sigma=sigma)
-    train, held = owned["train"], owned["val"]
-    if not len(rows["val"]):
-        train, held = _validation(train, groups, validation, seed)
-    limits = dict.fromkeys(train, max_train)
-    if partition == "quantity" and max_train is not None:
-        thin = min(1.0, max_train / max(map(len, train.values())))
-        limits = {name: min(max_train, max(64, round(thin * len(own)))) for name, own in train.items()}
-    take = pool.examples.take
-    splits = {
-        name: Split(
-            take(_cap(own, limits[name], np.random.default_rng([1, seed, number]))),
-            take(held[name]),
-            take(_cap(owned["test"][name], max_test, np.random.default_rng([2, number]))),
-        )
-        for number, (name, own) in enumerate(train.items())
-    }
-    kept = np.isin(pool.roles, list(unseen_roles))
-    tests = {
-        scene: take(
-            _cap(np.flatnonzero(kept & (pool.scenes == scene)), max_test, np.random.default_rng([3, number]))
-        )
-        for number, scene in enumerate(unseen)
-    }
-    return splits, tests
-
-
-def floors(clients: Mapping[str, Split]) -> dict[str, str]:
-    """Counts, and accuracies that need no picture, over all clients' test questions.
-
-    "Majority" answers the most frequent training answer; "question only" the most frequent training answer to
-    the same question, word for word (to an unknown question: the majority). Both with one table from all
-    clients' training questions, and with one table per client, which personal models have to beat.
-
-    Args:
-        clients: client id -> split.
-    """
-    pooled, own, total = (Counter[str](), Counter[str](), 0)
-    everyone = _Table([split.train for split in clients.values()])
-    for split in clients.values():
-        alone = _Table([split.train])
-        for question, answer in zip(split.test.questions, split.test.answers, strict=True):
-            total += 1
-            for hits, table in ((pooled, everyone), (own, alone)):
-                hits["majority"] += answer == table.majority
-                hits["question"] += answer == table.by_question.get(question, table.majority)
-    sizes = [
-        sum(len(getattr(split, role)) for split in clients.values())
-        for role in ("train", "validation", "test")
-    ]
-
-    def shares(kind: str) -> str:
-        together, alone = pooled[kind] / max(total, 1), own[kind] / max(total, 1)
-        return f"{together:.3f} (one for all clients), {alone:.3f} (one each)"
-
-    return {
-        "counts": f"{len(clients)} clients; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
-        "majority floor": shares("majority"),
-        "question-only floor": shares("question"),
-    }
-
-
-class _Table:
-    """The most frequent answer, overall and to each question (ties: the first seen)."""
-
-    def __init__(self, parts: Iterable[Examples]) -> None:
-        overall, each = Counter[str](), defaultdict[str, Counter[str]](Counter)
-        for part in parts:
-            for question, answer in zip(part.questions, part.answers, strict=True):
-                overall[answer] += 1
-                each[question][answer] += 1
-        self.majority = overall.most_common(1)[0][0] if overall else ""
-        self.by_question = {question: counts.most_common(1)[0][0] for question, counts in each.items()}
-
-
-def words(questions: Iterable[str]) -> tuple[str, ...]:
-    """The distinct words of the questions: runs of letters, digits and apostrophes, lower-case, sorted."""
-    return tuple(
-        sorted({word for text in set(questions) for word in re.findall(r"\w+(?:'\w+)*", text.lower())})
-    )
-
-
-def _deal(
-    pool: Pool, partition: str, rows: Mapping[str, np.ndarray], *, clients: int, alpha: float, sigma: float
-) -> dict[str, Owners]:
-    """Role -> client -> rows of the pool. The generator is fixed: owners do not depend on a run's seed."""
-    rng, groups = np.random.default_rng(0), np.asarray(pool.examples.image_index)
-    if partition in pool.keys:
-        keys = pool.keys[partition]
-        names = list(by_key(keys[rows["train"]]))
-        return {role: {name: own[keys[own] == name] for name in names} for role, own in rows.items()}
-    answers, first = np.asarray(pool.examples.answers), rows["train"]
-    if partition == "dirichlet":
-        owners = dirichlet(answers[first], clients, alpha, rng, groups=groups[first])
-    elif partition == "quantity":
-        owners = quantity(len(first), clients, rng, sigma, groups=groups[first])
-    else:
-        owners = iid(len(first), clients, rng, groups=groups[first])
-    owned = {"train": owners}
-    for role in ("val", "test"):
-        own = rows[role]
-        if not len(own):
-            owned[role] = dict.fromkeys(owners, own)
-        elif partition == "dirichlet":
-            owned[role] = mirror(
-                owners, answers[first], answers[own], rng, groups=groups[first], other_groups=groups[own]
-            )
-        else:
-            owned[role] = iid(len(own), clients, rng, groups=groups[own])
-    return {role: {name: rows[role][own] for name, own in shares.items()} for role, shares in owned.items()}
-
-
-def _validation(train: Owners, groups: np.ndarray, share: float, seed: int) -> tuple[Owners, Owners]:
-    """Training and validation rows; a picture is on the same side for every client that has it."""
-    pictures = [np.unique(groups[own]) for own in train.values()]
-    shared = sum(map(len, pictures)) > len(np.unique(np.concatenate(pictures)))
-    cells = [np.concatenate(pictures)] if shared else pictures
-    chosen = [
-        cell[hold_out(cell, share, np.random.default_rng([0, seed, number]))]
-        for number, cell in enumerate(cells)
-    ]
-    held = {name: np.isin(groups[own], np.concatenate(chosen)) for name, own in train.items()}
-    return {name: own[~held[name]] for name, own in train.items()}, {
-        name: own[held[name]] for name, own in train.items()
-    }
-
-
-def _cap(rows: np.ndarray, limit: int | None, rng: np.random.Generator) -> np.ndarray:
-    return rows if limit is None or len(rows) <= limit else np.sort(rng.choice(rows, limit, replace=False))
-
-
-def _check_federate(
-    pool: Pool,
-    partition: str,
-    unseen: Sequence[str],
-    *,
-    max_train: int | None,
-    max_test: int | None,
-    seed: int,
-) -> None:
-    known = [*pool.keys, "iid", "dirichlet", "quantity", "words"]
-    if partition not in known:
-        raise ValueError(f"partition must be one of {', '.join(known)}, got {partition!r}")
-    scenes = sorted(set(pool.scenes.tolist()))
-    if isinstance(unseen, str) or len(set(unseen)) < len(unseen) or not set(unseen) <= set(scenes):
-        raise ValueError(f"unseen must be distinct names out of {', '.join(scenes)}, got {unseen!r}")
-    for label, limit in (("max_train", max_train), ("max_test", max_test)):
-        if limit is not None and limit < 1:
-            raise ValueError(f"{label} must be None or at least 1, got {limit}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
 
 
 def _units(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:

@@ -43,9 +43,7 @@ def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.n
             flat = image.convert("RGBA") if "transparency" in image.info else image
             return np.array(flat.convert("RGB"), dtype=np.uint8)
     except _UNREADABLE as error:
-        raise ValueError(
-            f"picture {name}: expected a complete, readable picture file, got: {error}"
-        ) from error
+        raise ValueError(f"picture {name}: expected a complete, readable picture file, got: {error}") from error
 
 
 def _what_is(path: Path) -> str:
@@ -124,9 +122,7 @@ def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
             for name in names:
                 stream = tar.extractfile(members[name]) if name in members else None
                 if stream is None:
-                    raise ValueError(
-                        f"picture {name!r}: expected it among the {len(members)} files of {archive}"
-                    )
+                    raise ValueError(f"picture {name!r}: expected it among the {len(members)} files of {archive}")
                 yield read_picture(stream.read(), name=f"{archive}:{name}")
     except (OSError, tarfile.TarError) as error:
         raise ValueError(f"{archive}: expected a complete, uncompressed tar archive, got: {error}") from error

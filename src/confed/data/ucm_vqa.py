@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.partitions import Pool, federate, floors, words
+from confed.data.federate import Pool, federate, floors, words
 from confed.data.pictures import empty_table, fill_table, read_folder, read_tar
 from confed.registry import register_dataset
 
@@ -107,9 +107,7 @@ def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]
     uses = {row["land_use"] for row in pictures.values()}
     allowed = {"yes", "no", *uses, *map(str, range(_LABELS + 1))}
     rows = []
-    for where, row in _lines(
-        root / "vqa_derived.jsonl", ("question_id", "image", "question", "answer", "type")
-    ):
+    for where, row in _lines(root / "vqa_derived.jsonl", ("question_id", "image", "question", "answer", "type")):
         if row["image"] not in index:
             raise ValueError(f"{where}: expected a picture of labels.jsonl, got {row['image']!r}")
         if row["answer"] not in allowed:
@@ -139,9 +137,7 @@ def _require(root: Path) -> None:
         if not file.is_file():
             raise ValueError(f"ucm_vqa: the file {file} is missing; {_LAYOUTS}")
     if not (root / "images.tar").is_file() and not (root / "images").is_dir():
-        raise ValueError(
-            f"ucm_vqa: neither {root / 'images.tar'} nor the folder {root / 'images'} exists; {_LAYOUTS}"
-        )
+        raise ValueError(f"ucm_vqa: neither {root / 'images.tar'} nor the folder {root / 'images'} exists; {_LAYOUTS}")
 
 
 def _lines(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -154,7 +150,5 @@ def _lines(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any
             except ValueError as error:
                 raise ValueError(f"{where}: expected a JSON object, got: {error}") from error
             if not isinstance(row, dict) or not all(key in row for key in keys):
-                raise ValueError(
-                    f"{where}: expected an object with {', '.join(keys)}, got {line.strip()[:80]!r}"
-                )
+                raise ValueError(f"{where}: expected an object with {', '.join(keys)}, got {line.strip()[:80]!r}")
             yield where, row

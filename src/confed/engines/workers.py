@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from confed.engines.local import Setup, Workspace, answer
+from confed.engines.perform import Setup, Workspace, answer
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.state import ClientState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
@@ -55,8 +55,10 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes."""
-        for process, pipe in self._workers:
+        # All pipes before any wait: a worker forked later holds copies of the earlier ones' ends.
+        for _, pipe in self._workers:
             pipe.close()
+        for process, _ in reversed(self._workers):
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()

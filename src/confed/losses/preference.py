@@ -82,8 +82,7 @@ def forgotten(
         noise = torch.rand(student_logits.shape, generator=generator, device=generator.device)
         return noise.to(student_logits.device)
     log_s, log_t = (
-        torch.log_softmax(_precise(logits), dim=1).clamp(min=_LOWEST_LOG)
-        for logits in (student_logits, teacher_logits)
+        torch.log_softmax(_precise(logits), dim=1).clamp(min=_LOWEST_LOG) for logits in (student_logits, teacher_logits)
     )
     match mode:
         case "p_s":

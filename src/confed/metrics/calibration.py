@@ -31,8 +31,7 @@ def calibration_tally(confidence: Tensor, correct: Tensor, bins: int = 15) -> di
     """
     if confidence.shape != correct.shape or confidence.ndim != 1:
         raise ValueError(
-            f"confidence and correct must have one shape (B,), got {tuple(confidence.shape)} and "
-            f"{tuple(correct.shape)}"
+            f"confidence and correct must have one shape (B,), got {tuple(confidence.shape)} and {tuple(correct.shape)}"
         )
     # One copy to the host; a bin's sums are then taken there in double precision and in a fixed order.
     host = torch.stack((confidence.detach().float(), correct.detach().float())).cpu().double()
@@ -71,9 +70,7 @@ def expected_calibration_error(tally: Mapping[str, tuple[float, float]]) -> floa
             gaps += abs(confidence - correct)
             total += count
     if total == 0:
-        raise ValueError(
-            f"the tally must have keys {_PREFIX}<bin>/confidence with examples, got {sorted(tally)}"
-        )
+        raise ValueError(f"the tally must have keys {_PREFIX}<bin>/confidence with examples, got {sorted(tally)}")
     return gaps / total
 
 

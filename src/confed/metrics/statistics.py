@@ -223,9 +223,7 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     return PairedT(difference, sd, difference - half, difference + half, statistic, p, n)
 
 
-def bootstrap(
-    a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95
-) -> Bootstrap:
+def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95) -> Bootstrap:
     """Paired bootstrap over examples, with a percentile interval of the mean difference a - b.
 
     Drawing n examples with replacement is drawing how often each distinct difference occurs, which is done

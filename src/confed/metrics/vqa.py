@@ -36,10 +36,7 @@ _RESTORED = """
     wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 _CONTRACTIONS = {
-    form[:at] + form[at + 1 :]: form
-    for form in _RESTORED.split()
-    for at, letter in enumerate(form)
-    if letter == "'"
+    form[:at] + form[at + 1 :]: form for form in _RESTORED.split() for at, letter in enumerate(form) if letter == "'"
 } | {"somebody'd": "somebodyd"}
 
 
@@ -137,9 +134,7 @@ def soft_targets(counts: Tensor, annotators: int = 10) -> Tensor:
     table = torch.tensor([_leave_one_out(n, annotators) for n in range(annotators + 1)], device=counts.device)
     outside = counts[(counts < 0) | (counts > annotators)]
     if len(outside):
-        raise ValueError(
-            f"counts must lie in [0, {annotators}], the number of annotators, got {outside[0].item()}"
-        )
+        raise ValueError(f"counts must lie in [0, {annotators}], the number of annotators, got {outside[0].item()}")
     return table[counts.long()]
 
 

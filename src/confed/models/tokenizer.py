@@ -164,9 +164,7 @@ def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
     vocabulary = {word: index for index, word in enumerate(path.read_text(encoding="utf-8").splitlines())}
     missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
     if missing:
-        raise ValueError(
-            f"the vocabulary {path} must contain BERT's special tokens, it lacks {', '.join(missing)}"
-        )
+        raise ValueError(f"the vocabulary {path} must contain BERT's special tokens, it lacks {', '.join(missing)}")
     model: Any = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -192,7 +190,5 @@ def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:
 def _encode(tokenizer: "tokenizers.Tokenizer", texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     encoded = tokenizer.encode_batch(list(texts))
     ids = torch.tensor([row.ids for row in encoded], dtype=torch.int64).reshape(len(encoded), length)
-    mask = torch.tensor([row.attention_mask for row in encoded], dtype=torch.int64).reshape(
-        len(encoded), length
-    )
+    mask = torch.tensor([row.attention_mask for row in encoded], dtype=torch.int64).reshape(len(encoded), length)
     return ids, mask

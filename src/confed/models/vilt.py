@@ -34,9 +34,7 @@ def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     return WordTokenizer((*mini_words(), *words), max_length)
 
 
-def _bert(
-    words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40
-) -> BertTokenizer:
+def _bert(words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40) -> BertTokenizer:
     """BERT's tokenizer; its vocabulary is fixed, so the dataset's words do not matter."""
     del words
     return bert_tokenizer(path, max_length)

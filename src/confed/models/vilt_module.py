@@ -64,9 +64,7 @@ class Vilt(nn.Module):
         self.patch: int = config.patch_size
         self.image_size: tuple[int, int] = image_size or (config.image_size, config.image_size)
         if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
-            raise ValueError(
-                f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}"
-            )
+            raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
 
     @property
@@ -114,11 +112,7 @@ class Vilt(nn.Module):
             image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
         (rows, columns), p = self.grid, self.patch
         # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
-        x = (
-            image.reshape(-1, 3, rows, p, columns, p)
-            .permute(0, 2, 4, 1, 3, 5)
-            .reshape(-1, rows * columns, 3 * p * p)
-        )
+        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
         x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
         x = torch.cat([embeddings.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
         return embeddings.dropout(x + self._positions())
@@ -163,22 +157,14 @@ class Vilt(nn.Module):
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         for key in ("image", "text", "text_mask"):
             if key not in batch:
-                raise ValueError(
-                    f"a ViLT batch needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}"
-                )
+                raise ValueError(f"a ViLT batch needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
         image, text, mask = batch["image"], batch["text"], batch["text_mask"]
         expected = (3, *self.image_size)
         if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-            raise ValueError(
-                f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}"
-            )
+            raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
         longest = self.vilt.config.max_position_embeddings
         if text.ndim != 2 or text.shape[0] != image.shape[0] or text.shape[1] > longest:
-            raise ValueError(
-                f"text must have shape ({image.shape[0]}, at most {longest}), got {tuple(text.shape)}"
-            )
+            raise ValueError(f"text must have shape ({image.shape[0]}, at most {longest}), got {tuple(text.shape)}")
         if mask.shape != text.shape:
-            raise ValueError(
-                f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}"
-            )
+            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
         return image, text, mask

@@ -112,6 +112,4 @@ def run_folders(folder: Path) -> list[Path]:
         return [folder / run["folder"] for run in index["runs"]]
     if is_run(folder):
         return [folder]
-    raise ValueError(
-        f"{folder} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)"
-    )
+    raise ValueError(f"{folder} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)")

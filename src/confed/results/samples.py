@@ -50,9 +50,7 @@ def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list
     ]
 
 
-def gallery(
-    folder: RunFolder, workspace: Workspace, materials: "Materials", count: int
-) -> list[dict[str, Any]]:
+def gallery(folder: RunFolder, workspace: Workspace, materials: "Materials", count: int) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
     Args:
@@ -63,9 +61,7 @@ def gallery(
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
-    places = [
-        (name, split.test, materials.clients[name], True) for name, split in materials.dataset.clients.items()
-    ]
+    places = [(name, split.test, materials.clients[name], True) for name, split in materials.dataset.clients.items()]
     places += [(name, test, materials.unseen[name], False) for name, test in materials.dataset.unseen.items()]
     for name, examples, data, seen in places:
         rows = _spread(examples, count)
@@ -90,9 +86,7 @@ def gallery(
     return entries
 
 
-def _answers(
-    path: Path, workspace: Workspace, batch: Batch, answers: tuple[str, ...]
-) -> list[dict[str, Any]] | None:
+def _answers(path: Path, workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]] | None:
     if not path.exists():
         return None
     fill(workspace, load_file(path))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from confed.engines.local import Setup, Workspace, count_parameters
+from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 
@@ -52,11 +52,7 @@ def summarise_run(
     """
     metric = setup.task.metric
     views = {
-        name: {
-            place: values
-            for (view, own, place), (values, _) in examined.items()
-            if view == name and own == place
-        }
+        name: {place: values for (view, own, place), (values, _) in examined.items() if view == name and own == place}
         for name in ("personal", "global", "unseen")
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
@@ -97,8 +93,7 @@ def summarise_run(
             for view, places in views.items()
         },
         "ece": {
-            keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v}
-            for view, places in views.items()
+            keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()
         },
         "examples": {
             name: dict(zip(("train", "validation", "test"), map(len, data.tables), strict=True))

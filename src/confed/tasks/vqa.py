@@ -47,9 +47,7 @@ class VQA:
         if self.answers < 1:
             raise ValueError(f"answers must be at least 1, got {self.answers}")
         if self.objective not in get_args(Objective):
-            raise ValueError(
-                f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}"
-            )
+            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
 
@@ -96,9 +94,7 @@ class VQA:
             for extreme in torch.stack(torch.aminmax(host["label"])).tolist():
                 self._check("label", int(extreme), self.answers)
         tally = {
-            key: (host[key].double().sum().item(), count)
-            for key in ("loss", "accuracy", "vqa_accuracy")
-            if key in host
+            key: (host[key].double().sum().item(), count) for key in ("loss", "accuracy", "vqa_accuracy") if key in host
         }
         tally |= self._by_type(host)
         # A diverged model shows in its loss; it has no confidence rather than ending the run.
@@ -150,11 +146,7 @@ class VQA:
             self._check("type", extreme, n)
         counts = torch.bincount(kind, minlength=n).tolist()
         sums = torch.bincount(kind, weights=host[self.metric].double(), minlength=n).tolist()
-        return {
-            f"{self.metric}/{name}": (sums[i], float(counts[i]))
-            for i, name in enumerate(self.types)
-            if counts[i]
-        }
+        return {f"{self.metric}/{name}": (sums[i], float(counts[i])) for i, name in enumerate(self.types) if counts[i]}
 
     def _logits_and_truth(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (B, C) in at least single precision, and what the objective compares them with."""

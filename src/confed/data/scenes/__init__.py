@@ -79,9 +79,7 @@ def scenes(
     for scene in unseen:
         _one_of("unseen scene", scene, SCENES)
     if preset == "scene" and set(unseen) == set(SCENES):
-        raise ValueError(
-            f"unseen must leave at least one of the {len(SCENES)} scenes for a client, got all of them"
-        )
+        raise ValueError(f"unseen must leave at least one of the {len(SCENES)} scenes for a client, got all of them")
     named = SETTINGS[setting]
     knobs = Knobs(
         conflict=named.conflict if conflict is None else conflict,

@@ -213,9 +213,7 @@ def _globe(c: Canvas) -> None:
     earth = c.ellipse(-1.2, -1, 4.2)
     c.paint("dark", c.ellipse(-1.2, -1, 4.6))
     c.paint("body", earth)
-    c.paint(
-        "light", c.polygon((-4.4, -3), (-1.8, -4.4), (-1, -3.2), (-2.4, -2), (-2.6, -0.8), (-4, -1.6)) & earth
-    )
+    c.paint("light", c.polygon((-4.4, -3), (-1.8, -4.4), (-1, -3.2), (-2.4, -2), (-2.6, -0.8), (-4, -1.6)) & earth)
     c.paint("light", c.polygon((-2.8, 0.2), (-0.8, 0.8), (-1.6, 2.8), (-2.2, 2.4)) & earth)
     c.paint("light", c.polygon((0.6, -3.4), (3, -2.6), (2.6, 0.8), (1.6, 2), (1.2, -0.4), (0, -1.2)) & earth)
 

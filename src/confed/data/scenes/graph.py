@@ -140,14 +140,10 @@ def sample(role: str, nouns: Sequence[str], prior: np.ndarray, rng: np.random.Ge
 
 def _candidates(number: int, nouns: np.ndarray, prior: np.ndarray, rng: np.random.Generator) -> Tags:
     amount = rng.integers(3, 7, size=(number, 1))
-    rank = rng.random((number, CELLS)).argsort(
-        axis=1
-    )  # a random order of the cells; the first ones are taken
+    rank = rng.random((number, CELLS)).argsort(axis=1)  # a random order of the cells; the first ones are taken
     taken = rank < amount
     noun = nouns[rng.integers(len(nouns), size=(number, CELLS))]
-    colour = np.minimum(
-        np.searchsorted(np.cumsum(prior), rng.random((number, CELLS)), side="right"), len(COLOURS) - 1
-    )
+    colour = np.minimum(np.searchsorted(np.cumsum(prior), rng.random((number, CELLS)), side="right"), len(COLOURS) - 1)
     size = rng.integers(1, len(SIZES) + 1, size=(number, CELLS))
     zero = np.int64(0)
     return Tags(np.where(taken, noun, zero), np.where(taken, colour + 1, zero), np.where(taken, size, zero))

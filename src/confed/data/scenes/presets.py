@@ -172,9 +172,7 @@ def make_public(questions: int, seed: int, per_picture: int = 4) -> Made:
 
 def _scene(knobs: Knobs) -> dict[str, dict[str, Made]]:
     seen = [scene for scene in SCENES if scene not in knobs.unseen]
-    return {
-        scene: {role: make_scene(scene, role, knobs.size(role), knobs) for role in ROLES} for scene in seen
-    }
+    return {scene: {role: make_scene(scene, role, knobs.size(role), knobs) for role in ROLES} for scene in seen}
 
 
 def _dirichlet(knobs: Knobs) -> dict[str, dict[str, Made]]:
@@ -185,9 +183,7 @@ def _dirichlet(knobs: Knobs) -> dict[str, dict[str, Made]]:
     p = np.maximum(p / p.sum(), 1e-3)
     rng = generator(knobs.test_seed, "dirichlet")
     q = [rng.dirichlet(np.maximum(knobs.alpha * p / p.sum(), 1e-3)) for _ in range(knobs.clients)]
-    rows = {
-        role: _draw(pools[role].examples, q, knobs.size(role), knobs.seed_of(role), role) for role in ROLES
-    }
+    rows = {role: _draw(pools[role].examples, q, knobs.size(role), knobs.seed_of(role), role) for role in ROLES}
     return _deal(pools, rows)
 
 
@@ -231,9 +227,7 @@ def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> dic
         dealt[client] = {}
         for role in ROLES:
             part = pools[role].examples.take(rows[role][k])
-            used, index = np.unique(
-                part.image_index, return_inverse=True
-            )  # a client holds only its own pictures
+            used, index = np.unique(part.image_index, return_inverse=True)  # a client holds only its own pictures
             names = [f"{client}/{role}/{i:06d}" for i in range(len(part))]
             own = Examples(part.images[used], index, part.questions, part.answers, part.types, names)
             dealt[client][role] = Made(own, pools[role].tags.take(used))

@@ -255,9 +255,7 @@ class Balance:
         family, arguments = program
         counts, total = self._answers[family], self.families[family]
         if family == "count":
-            return counts[answer] + 1 <= max(
-                COUNT_CAP * (total + 1), 1 if total < 3 else 2 if total < 6 else 0
-            )
+            return counts[answer] + 1 <= max(COUNT_CAP * (total + 1), 1 if total < 3 else 2 if total < 6 else 0)
         if family not in BINARY:
             return True
         if 2 * counts[answer] > total:
@@ -314,9 +312,7 @@ def ask(
     luck = rng.random(len(FAMILIES))
     order = sorted(range(len(FAMILIES)), key=lambda i: balance.families[FAMILIES[i]] + 4 * luck[i])
     asked: dict[Program, Asked] = {}
-    for family in [
-        FAMILIES[i] for i in order
-    ] * 2:  # a second pass where one question per family is not enough
+    for family in [FAMILIES[i] for i in order] * 2:  # a second pass where one question per family is not enough
         for _ in range(ATTEMPTS):
             if len(asked) == number:
                 break

@@ -58,9 +58,7 @@ def render_scene(tags: Tags, scene: str, conflict: float, rng: np.random.Generat
         light = rng.uniform(0.92, 1.06, (number, 1, 1, 1)).astype(np.float32)
         ground = backgrounds[rng.integers(VARIANTS, size=number)] * light
         turn, gain = np.full(number, conflict * style.hue), np.full(number, style.gain)
-        pictures.append(
-            _render(part, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng)
-        )
+        pictures.append(_render(part, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng))
     return _join(pictures)
 
 

@@ -1,0 +1,214 @@
+"""One action on one client: the same function in every engine.
+
+What a run is made of (:class:`Setup`), the model its clients take turns in (:class:`Workspace`), and
+:func:`perform`, which the simulator, the worker processes and real federations all call.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import nn
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.params import Scope, layout, named_tensors
+from confed.federation.protocols import ClientData, Task
+from confed.federation.randomness import derive, isolated
+from confed.federation.state import ClientState, Store
+from confed.federation.train import Local
+from confed.privacy.guards import check_reply
+
+__all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "perform"]
+
+
+class Population(Protocol):
+    """The registered clients; infos and data are made on demand, so that millions cost nothing."""
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        ...
+
+    def info(self, number: int) -> ClientInfo:
+        """Who client ``number`` is."""
+        ...
+
+    def data(self, client_id: str) -> ClientData:
+        """A client's examples."""
+        ...
+
+
+class Members:
+    """A population held in memory.
+
+    Args:
+        data: client id -> its examples, in the federation's fixed order.
+        modalities: what every client's examples contain.
+    """
+
+    def __init__(self, data: Mapping[str, ClientData], modalities: tuple[str, ...] = ()) -> None:
+        self._data = data
+        self._infos = [ClientInfo(name, len(examples), modalities) for name, examples in data.items()]
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def info(self, number: int) -> ClientInfo:
+        """See :class:`Population`."""
+        return self._infos[number]
+
+    def data(self, client_id: str) -> ClientData:
+        """See :class:`Population`.
+
+        Raises:
+            ValueError: no client has that id.
+        """
+        if client_id not in self._data:
+            raise ValueError(f"no client is called {client_id!r}; there are {', '.join(self._data)}")
+        return self._data[client_id]
+
+
+class Workspace:
+    """One model that all clients of a process take turns in.
+
+    Args:
+        model: the model, with its initial values. Its attribute ``frozen``, where it has one, names the tensors
+            that are not trained.
+        device: where it computes.
+    """
+
+    def __init__(self, model: nn.Module, device: str = "cpu") -> None:
+        self.model = model.to(device)
+        self.tensors = named_tensors(self.model)
+        self.frozen = frozenset[str](getattr(model, "frozen", ()))
+        self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
+        self._scopes: dict[tuple[tuple[str, Scope], ...], Mapping[str, Scope]] = {}
+
+    def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
+        """Where each tensor lives for this client (worked out once per set of rules)."""
+        rules = algorithm.rules(client)
+        key = tuple(rules.items())
+        if key not in self._scopes:
+            self._scopes[key] = layout(self.tensors, rules, frozen=self.frozen)
+        return self._scopes[key]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same for every call of a run.
+
+    Attributes:
+        algorithm: the method.
+        population: the clients.
+        task: loss and tally.
+        local: how clients train.
+        build: makes the model with its initial values; called once per process.
+        rounds: rounds of the run.
+        seed: the run's seed.
+        keep_personal: whether clients keep their own version of the shared tensors.
+        observers: name -> test examples of places that take no part (unseen scenes).
+        device: where clients compute.
+    """
+
+    algorithm: Algorithm
+    population: Population
+    task: Task
+    local: Local
+    build: Callable[[], nn.Module]
+    rounds: int
+    seed: int = 0
+    keep_personal: bool = True
+    observers: Mapping[str, ClientData] = field(default_factory=dict[str, ClientData])
+    device: str = "cpu"
+
+    def data(self, client_id: str) -> ClientData:
+        """The examples of a client or an observer."""
+        return self.observers[client_id] if client_id in self.observers else self.population.data(client_id)
+
+
+def perform(
+    setup: Setup, workspace: Workspace, call: Call, state: ClientState, round: int
+) -> tuple[Message, ClientState]:
+    """Runs one action on one client; the same function in every engine.
+
+    Args:
+        setup: the run.
+        workspace: the process's model; its content before and after is meaningless.
+        call: client, action and message.
+        state: the client's state; changed only in the returned copy.
+        round: number of the round.
+
+    Returns:
+        The reply's message and the client's new state.
+
+    Raises:
+        ValueError: the method has no such action, or the reply carries a tensor that must not leave the client.
+    """
+    actions = setup.algorithm.actions()
+    if call.action not in actions:
+        raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
+    scopes = workspace.scopes(setup.algorithm, call.client)
+    client = Client(
+        info=call.client,
+        data=setup.data(call.client.id),
+        model=workspace.model,
+        tensors=workspace.tensors,
+        task=setup.task,
+        local=setup.local,
+        state=state,
+        scopes=scopes,
+        initial=workspace.initial,
+        round=round,
+        rounds=setup.rounds,
+        seed=setup.seed,
+        keep_personal=setup.keep_personal,
+    )
+    with isolated(derive(setup.seed, round, call.client.id, call.action)):
+        message = actions[call.action](client, call.message)
+    leaked = [n for n in message.tensors if scopes.get(n, Scope.SHARED) is not Scope.SHARED]
+    if leaked:
+        raise ValueError(f"client {call.client.id!r} must not send {leaked}: private or frozen for it")
+    return message, client.state
+
+
+def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
+    """One reply; what goes wrong on the client becomes the reply's error and leaves its state as it was."""
+    try:
+        before = store.load(call.client.id)
+        message, after = perform(setup, workspace, call, before.copy(), round)
+        reply = check_reply(call, Reply(call.client, message))
+        # Evaluation changes nothing; most methods' clients keep nothing: no write without need.
+        if reply.error is None and changed(before, after):
+            store.save(call.client.id, after)
+        return reply
+    except OSError:
+        raise  # a full disk or a lost one is the run's problem, not the client's
+    except Exception as error:
+        return Reply(call.client, Message(), f"{type(error).__name__}: {error}")
+
+
+def changed(before: ClientState, after: ClientState) -> bool:
+    """Whether an action replaced anything in the client's state."""
+    if before.scalars != after.scalars or before.tensors.keys() != after.tensors.keys():
+        return True
+    return any(
+        group.keys() != after.tensors[name].keys() or any(t is not after.tensors[name][n] for n, t in group.items())
+        for name, group in before.tensors.items()
+    )
+
+
+def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope]) -> dict[str, int]:
+    """Numbers of values trained, sent and stored (kept on disk per client) for one client."""
+    trained = sum(
+        t.numel()
+        for n, t in workspace.tensors.items()
+        if t.requires_grad and scopes[n] in (Scope.SHARED, Scope.PRIVATE)
+    )
+    counts = {s: sum(t.numel() for n, t in workspace.tensors.items() if scopes[n] is s) for s in Scope}
+    return {
+        "total": sum(t.numel() for t in workspace.tensors.values()),
+        "trained": trained,
+        "sent": counts[Scope.SHARED],
+        "stored": counts[Scope.SHARED] + counts[Scope.PRIVATE],
+    }
