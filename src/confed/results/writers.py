@@ -101,12 +101,18 @@ def to_rich(table: Table) -> "RichTable":
     out = RichTable(
         title=Text(table.title),
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
         caption=caption,
         title_justify="left",
         caption_justify="left",
     )
+    before = ""
     for column in table.columns:
-        heading = f"{column.group}\n{column.title}" if column.group else column.title
+        # The group stands once, over its first column; long names are broken: the table fits 80 columns.
+        title = _broken(column.title) if column.group else column.title
+        heading = f"{column.group}\n{title}" if column.group and column.group != before else title
+        before = column.group
         justify: Literal["left", "right"] = "left" if column.words else "right"
         out.add_column(Text(heading), justify=justify, no_wrap=True, vertical="bottom")
     styles = {"best": "bold", "second": "underline", "": ""}
@@ -115,6 +121,11 @@ def to_rich(table: Table) -> "RichTable":
             out.add_row(*(Text(cell.text, style=styles[cell.mark]) for cell in row))
         out.add_section()
     return out
+
+
+def _broken(title: str, widest: int = 8) -> str:
+    half = (len(title) + 1) // 2
+    return f"{title[:half]}-\n{title[half:]}" if len(title) > widest else title
 
 
 def to_markdown(table: Table) -> str:
