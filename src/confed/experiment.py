@@ -1,6 +1,7 @@
 """From a recipe to a finished run folder."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -133,6 +134,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         clients = {EVERYONE: TableData(train, train.take(0), train.take(0))}
     device = run.device
     if device == "auto":
+        # The ordinary check would open a CUDA context, after which workers can no longer be forked.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         device = "cuda" if torch.cuda.is_available() else "cpu"
     setup = Setup(
         algorithm, Members(clients, ("image", "text")), task, recipe.local, build,
@@ -178,7 +181,7 @@ class _Runner:
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.build(), "cpu" if self.setup.device == "cuda" else self.setup.device)
+        workspace = Workspace(self.setup.build())
         with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
             cohort = self.settings.cohort_size(len(self.setup.population))
             simulation = Simulation(self.setup, store, answerer, cohort)

@@ -90,8 +90,8 @@ class Client:
         return True
 
     def values(self, *wanted: Scope) -> dict[str, Tensor]:
-        """Copies of the workspace's tensors of the wanted scopes."""
-        return {name: self.tensors[name].detach().clone() for name in self.names(*wanted)}
+        """Copies, in main memory, of the workspace's tensors of the wanted scopes."""
+        return {name: self.tensors[name].detach().to("cpu", copy=True) for name in self.names(*wanted)}
 
     def remember(self) -> None:
         """Keeps the private values and, where the run keeps personal models, the shared ones as trained here."""

@@ -203,13 +203,15 @@ def teacher(model: nn.Module, params: Params) -> Callable[[Batch], Output]:
     Returns:
         A function of a batch, in eval mode and without gradients.
     """
+    device = next(model.parameters()).device
+    frozen = {name: value.to(device) for name, value in params.items()}
 
     def predict(batch: Batch) -> Output:
         training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                return torch.func.functional_call(model, dict(params), (batch,))  # pyright: ignore
+                return torch.func.functional_call(model, frozen, (batch,))  # pyright: ignore
         finally:
             model.train(training)
 

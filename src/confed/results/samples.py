@@ -63,8 +63,8 @@ def gallery(folder: RunFolder, workspace: Workspace, materials: "Materials", cou
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, materials.clients[name], True) for name, split in materials.dataset.clients.items()]
     places += [(name, test, materials.unseen[name], False) for name, test in materials.dataset.unseen.items()]
-    for name, examples, data, seen in places:
-        rows = _spread(examples, count)
+    for number, (name, examples, data, seen) in enumerate(places):
+        rows = _spread(examples, count, first=number)
         batch = data.tables[2].batch(torch.tensor(rows))
         personal = folder.models / "personal" / name / "trained.safetensors"
         views = {
@@ -93,13 +93,13 @@ def _answers(path: Path, workspace: Workspace, batch: Batch, answers: tuple[str,
     return answer(workspace, batch, answers)
 
 
-def _spread(examples: Examples, count: int) -> list[int]:
-    """Rows of different types and different pictures, in stored order within each."""
+def _spread(examples: Examples, count: int, first: int) -> list[int]:
+    """Rows of different types (from the ``first`` on) and different pictures, in stored order within each."""
     kinds = sorted(set(examples.types))
     rows: list[int] = []
     pictures: set[int] = set()
     for turn in range(count):
-        kind = kinds[(turn * max(1, len(kinds) // count)) % len(kinds)]
+        kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
         for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
             if own == kind and int(picture) not in pictures:
                 rows.append(row)

@@ -1,0 +1,153 @@
+"""FedP³ and ST: every switch does what the equations say, against plain NumPy loops."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from confed.algorithms.fedp3 import FedP3
+from confed.algorithms.st import ST
+from confed.engines.local import InProcess, Simulation, Workspace, simulate
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client
+from confed.federation.state import ClientState, MemoryStore
+from confed.toy import ToyTask, toy_clients, toy_setup
+
+
+def _client(round: int = 1) -> Client:
+    setup = toy_setup(FedP3(), noisy=False)
+    workspace, info = Workspace(setup.build()), setup.population.info(1)
+    client = Client(
+        info, toy_clients()["client-1"], workspace.model, workspace.tensors, ToyTask(), setup.local, ClientState(),
+        workspace.scopes(FedP3(), info), workspace.initial, round, 3, seed=0,
+    )  # fmt: skip
+    client.load(workspace.initial)
+    return client
+
+
+def _moved(client: Client) -> dict[str, torch.Tensor]:
+    """Moves the student away from its teacher, and gives one batch."""
+    with torch.no_grad():
+        client.tensors["head.weight"].add_(torch.randn(3, 8, generator=torch.Generator().manual_seed(1)))
+    return next(iter(client.data.train(8, client.rng("order/0"))))
+
+
+def _softmax(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max())
+    return e / e.sum()
+
+
+def _by_hand(student: np.ndarray, teacher: np.ndarray, method: FedP3) -> float:
+    """Eqs. 8.7 to 8.14 for one example, written as loops."""
+    p_s, p_t = _softmax(student), _softmax(teacher)
+    entropy = [float((p * np.log(p)).sum()) for p in (p_t, p_s)]
+    scores = {
+        "p_t": p_t,
+        "p_s": p_s,
+        "diff": np.log(p_t) - np.log(p_s),
+        "gain": np.log(p_t) - np.log(entropy[0] / entropy[1]) * np.log(p_s),
+    }
+    chosen = range(3) if method.pairs == "all" else np.argsort(-scores[method.filter])[: method.top_n]
+    values_s, values_t = (p_s, p_t) if method.space == "prob" else (student, teacher)
+    total = 0.0
+    for i, j in itertools.product(chosen, chosen):
+        m_t = 1 / (1 + np.exp(-2 * (values_t[i] - values_t[j])))
+        m_s = 1 / (1 + np.exp(-2 * (values_s[i] - values_s[j])))
+        total += abs(m_t - m_s)
+    return total / len(chosen) ** 2 if method.reduction == "mean" else total
+
+
+SWITCHES = [
+    FedP3(top_n=2),
+    FedP3(top_n=2, filter="diff"),
+    FedP3(top_n=2, filter="p_t"),
+    FedP3(top_n=2, filter="p_s"),
+    FedP3(top_n=20),
+    FedP3(pairs="all"),
+    FedP3(top_n=2, space="logit"),
+    FedP3(pairs="all", space="logit", reduction="mean"),
+    FedP3(top_n=2, reduction="mean"),
+    FedP3(top_n=2, lam=0.25),
+]
+
+
+@pytest.mark.parametrize("method", SWITCHES, ids=repr)
+def test_the_loss_is_the_papers(method: FedP3) -> None:
+    client = _client()
+    losses = method.objective(client)
+    batch = _moved(client)
+    with torch.no_grad():
+        teacher = torch.func.functional_call(client.model, dict(client.incoming), (batch,)).logits.double().numpy()
+        output = client.model(batch)
+        student = output.logits.double().numpy()
+        wanted = float(ToyTask().loss(output, batch))
+    wanted += method.lam * np.mean([_by_hand(s, t, method) for s, t in zip(student, teacher, strict=True)])
+    (loss,) = losses(client.model, batch)
+    assert loss.item() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_random_filter_is_a_function_of_seed_round_and_client() -> None:
+    values = []
+    for _ in range(2):
+        client = _client()
+        losses = FedP3(top_n=2, filter="random").objective(client)
+        batch = _moved(client)
+        (loss,) = losses(client.model, batch)
+        values.append(loss.item())
+    assert values[0] == values[1]
+
+
+def test_the_kl_row_is_hintons() -> None:
+    client = _client()
+    method = ST(lam=0.5, temperature=2.0)
+    losses = method.objective(client)
+    batch = _moved(client)
+    with torch.no_grad():
+        teacher = torch.func.functional_call(client.model, dict(client.incoming), (batch,)).logits.double().numpy()
+        output = client.model(batch)
+        wanted = float(ToyTask().loss(output, batch))
+    divergences = []
+    for s, t in zip(output.logits.double().numpy(), teacher, strict=True):
+        p_t, p_s = _softmax(t / 2), _softmax(s / 2)
+        divergences.append(4 * (p_t * np.log(p_t / p_s)).sum())
+    (loss,) = losses(client.model, batch)
+    assert loss.item() == pytest.approx(wanted + 0.5 * np.mean(divergences), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", [FedP3(), ST()])
+def test_the_term_begins_at_its_round(method: Algorithm) -> None:
+    client = _client(round=0)
+    losses = method.objective(client)
+    batch = _moved(client)
+    with torch.no_grad():
+        wanted = float(ToyTask().loss(client.model(batch), batch))
+    (loss,) = losses(client.model, batch)
+    assert loss.item() == pytest.approx(wanted)
+
+
+def test_a_strong_term_keeps_clients_near_the_global_model() -> None:
+    gaps = []
+    for lam in (0.0, 5.0):
+        setup = toy_setup(FedP3(lam=lam, start_round=0, pairs="all", space="logit"), rounds=1, noisy=False)
+        store = MemoryStore()
+        with Simulation(setup, store, InProcess(setup)) as simulation:
+            start = simulation.start(Workspace(setup.build()))
+            list(simulate(simulation, start))
+        personal = store.load("client-1").tensors["personal"]
+        model = setup.build()
+        batch = next(iter(toy_clients()["client-1"].test(50)))
+        with torch.no_grad():
+            before = model(batch).logits
+            after = torch.func.functional_call(model, personal, (batch,)).logits
+        gaps.append(float((before - after).abs().mean()))
+    assert gaps[1] < 0.5 * gaps[0]
+
+
+def test_bad_values() -> None:
+    with pytest.raises(ValueError, match="top_n must be at least 2"):
+        FedP3(top_n=1)
+    with pytest.raises(ValueError, match="start_round must not be negative"):
+        FedP3(start_round=-1)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        ST(temperature=0)
