@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_continues(tmp_path: 
     folder, messages = tmp_path / "run", list[str]()
 
     def stop(progress) -> None:
-        if progress.round == 2 and "loss" in progress.text:
+        if progress.round == 3 and "loss" in progress.text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

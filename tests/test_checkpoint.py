@@ -61,14 +61,16 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
     assert checkpoints.rounds() == [1]
 
 
-def test_a_damaged_client_state_spoils_its_checkpoint_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_client_state_spoils_its_checkpoint_only(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path)
     for round in (1, 2):
         checkpoints.store.begin(round)
         checkpoints.store.save("ann", _state(round))
         checkpoints.save(Checkpoint(round, _servers(round), 0))
     victim = next(tmp_path.glob("clients/*/ann/000002.safetensors"))
-    victim.write_bytes(victim.read_bytes()[:-2])
+    data = victim.read_bytes()
+    victim.write_bytes(data[:-2] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     again = Checkpoints(tmp_path)
     checkpoint, problems = again.latest()
     assert checkpoint.round == 1
@@ -95,6 +97,29 @@ def test_states_of_an_unfinished_round_are_forgotten(tmp_path: Path) -> None:
     assert not again.load("bob/../x")
     assert not again.load("never seen")
     assert again.clients() == ["ann", "bob/../x"]
+
+
+def test_a_history_shorter_than_its_checkpoint_falls_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2):
+        checkpoints.save(Checkpoint(round, _servers(round), 100 * round))
+    checkpoint, problems = checkpoints.latest(history_bytes=150)
+    assert checkpoint.round == 1
+    assert "needs 200 bytes of history, there are 150" in problems[0]
+
+
+def test_a_round_broken_off_leaves_the_state_of_the_round_before(tmp_path: Path) -> None:
+    # Checkpoint at 1; rounds 2 and 3 finish, 4 is broken off, and an interrupt saves round 3.
+    checkpoints = Checkpoints(tmp_path)
+    for version in (1, 2, 3, 4):
+        checkpoints.store.begin(version)
+        checkpoints.store.save("ann", _state(version))
+        if version == 1:
+            checkpoints.save(Checkpoint(1, _servers(1), 0))
+    checkpoints.save(Checkpoint(3, _servers(3), 0))
+    again = Checkpoints(tmp_path)
+    assert again.latest()[0].round == 3
+    assert again.store.load("ann").scalars == {"n": 3}
 
 
 def test_old_versions_go_when_no_checkpoint_needs_them(tmp_path: Path) -> None:

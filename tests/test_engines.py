@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -26,11 +27,12 @@ from confed.engines.perform import count_parameters
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.state import MemoryStore
 from confed.federation.train import Local
 from confed.federation.wire import encode
+from confed.testing import check_algorithm
 from confed.toy import toy_clients, toy_setup
 
 
@@ -209,3 +211,122 @@ def test_data_of_a_client_nobody_knows() -> None:
     with pytest.raises(ValueError, match="no client is called 'zoe'; there are client-0"):
         setup.data("zoe")
     assert isinstance(setup.data("client-0"), TableData)
+
+
+@dataclass(frozen=True)
+class OwnHeads(Algorithm):
+    """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer pools."""
+
+    neutral: ClassVar[str] = "-"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The head is one client's."""
+        return {"head.*": Scope.PRIVATE if client.id == "client-0" else Scope.FROZEN, "*": Scope.SHARED}
+
+
+@dataclass(frozen=True)
+class SharedByLater(Algorithm):
+    """The first client takes no part in the head; the others share it."""
+
+    neutral: ClassVar[str] = "-"
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The head is frozen for client 0."""
+        return {"head.*": Scope.FROZEN if client.id == "client-0" else Scope.SHARED, "*": Scope.SHARED}
+
+
+@pytest.mark.parametrize("method", [OwnHeads(), SharedByLater(), PrivateHead()])
+def test_scopes_that_differ_between_clients_keep_the_contract(method: Algorithm) -> None:
+    assert dict(check_algorithm(method))["nothing leaks from client to client"] == "passed"
+    records, _ = _records(toy_setup(method), workers=2)
+    assert not records[-1].errors
+    assert set(records[-1].losses) == {"client-0", "client-1", "client-2"}
+
+
+def test_replies_that_a_flow_does_not_take_are_not_given_to_the_next() -> None:
+    setup = toy_setup(FedAvg())
+    calls = [Call(setup.population.info(i), "fit", Message(dict(setup.build().state_dict()))) for i in range(3)]
+    calls = [
+        replace(c, message=Message({n: t for n, t in c.message.tensors.items() if "stem" not in n})) for c in calls
+    ]
+    store = MemoryStore()
+    workers = Workers(setup, 2)
+    try:
+        wanted = {r.client.id: r.message.tensors["head.bias"] for r in InProcess(setup)(calls, MemoryStore(), 0)}
+        some = workers(calls, store, 0)
+        next(some)
+        some.close()
+        for call in calls:
+            (reply,) = workers([call], store, 0)
+            assert reply.error is None
+            assert torch.equal(reply.message.tensors["head.bias"], wanted[call.client.id])
+    finally:
+        workers.close()
+
+
+@dataclass(frozen=True)
+class Counts(Algorithm):
+    """A counter in the client's state."""
+
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def count(self, client: Client, message: Message) -> Message:
+        """One more."""
+        if client.info.id == "client-1":
+            time.sleep(0.2)
+        client.state.scalars["n"] = int(client.state.scalars.get("n", 0)) + 1
+        return Message({}, {"n": client.state.scalars["n"]})
+
+
+def test_two_calls_to_one_client_follow_each_other() -> None:
+    setup = toy_setup(Counts())
+    ann, bob = setup.population.info(0), setup.population.info(1)
+    workers = Workers(setup, 2)
+    try:
+        replies = list(workers([Call(c, "count", Message()) for c in (bob, ann, ann, ann)], MemoryStore(), 0))
+    finally:
+        workers.close()
+    assert [r.message.scalars["n"] for r in replies] == [1, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class MissingFile(Algorithm):
+    """A client whose files are gone."""
+
+    neutral: ClassVar[str] = "-"
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Fails on one client."""
+        if client.info.id == "client-1":
+            raise FileNotFoundError("pictures.tar")
+        return super().fit(client, message)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_clients_own_file_error_is_its_own(workers: int) -> None:
+    records, _ = _records(toy_setup(MissingFile(), rounds=2), workers=workers)
+    assert [r.errors for r in records] == [{"client-1": "FileNotFoundError: pictures.tar"}] * 2
+
+
+def test_divergence_of_private_tensors_is_noticed() -> None:
+    setup = toy_setup(LocalOnly(), local=Local(epochs=2, batch_size=4, lr=1e30, optimizer="sgd"), noisy=False)
+    with pytest.raises(RuntimeError, match="training diverged"):
+        _records(setup)
+
+
+def test_fine_tuning_has_its_own_schedule() -> None:
+    local = Local(epochs=1, batch_size=4, lr=0.05, schedule="linear")
+    assert local.factor(1.4) == 0.0
+    _, plain = _records(toy_setup(FedAvgFT(finetune_epochs=0), local=local))
+    _, tuned = _records(toy_setup(FedAvgFT(finetune_epochs=3), local=local))
+    task, data = toy_setup(FedAvg()).task, toy_clients()["client-1"]
+    batch = next(iter(data.test(50)))
+    losses = []
+    for store in (plain, tuned):
+        model = toy_setup(FedAvg()).build().eval()
+        personal = store.load("client-1").tensors["personal"]
+        with torch.no_grad():
+            losses.append(float(task.loss(torch.func.functional_call(model, personal, (batch,)), batch)))
+    assert losses[1] < losses[0]

@@ -82,6 +82,30 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
         assert _bytes(folder) == reference
 
 
+def test_interrupted_in_the_middle_of_a_round_and_of_an_evaluation(
+    tmp_path: Path, reference: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (target, count) in enumerate(
+        (("confed.engines.perform.perform", 22), ("confed.experiment.summarise", 30))
+    ):
+        folder, calls = tmp_path / str(number), []
+        module, _, name = target.rpartition(".")
+        original = getattr(sys.modules[module], name)
+
+        def interrupting(*arguments, original=original, calls=calls, count=count, **keywords):
+            calls.append(1)
+            if len(calls) == count:
+                raise KeyboardInterrupt
+            return original(*arguments, **keywords)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, interrupting)
+            with pytest.raises(KeyboardInterrupt):
+                run(_tiny("run.checkpoint_every=3"), folder)
+        run(_tiny("run.checkpoint_every=3"), folder, resume=True)
+        assert _bytes(folder) == reference
+
+
 def test_two_workers_give_the_same_files(tmp_path: Path, reference: dict[str, bytes]) -> None:
     folder = tmp_path / "run"
     run(_tiny("run.workers=2"), folder)

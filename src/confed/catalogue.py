@@ -345,7 +345,7 @@ def _extras() -> dict[str, str]:
         have = {name: _version(name) for name in packages}
         missing = [name for name, installed in have.items() if installed is None]
         there = ", ".join(f"{name} {installed}" for name, installed in have.items() if installed)
-        hint = f"missing {', '.join(missing)}: pip install 'confed[{extra}]' -c constraints.txt" if missing else ""
+        hint = f"missing {', '.join(missing)}: pip install '.[{extra}]' -c constraints.txt" if missing else ""
         found[extra] = "; ".join(filter(None, (there, hint)))
     return found
 

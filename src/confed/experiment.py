@@ -1,6 +1,7 @@
 """From a recipe to a finished run folder."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,15 @@ from confed.data.examples import Examples, FederatedDataset, Table, TableData, c
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
-from confed.federation.algorithm import read_tallies
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.protocols import ClientData, Task
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.models import create_model, create_tokenizer
 from confed.recipe import Recipe, Run, load_recipe
+from confed.registry import datasets, models
+from confed.results.examine import Examination, examine
 from confed.results.folder import RunFolder
-from confed.results.summary import Examined, summarise_run
+from confed.results.summary import summarise_run
 from confed.tasks.vqa import summarise
 
 __all__ = ["Materials", "Progress", "load_run", "prepare", "run"]
@@ -70,8 +72,7 @@ def _materials(data: str, model: str, seed: int) -> Materials:
     section = json.loads(data)
     dataset: FederatedDataset = _construct_data(section, seed)
     options = json.loads(model)
-    limits = {"max_length": options["max_length"]} if "max_length" in options else {}
-    tokenizer = create_tokenizer(options["name"], dataset.words, **limits)
+    tokenizer = create_tokenizer(options["name"], dataset.words, **_tokenizer_options(options))
     parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
     parts += list(dataset.unseen.values())
     types = tuple(sorted({t for part in parts for t in part.types}))
@@ -95,10 +96,17 @@ def _materials(data: str, model: str, seed: int) -> Materials:
     return Materials(dataset, clients, unseen, types, tokenizer)
 
 
-def _construct_data(section: Mapping[str, Any], seed: int) -> FederatedDataset:
+def _tokenizer_options(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the model's section its tokenizer must agree with: the text length, and where a checkpoint lies."""
     from inspect import signature
 
-    from confed.registry import datasets
+    accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
+    options = {"max_length": model.get("max_length"), "path": model.get("pretrained")}
+    return {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
+
+
+def _construct_data(section: Mapping[str, Any], seed: int) -> FederatedDataset:
+    from inspect import signature
 
     values = dict(section)
     constructor = datasets[values.pop("name")]
@@ -160,7 +168,8 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
         ValueError: faulty recipe or data; without ``resume``, the folder exists.
         CorruptCheckpoint: there are checkpoints and none is sound.
     """
-    torch.set_num_threads(recipe.run.threads)
+    # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
+    torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     setup, materials = prepare(recipe)
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     return _Runner(recipe, setup, materials, folder, watch).run()
@@ -173,8 +182,8 @@ class _Runner:
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
         self.folder, self.watch = folder, watch
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.keep_checkpoints)
-        self.began, self.cpu = time.perf_counter(), cpu_seconds()
-        self.saved_at = 0.0
+        self.cpu, self.resumed = cpu_seconds(), False
+        self.saved_at = -math.inf
 
     def run(self) -> dict[str, Any]:
         """See :func:`run`."""
@@ -186,26 +195,31 @@ class _Runner:
             cohort = self.settings.cohort_size(len(self.setup.population))
             simulation = Simulation(self.setup, store, answerer, cohort)
             servers, start = self._start(simulation, workspace)
-            record: RoundRecord | None = None
+            whole: Checkpoint | None = None
             try:
                 for record in simulate(simulation, servers, start):
-                    servers = record.servers
                     self._after(simulation, record)
+                    servers = record.servers
+                    whole = Checkpoint(record.round, servers, self.folder.history_bytes())
+                    self._checkpoint_if_due(whole)
             except KeyboardInterrupt:
-                if record is not None and self.settings.checkpoint_every:
-                    self._checkpoint(record.round, record.servers)
+                # The last round that is written down whole; what came after it is done again.
+                if whole is not None and self.settings.checkpoint_every:
+                    self.checkpoints.save(whole)
                 raise
             self._tell(self.setup.rounds, "evaluating on test data")
-            examined = self._examine(simulation, servers, workspace)
+            examined = examine(simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t))
+            self._write_models(servers, examined.personal)
             peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
         return self._finish(examined, workspace, peak)
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
-            checkpoint, problems = self.checkpoints.latest()
+            checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
                 self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
+            self.resumed = True
             return checkpoint.servers, checkpoint.round
         self.checkpoints.store.rewind(0)
         self.folder.truncate(0, -1)
@@ -241,15 +255,13 @@ class _Runner:
             self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
         loss = sum(record.losses.values()) / max(len(record.losses), 1)
         self._tell(record.round, f"loss {loss:.3f}")
-        due = self.settings.checkpoint_every and (
-            record.round % self.settings.checkpoint_every == 0 or record.round >= self.setup.rounds
-        )
-        if due and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
-            self._checkpoint(record.round, record.servers)
 
-    def _checkpoint(self, round: int, servers: Mapping[str, ServerState]) -> None:
-        self.checkpoints.save(Checkpoint(round, servers, self.folder.history_bytes()))
-        self.saved_at = time.monotonic()
+    def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
+        every, last = self.settings.checkpoint_every, checkpoint.round >= self.setup.rounds
+        waited = time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
+        if every and (last or (checkpoint.round % every == 0 and waited)):
+            self.checkpoints.save(checkpoint)
+            self.saved_at = time.monotonic()
 
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
         views = simulation.evaluate(servers, round, split="validation", limit=self.settings.evaluate_examples)
@@ -263,53 +275,7 @@ class _Runner:
             self.folder.metrics, {"event": "evaluation", "round": round, "split": "validation", **values}
         )
 
-    def _examine(self, simulation: Simulation, servers: Mapping[str, ServerState], workspace: Workspace) -> Examined:
-        """The final models on all test examples, one by one; also writes the models."""
-        algorithm = self.setup.algorithm
-        seen, unseen = list(self.materials.clients), list(self.materials.unseen)
-        models: dict[tuple[str, str], Mapping[str, Tensor]] = {}
-        shared = {
-            name: dict(simulation.shared(servers, simulation.setup.population.info(0)))
-            if algorithm.pooled
-            else dict(simulation.shared(servers, self._info(simulation, name)))
-            for name in [*seen, *unseen]
-        }
-        if algorithm.pooled:
-            models = {("personal", name): shared[name] for name in seen}
-        else:
-            for name in seen:
-                state = simulation.store.load(name)
-                private = state.tensors.get("private", {})
-                shared[name].update(private)
-                personal = {**private, **state.tensors.get("personal", {})}
-                if personal:
-                    models["personal", name] = personal
-        jobs = [
-            (("personal", owner, place), place, tensors) for (_, owner), tensors in models.items() for place in seen
-        ]
-        if algorithm.pooled:
-            jobs = [(("personal", name, name), name, models["personal", name]) for name in seen]
-        if algorithm.has_global:
-            jobs += [(("global", name, name), name, shared[name]) for name in seen]
-            jobs += [(("unseen", name, name), name, shared[name]) for name in unseen]
-        examined: Examined = {}
-        replies = simulation.examine([(place, tensors) for _, place, tensors in jobs], self.setup.rounds + 2)
-        for (key, _, _), message in zip(jobs, replies, strict=True):
-            examined[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
-            self._tell(self.setup.rounds, f"evaluated {key[0]} model on {key[2]}")
-        self._write_models(servers, {name: tensors for (_, name), tensors in models.items()}, workspace)
-        return examined
-
-    def _info(self, simulation: Simulation, name: str) -> Any:
-        infos = {info.id: info for info in simulation.clients()}
-        return infos.get(name, simulation.setup.population.info(0))
-
-    def _write_models(
-        self,
-        servers: Mapping[str, ServerState],
-        personal: Mapping[str, Mapping[str, Tensor]],
-        workspace: Workspace,
-    ) -> None:
+    def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.has_global:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
@@ -318,11 +284,11 @@ class _Runner:
             for name, tensors in personal.items():
                 self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
 
-    def _finish(self, examined: Examined, workspace: Workspace, peak: int) -> dict[str, Any]:
+    def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
         from confed.results.samples import gallery
 
         correct: dict[str, Tensor] = {}
-        for (view, model, place), (_, tensors) in examined.items():
+        for (view, model, place), (_, tensors) in examined.results.items():
             if model == place:
                 correct[f"{view}/{place}/correct"] = tensors["correct"]
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
@@ -333,7 +299,7 @@ class _Runner:
             )
         summary = summarise_run(
             self.recipe, self.setup, self.materials, self.folder, workspace, examined,
-            cpu=cpu_seconds() - self.cpu, peak=peak,
+            cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
         self._tell(self.setup.rounds, "done")
@@ -347,6 +313,7 @@ def _answerer(setup: Setup, settings: Run, workspace: Workspace) -> InProcess | 
     places = len(setup.population) + len(setup.observers)
     count = settings.workers or min(free_cores(), places)
     if count == 1:
+        torch.set_num_threads(settings.threads)
         return InProcess(setup, workspace if setup.device == "cpu" else None)
     return Workers(setup, count, settings.threads)
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
 
@@ -58,7 +58,7 @@ class Run:
     seed: int = 0
     workers: int = 0
     threads: int = 1
-    device: str = "cpu"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     checkpoint_every: int = 1
     checkpoint_seconds: float = 0.0
     keep_checkpoints: int = 2
@@ -142,7 +142,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as a file that gives the same recipe again."""
-        content: dict[str, Any] = {
+        content: dict[str, Any] = {"name": self.name} | {
             name: {k: _plain(v) for k, v in section.items() if v is not None} for name, section in self.sections.items()
         }
         if self.methods:
@@ -181,8 +181,16 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
+    name = content.pop("name", name)
+    rows = list(content.get("methods", {}))
     for override in overrides:
         _override(content, override)
+    if any(override.startswith("study.") for override in overrides):
+        # Rows of the file that the command left out are no mistake; rows the command names itself are.
+        named = {override.split(".")[1] for override in overrides if override.startswith("methods.")}
+        for row in rows:
+            if row not in content["study"].get("methods", ()) and row not in named:
+                del content["methods"][row]
     return _resolve(name, content)
 
 
@@ -216,7 +224,8 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
         if first["type"] == "missing":
             raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
         raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
-    return {name: getattr(checked, name) for name in names}
+    # Paths become absolute, so that a run folder can be resumed from anywhere.
+    return {name: _absolute(getattr(checked, name)) for name in names}
 
 
 @lru_cache(maxsize=256)
@@ -293,6 +302,10 @@ def _override(content: dict[str, Any], override: str) -> None:
     if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
         target.clear()  # another constructor has other keywords
     target[parts[-1]] = value
+
+
+def _absolute(value: Any) -> Any:
+    return value.expanduser().resolve() if isinstance(value, Path) else value
 
 
 def _plain(value: Any) -> Any:

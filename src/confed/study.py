@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confed.experiment import Progress, Watch, run
+from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
@@ -52,6 +52,8 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
         )
     methods = recipe.methods or (recipe.sections["algorithm"]["name"],)
     numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
+    # Faulty data must not leave a folder behind that blocks the corrected command.
+    prepare(recipe.method(methods[0]).with_run(seed=numbers[0]))
     jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
     root.mkdir(parents=True, exist_ok=True)
     write_atomically(root / "recipe.toml", recipe.to_toml().encode())

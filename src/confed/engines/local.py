@@ -11,6 +11,7 @@ from torch import Tensor
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
 from confed.federation.algorithm import Algorithm, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
+from confed.federation.params import widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
 from confed.federation.wire import size
@@ -116,7 +117,11 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     def start(self, workspace: Workspace) -> dict[str, ServerState]:
         """Every server's state before the first round."""
-        scopes = workspace.scopes(self.setup.algorithm, self.setup.population.info(0))
+        # Distinct rules only; ten thousand clients are enough to meet them all in any sensible federation.
+        layouts = {
+            id(scopes): scopes for scopes in (workspace.scopes(self.setup.algorithm, c) for c in self.clients(10_000))
+        }
+        scopes = widest(layouts.values())
         return self.setup.algorithm.init({n: t.cpu() for n, t in workspace.initial.items()}, scopes)
 
     def clients(self, most: int | None = None) -> list[ClientInfo]:
@@ -160,13 +165,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         algorithm = self.setup.algorithm
         infos = self.clients(most)
         if algorithm.has_global:
-            infos += [ClientInfo(name, 0) for name in self.setup.observers]
+            modalities = self.setup.population.info(0).modalities
+            infos += [ClientInfo(name, 0, modalities) for name in self.setup.observers]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
         for call, reply in zip(calls, self.answerer(calls, self.store, round), strict=True):
             if reply.error is not None:
-                continue
+                raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
             for view in ("global", "personal"):
                 tallies = read_tallies(reply.message.scalars, view)
                 if tallies:

@@ -4,6 +4,7 @@ What a run is made of (:class:`Setup`), the model its clients take turns in (:cl
 :func:`perform`, which the simulator, the worker processes and real federations all call.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,7 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.state import ClientState, Store
 from confed.federation.train import Local
-from confed.privacy.guards import check_reply
+from confed.privacy.guards import check_reply, first_non_finite
 
 __all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "perform"]
 
@@ -174,18 +175,23 @@ def perform(
 
 def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
     """One reply; what goes wrong on the client becomes the reply's error and leaves its state as it was."""
+    before = store.load(call.client.id)
     try:
-        before = store.load(call.client.id)
         message, after = perform(setup, workspace, call, before.copy(), round)
-        reply = check_reply(call, Reply(call.client, message))
-        # Evaluation changes nothing; most methods' clients keep nothing: no write without need.
-        if reply.error is None and changed(before, after):
-            store.save(call.client.id, after)
-        return reply
-    except OSError:
-        raise  # a full disk or a lost one is the run's problem, not the client's
     except Exception as error:
         return Reply(call.client, Message(), f"{type(error).__name__}: {error}")
+    reply = check_reply(call, Reply(call.client, message))
+    if reply.error is not None:
+        return reply
+    lost = first_non_finite(after.tensors.get("private", {}))
+    loss = message.scalars.get("loss", 0.0)
+    if lost is not None or not math.isfinite(float(loss)):
+        what = f"private tensor {lost!r} holds" if lost is not None else f"training loss is {loss}, it has met"
+        return Reply(call.client, Message(), f"ValueError: training diverged: {what} a NaN or an infinity")
+    # Evaluation changes nothing; most methods' clients keep nothing: no write without need.
+    if changed(before, after):
+        store.save(call.client.id, after)
+    return reply
 
 
 def changed(before: ClientState, after: ClientState) -> bool:

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -69,21 +69,36 @@ class Workers:
         waiting = list(range(len(calls)))[::-1]
         running: dict[int, int] = {}
         done: dict[int, Path | str] = {}
-        for position in range(len(calls)):
-            while position not in done:
-                self._feed(calls, store, round, waiting, running)
-                self._collect(calls, running, done)
-            self._feed(calls, store, round, waiting, running)
-            yield self._reply(calls[position], done.pop(position), store)
+        try:
+            for position in range(len(calls)):
+                while position not in done:
+                    self._feed(calls, store, round, waiting, running, done)
+                    self._collect(running, done)
+                self._feed(calls, store, round, waiting, running, done)
+                yield self._reply(calls[position], done.pop(position), store)
+        finally:
+            # A flow that stops listening leaves replies behind; the next calls must not take them for theirs.
+            while running:
+                self._collect(running, done)
+            for early in done.values():
+                if isinstance(early, Path):
+                    early.unlink()
 
     def _feed(
-        self, calls: Sequence[Call], store: Store, round: int, waiting: list[int], running: dict[int, int]
+        self,
+        calls: Sequence[Call],
+        store: Store,
+        round: int,
+        waiting: list[int],
+        running: dict[int, int],
+        done: Mapping[int, Path | str],
     ) -> None:
         for number in range(len(self._workers)):
             if not waiting:
                 return
-            # Calls to one client follow each other: the later one needs the state the earlier one leaves.
-            busy = {calls[position].client.id for position in running.values()}
+            # Calls to one client follow each other: the later one needs the state the earlier one leaves, and
+            # that is kept when the earlier reply is handed on.
+            busy = {calls[position].client.id for position in (*running.values(), *done)}
             if number in running or calls[waiting[-1]].client.id in busy:
                 continue
             position = waiting.pop()
@@ -94,7 +109,9 @@ class Workers:
                 "modalities": call.client.modalities,
                 "action": call.action,
                 "round": round,
-                "expects": None if call.expects is None else list(call.expects),
+                "expects": None
+                if call.expects is None
+                else {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in call.expects.items()},
             }
             pipe = self._workers[number][1]
             try:
@@ -105,7 +122,7 @@ class Workers:
                 pass  # the worker died; collecting its reply finds that out and says so
             running[number] = position
 
-    def _collect(self, calls: Sequence[Call], running: dict[int, int], done: dict[int, Path | str]) -> None:
+    def _collect(self, running: dict[int, int], done: dict[int, Path | str]) -> None:
         ready = wait([self._workers[number][1] for number in running])
         for number in [n for n in running if self._workers[n][1] in ready]:
             position = running.pop(number)
@@ -166,7 +183,13 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
             return
         message, state = decode(receive()), decode_state(receive())
         info = ClientInfo(head["id"], head["num_examples"], tuple(head["modalities"]))
-        expects = None if head["expects"] is None else {name: message.tensors[name] for name in head["expects"]}
+        expects = None
+        if head["expects"] is not None:
+            # Only names, shapes and dtypes are compared, so tensors without memory do.
+            expects = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+                for name, (dtype, shape) in head["expects"].items()
+            }
         store = _OneState(state)
         reply = answer(setup, workspace, Call(info, head["action"], message, expects), store, head["round"])
         pipe.send_bytes(json.dumps({"error": reply.error, "saved": store.saved}).encode())

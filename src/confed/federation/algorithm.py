@@ -172,6 +172,8 @@ class Algorithm:
         for metric, (total, weight) in tallies.items():
             scalars[f"examined:{metric}:sum"] = total
             scalars[f"examined:{metric}:weight"] = weight
+        if not scores:  # a client may have no test examples
+            scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
         return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu()}, scalars)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from confed.federation.params import Params
@@ -84,6 +83,8 @@ class DirectoryStore:
         write_atomically(path, encode_state(state))
         older = [v for v in self._versions(client_id) if v < self.version]
         needed = {max((v for v in older if v <= kept), default=-1) for kept in self.kept}
+        # The version before this one: a run stopped in the middle of a round saves the round before.
+        needed.add(max(older, default=-1))
         for version in older:
             if version not in needed:
                 self._path(client_id, version).unlink()
@@ -97,10 +98,10 @@ class DirectoryStore:
                     path.unlink()
 
     def verify(self, version: int) -> None:
-        """Checks every client's file of that version for completeness.
+        """Checks every client's file of that version.
 
         Raises:
-            CorruptCheckpoint: names the first file that is not a whole safetensors file.
+            CorruptCheckpoint: names the first file that is damaged.
         """
         for folder in sorted(self.root.glob("*/*")):
             versions = [v for v in self._versions(unquote(folder.name)) if v <= version]
@@ -202,8 +203,11 @@ class Checkpoints:
         except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
 
-    def latest(self) -> tuple[Checkpoint, list[str]]:
+    def latest(self, history_bytes: int | None = None) -> tuple[Checkpoint, list[str]]:
         """The newest sound checkpoint, and what was wrong with newer ones; the store is rewound to it.
+
+        Args:
+            history_bytes: how long the history is; a checkpoint that belongs to a longer one is not sound.
 
         Raises:
             CorruptCheckpoint: there is no sound checkpoint.
@@ -212,6 +216,9 @@ class Checkpoints:
         for round in reversed(self.rounds()):
             try:
                 checkpoint = self.load(round)
+                wanted = checkpoint.history_bytes
+                if history_bytes is not None and history_bytes < wanted:
+                    raise CorruptCheckpoint(f"round {round} needs {wanted} bytes of history, there are {history_bytes}")
             except CorruptCheckpoint as error:
                 problems.append(str(error))
                 continue
@@ -245,7 +252,6 @@ class Checkpoints:
 
 def _verify(path: Path) -> None:
     try:
-        with safe_open(path, framework="pt"):  # pyright: ignore[reportUnknownVariableType]
-            pass
-    except (SafetensorError, OSError) as error:
+        decode_state(path.read_bytes())
+    except (ValueError, OSError) as error:
         raise CorruptCheckpoint(f"{path}: {error}") from error

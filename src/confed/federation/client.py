@@ -78,6 +78,9 @@ class Client:
         copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
         own = self.names(Scope.PRIVATE)
         copy_into([self.tensors[n] for n in own], [private.get(n, self.initial[n]) for n in own])
+        # What a rule freezes for this client another client may train: it starts from the common values.
+        rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]
+        copy_into([self.tensors[n] for n in rest], [self.initial[n] for n in rest])
         for parameter in self.model.parameters():
             parameter.grad = None
 

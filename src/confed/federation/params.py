@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mean", "Params", "Rules", "Scope", "layout", "named_tensors", "pick"]
+__all__ = ["Mean", "Params", "Rules", "Scope", "layout", "named_tensors", "pick", "widest"]
 
 Params = Mapping[str, Tensor]
 """A model as a flat mapping of names to tensors: its parameters and its persistent buffers."""
@@ -53,6 +53,16 @@ def layout(
     if unused and not partial:
         raise ValueError(f"rules that match no tensor: {unused}; the tensors are {sorted(scopes)}")
     return scopes
+
+
+def widest(layouts: Iterable[Mapping[str, Scope]]) -> dict[str, Scope]:
+    """For each name the widest scope that any layout gives it: shared, then private, then server, then frozen."""
+    order = (Scope.FROZEN, Scope.SERVER, Scope.PRIVATE, Scope.SHARED)
+    result: dict[str, Scope] = {}
+    for scopes in layouts:
+        for name, scope in scopes.items():
+            result[name] = max(result.get(name, Scope.FROZEN), scope, key=order.index)
+    return result
 
 
 def pick(params: Params, scopes: Mapping[str, Scope], *wanted: Scope) -> dict[str, Tensor]:

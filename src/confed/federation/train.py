@@ -60,7 +60,8 @@ class Local:
             raise ValueError(f"local.lr must be positive, got {self.lr}")
 
     def factor(self, progress: float) -> float:
-        """The factor on ``lr`` after a share ``progress`` in [0, 1] of all steps."""
+        """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
+        progress = min(progress, 1.0)
         if progress < self.warmup:
             return progress / self.warmup
         left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
@@ -106,7 +107,9 @@ def train(client: "Client", objective: Objective, epochs: int | None = None) -> 
         for cpu_batch in client.data.train(local.batch_size, client.rng(f"order/{epoch}")):
             batch = to_device(cpu_batch, device)
             if scheduled:
-                factor = local.factor((client.round + step / steps) / max(client.rounds, 1))
+                # Fine-tuning after the last round has a schedule of its own.
+                during = client.round < client.rounds
+                factor = local.factor((client.round + step / steps) / client.rounds if during else step / steps)
                 for group in optimizer.param_groups:
                     group["lr"] = local.lr * factor
             for loss in _losses(objective, model, batch, local, device):

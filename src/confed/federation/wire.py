@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from hashlib import blake2b
 
 import torch
 from safetensors.torch import load, save
@@ -51,7 +52,8 @@ def encode_state(state: ClientState) -> bytes:
         "groups": json.dumps(list(state.tensors)),
         "scalars": json.dumps(state.scalars),
     }
-    return save(_unshared(_flat(flat)), metadata)
+    tensors = _unshared(_flat(flat))
+    return save(tensors, {**metadata, "digest": _digest(tensors, metadata)})
 
 
 def decode_state(data: bytes) -> ClientState:
@@ -63,6 +65,8 @@ def decode_state(data: bytes) -> ClientState:
     tensors, metadata = _tensors(data), _metadata(data)
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
+    if metadata.pop("digest", None) != _digest(tensors, metadata):
+        raise ValueError("a damaged client's state: its digest differs from the one recorded")
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in json.loads(metadata["groups"])}
     for number, (group, name) in enumerate(json.loads(metadata["index"])):
         groups[group][name] = tensors[str(number)]
@@ -113,6 +117,13 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             tensors[name] = tensor.clone()
         seen.add(pointer)
     return tensors
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = blake2b(json.dumps(dict(sorted(metadata.items()))).encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:

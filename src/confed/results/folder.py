@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,11 @@ class RunFolder:
         return folder
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
-        """Adds one line of JSON."""
+        """Adds one line of JSON, on disk when this returns: a checkpoint must never be ahead of its history."""
         with path.open("ab") as file:
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def history_bytes(self) -> int:
         """Length of ``metrics.jsonl``."""

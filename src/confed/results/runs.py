@@ -228,7 +228,7 @@ def _run(folder: Path, method: str | None = None, label: str | None = None) -> R
     missing = {name: why for name, why in EXPECTED.items() if not (folder / name).is_file()}
     recipe = _toml(folder / "recipe.toml")
     lines = _lines(folder / "metrics.jsonl")
-    rounds = tuple(line for line in lines if line.get("event") == "round")
+    rounds = tuple(line for line in lines if line.get("event") in ("round", "finish"))
     evaluations = tuple(line for line in lines if line.get("event") == "evaluation")
     summary = _json(folder / "summary.json")
     if not isinstance(summary, Mapping):
@@ -261,7 +261,7 @@ def _provisional(
         "algorithm": recipe.get("algorithm", {}).get("name", folder.name),
         "recipe": recipe.get("name", ""),
         "seed": section.get("seed", int(tail) if tail.isdigit() else 0),
-        "rounds": max((int(line["round"]) for line in rounds), default=0),
+        "rounds": max((int(line["round"]) for line in rounds if line["event"] == "round"), default=0),
         "planned_rounds": section.get("rounds"),
         "clients": list(places["personal"] or clients),
         "scenes": list(places["unseen"]),

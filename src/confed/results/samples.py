@@ -65,6 +65,8 @@ def gallery(folder: RunFolder, workspace: Workspace, materials: "Materials", cou
     places += [(name, test, materials.unseen[name], False) for name, test in materials.dataset.unseen.items()]
     for number, (name, examples, data, seen) in enumerate(places):
         rows = _spread(examples, count, first=number)
+        if not rows:
+            continue
         batch = data.tables[2].batch(torch.tensor(rows))
         personal = folder.models / "personal" / name / "trained.safetensors"
         views = {
@@ -96,6 +98,8 @@ def _answers(path: Path, workspace: Workspace, batch: Batch, answers: tuple[str,
 def _spread(examples: Examples, count: int, first: int) -> list[int]:
     """Rows of different types (from the ``first`` on) and different pictures, in stored order within each."""
     kinds = sorted(set(examples.types))
+    if not kinds:
+        return []
     rows: list[int] = []
     pictures: set[int] = set()
     for turn in range(count):

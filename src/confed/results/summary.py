@@ -1,22 +1,17 @@
 """``summary.json``: a run's results in one machine-readable file."""
 
 import platform
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.recipe import Recipe
+from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
 
 if TYPE_CHECKING:
     from confed.experiment import Materials
 
-__all__ = ["Examined", "summarise_run", "versions"]
-
-Examined = dict[tuple[str, str, str], tuple[dict[str, float], Mapping[str, Tensor]]]
-"""(view, model's owner, place) -> (metric values, per-example tensors)."""
+__all__ = ["summarise_run", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -33,10 +28,11 @@ def summarise_run(
     materials: "Materials",
     folder: RunFolder,
     workspace: Workspace,
-    examined: Examined,
+    examined: Examination,
     *,
     cpu: float,
     peak: int,
+    resumed: bool = False,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -49,16 +45,21 @@ def summarise_run(
         examined: the final models on all test examples.
         cpu: processor seconds.
         peak: largest resident memory of a process, bytes.
+        resumed: the run was interrupted; processor time and memory are those of its last part.
     """
     metric = setup.task.metric
     views = {
-        name: {place: values for (view, own, place), (values, _) in examined.items() if view == name and own == place}
+        name: {
+            place: values
+            for (view, own, place), (values, _) in examined.results.items()
+            if view == name and own == place
+        }
         for name in ("personal", "global", "unseen")
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
     headline = {keys[view]: {p: v[metric] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
-    for (view, own, place), (values, _) in examined.items():
+    for (view, own, place), (values, _) in examined.results.items():
         if view == "personal" and not setup.algorithm.pooled:
             matrix.setdefault(own, {})[place] = values[metric]
     lines = read_jsonl(folder.metrics)
@@ -117,7 +118,8 @@ def summarise_run(
         ],
         "facts": dict(materials.dataset.facts),
         "versions": versions(),
-        "notes": [],
+        "notes": examined.notes
+        + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
     }
 
 

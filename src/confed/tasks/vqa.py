@@ -63,7 +63,7 @@ class VQA:
             ValueError: ``label`` or ``target`` is missing or of the wrong shape, or a label is outside
                 [0, answers).
         """
-        logits, truth = self._logits_and_truth(output, batch)
+        logits, truth = self._logits_and_truth(output, self._with_target(batch))
         if self.objective == "bce":
             return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
         if len(truth):
@@ -84,7 +84,7 @@ class VQA:
         Raises:
             ValueError: as for :meth:`loss`, and a type outside [0, number of types).
         """
-        rows = self._rows(output, batch)
+        rows = self._rows(output, self._with_target(batch))
         # Numbers up to 2^24 are exact in single precision, which covers labels and types.
         host = dict(zip(rows, torch.stack([row.float() for row in rows.values()]).cpu(), strict=True))
         count = float(len(host["loss"]))
@@ -110,8 +110,17 @@ class VQA:
         Raises:
             ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them.
         """
-        logits, truth = self._logits_and_truth(output, batch)
+        logits, truth = self._logits_and_truth(output, self._with_target(batch))
         return self._score(logits.argmax(dim=1), truth)
+
+    def _with_target(self, batch: Batch) -> Batch:
+        """For ``bce``: where a dataset has one answer per question, its soft scores are that answer's one-hot row."""
+        if self.objective == "ce" or "target" in batch or "label" not in batch:
+            return batch
+        label = batch["label"]
+        for extreme in torch.stack(torch.aminmax(label)).tolist() if len(label) else ():
+            self._check("label", extreme, self.answers)
+        return {**batch, "target": functional.one_hot(label, self.answers).float()}
 
     def _rows(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """One value per example and quantity, each of shape (B,), on the model's device."""

@@ -1,0 +1,94 @@
+"""The final models, example by example, on everybody's test data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from confed.engines.local import Simulation
+from confed.federation.algorithm import read_tallies
+from confed.federation.state import ServerState
+from confed.tasks.vqa import summarise
+
+if TYPE_CHECKING:
+    from confed.experiment import Materials
+
+__all__ = ["Examination", "examine"]
+
+MATRIX_LIMIT = 20
+"""Up to this many clients every personal model is tried on every client's data; beyond, at home only."""
+
+Key = tuple[str, str, str]
+"""(view: "personal", "global" or "unseen"; the model's owner; the place whose data it is tried on)."""
+
+
+@dataclass
+class Examination:
+    """What the final models did.
+
+    Attributes:
+        results: key -> metric values and the per-example tensors ``correct`` and ``prediction``.
+        personal: client -> the trained tensors of its personal model.
+        notes: what a reader of the numbers must know.
+    """
+
+    results: dict[Key, tuple[dict[str, float], Mapping[str, Tensor]]] = field(default_factory=dict)
+    personal: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def examine(
+    simulation: Simulation,
+    servers: Mapping[str, ServerState],
+    materials: "Materials",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Examination:
+    """Tries the final models on all test examples.
+
+    Args:
+        simulation: the finished federation.
+        servers: its servers' final states.
+        materials: its data.
+        tell: told about every model tried.
+    """
+    setup, found = simulation.setup, Examination()
+    algorithm = setup.algorithm
+    infos = {info.id: info for info in simulation.clients()}
+    first = setup.population.info(0)
+    seen = [name for name, data in materials.clients.items() if len(data.tables[2])]
+    unseen = [name for name, data in materials.unseen.items() if len(data.tables[2])]
+    if len(seen) < len(materials.clients):
+        found.notes.append(f"left out, for want of test examples: {sorted(set(materials.clients) - set(seen))}")
+    common: dict[str, Mapping[str, Tensor]] = {}
+    absent: list[str] = []
+    for name in [*seen, *unseen]:
+        shared = simulation.shared(servers, infos.get(name, first))
+        state = simulation.store.load(name) if name in infos else None
+        private = {} if state is None else state.tensors.get("private", {})
+        common[name] = {**shared, **private}
+        if name not in seen:
+            continue
+        own = None if state is None else state.tensors.get("personal")
+        if own is None and setup.keep_personal and algorithm.has_global:
+            # A client that never took part has the global model; a pooled run's one model is everybody's.
+            absent += [] if algorithm.pooled else [name]
+            found.personal[name] = common[name]
+        elif own is not None:
+            found.personal[name] = {**private, **own}
+    if absent:
+        found.notes.append(f"{len(absent)} clients never took part; the global model stands in for their own")
+    jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
+    everywhere = len(seen) <= MATRIX_LIMIT and not algorithm.pooled
+    if not everywhere and not algorithm.pooled:
+        found.notes.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
+    for owner, tensors in found.personal.items():
+        jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]
+    if algorithm.has_global:
+        jobs += [(("global", name, name), common[name]) for name in seen]
+        jobs += [(("unseen", name, name), common[name]) for name in unseen]
+    replies = simulation.examine([(key[2], tensors) for key, tensors in jobs], setup.rounds + 2)
+    for (key, _), message in zip(jobs, replies, strict=True):
+        found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
+        tell(f"evaluated the {key[0]} model on {key[2]}")
+    return found
