@@ -1,6 +1,8 @@
 """Weighted average of 8 updates of 87 million parameters against one copy of the same bytes."""
 
+import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -27,7 +29,14 @@ def main() -> None:
             mean.add(update, 100.0 + number)
         mean.result(targets)
 
-    finish("averaging_fp32", 1.5, **side_by_side(copy, lambda: average(torch.float32), repeats=3))
+    figures = side_by_side(copy, lambda: average(torch.float32), repeats=3)
+    mean, resident = Mean(torch.float32), []
+    for number in range(3 * UPDATES):
+        mean.add(updates[number % UPDATES], 1.0)
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    # The first update makes the accumulator; the 23 that follow must add nothing.
+    finish("averaging_fp32", 1.5, **figures, mb_growth_over_23_more_updates=resident[-1] - resident[0])
+    del mean
     figures = side_by_side(copy, lambda: average(torch.float64), repeats=2)
     finish("averaging_fp64", float("inf"), **figures)
 

@@ -72,7 +72,7 @@ def plain_fedavg(
             optimizer = (
                 torch.optim.SGD(model.parameters(), lr=local.lr)
                 if local.optimizer == "sgd"
-                else torch.optim.AdamW(model.parameters(), lr=local.lr, fused=True)
+                else torch.optim.AdamW(_groups(model), lr=local.lr, fused=True)
             )
             for epoch in range(local.epochs):
                 order = torch.randperm(len(table), generator=generator(seed, round, f"{number}", f"order/{epoch}"))
@@ -93,6 +93,15 @@ def plain_fedavg(
             weight += len(table)
         state = {name: t / weight if t.is_floating_point() else t for name, t in total.items()}
     return state
+
+
+def _groups(model: nn.Module) -> list[dict[str, object]]:
+    # Biases and norms are not decayed, as in the federation that is timed beside this.
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
 
 
 class Linear(nn.Module):

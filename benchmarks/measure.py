@@ -69,7 +69,11 @@ def finish(name: str, target: float, **figures: Any) -> None:
     if "ratio" in figures:
         result["met"] = figures["ratio"] <= target
     if arguments.json:
-        print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}))
+        # Strict JSON has no infinity: no target is null.
+        plain = {
+            k: None if v == float("inf") else round(v, 4) if isinstance(v, float) else v for k, v in result.items()
+        }
+        print(json.dumps(plain))
         return
     for key, value in result.items():
         print(f"{key:>22}: {value:.4g}" if isinstance(value, float) else f"{key:>22}: {value}")

@@ -97,7 +97,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setattr(catalogue, "_version", lambda name: None if name == "flwr" else "1.0")
     findings = diagnose()
-    assert findings["extras"]["flower"] == "missing flwr: pip install 'confed[flower]' -c constraints.txt"
+    assert findings["extras"]["flower"] == "missing flwr: pip install '.[flower]' -c constraints.txt"
     assert findings["libraries"]["torch"] == "1.0"
     assert findings["system"]["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "questions right" in findings["packaged weights"]["vilt_mini"]

@@ -84,7 +84,7 @@ def test_table_is_encoded_without_a_copy(photo):
     assert not table[:2].any()
     np.testing.assert_array_equal(table[2], resize(photo[1], 8))
     examples = Examples(table, np.array([2]), ["q"], ["yes"], ["t"], ["n"])
-    mask = encode(examples, lambda texts: (_zeros(texts), _zeros(texts)), ["yes"])
+    mask = encode(examples, lambda texts: (_zeros(texts), _zeros(texts)), ["yes"], ["t"])
     assert np.shares_memory(mask.images.numpy(), table)
     np.testing.assert_array_equal(mask.images[2].numpy().transpose(1, 2, 0), table[2])
 

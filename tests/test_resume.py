@@ -85,9 +85,8 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
 def test_interrupted_in_the_middle_of_a_round_and_of_an_evaluation(
     tmp_path: Path, reference: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, (target, count) in enumerate(
-        (("confed.engines.perform.perform", 22), ("confed.experiment.summarise", 30))
-    ):
+    moments = (("confed.engines.perform.perform", 22), ("confed.experiment.summarise", 30))
+    for number, (target, count) in enumerate(moments):
         folder, calls = tmp_path / str(number), []
         module, _, name = target.rpartition(".")
         original = getattr(sys.modules[module], name)

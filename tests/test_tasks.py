@@ -119,7 +119,7 @@ def test_labels_outside_the_vocabulary_are_named(label):
         (lambda: VQA(4, "mse"), "objective must be one of ce, bce, got 'mse'"),
         (lambda: VQA(4, types=("a", "a")), "types must be distinct"),
         (lambda: VQA(5).loss(output(LOGITS), {}), r"logits must have shape \(B, 5\), got \(2, 4\)"),
-        (lambda: VQA(4, "bce").loss(output(LOGITS), {"label": 0}), r"needs batch\['target'\].*\['label'\]"),
+        (lambda: VQA(4, "bce").loss(output(LOGITS), {"type": 0}), r"needs batch\['target'\].*\['type'\]"),
         (
             lambda: VQA(4).loss(output(LOGITS), {"label": torch.zeros(3, dtype=torch.int64)}),
             r"label must have shape \(2,\), got \(3,\)",
