@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from confed.engines.usage import keep_freed_memory
 from confed.federation.params import Mean
 from measure import finish, side_by_side
 
@@ -14,6 +15,7 @@ PARAMETERS, UPDATES = 87_000_000, 8
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     size = PARAMETERS // 150
     updates = [{f"t{i}": torch.full((size,), float(u)) for i in range(150)} for u in range(UPDATES)]
     targets = {name: torch.empty_like(tensor) for name, tensor in updates[0].items()}
@@ -23,11 +25,14 @@ def main() -> None:
             for name, tensor in update.items():
                 targets[name].copy_(tensor)
 
+    params = dict(targets)
+
     def average(dtype: torch.dtype) -> None:
+        # As a server does it round after round: the new parameters replace the old ones.
         mean = Mean(dtype)
         for number, update in enumerate(updates):
             mean.add(update, 100.0 + number)
-        mean.result(targets)
+        params.update(mean.result(params))
 
     figures = side_by_side(copy, lambda: average(torch.float32), repeats=3)
     mean, resident = Mean(torch.float32), []

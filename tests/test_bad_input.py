@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from confed.data.examples import Examples, Table, channels_first, encode, pool
-from confed.experiment import run
+from confed.data.scenes import scenes
+from confed.data.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
+from confed.experiment import _tokenizer_options, run
 from confed.federation.checkpoint import CorruptCheckpoint
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
@@ -146,3 +148,29 @@ def nobody():
     from confed.data.examples import FederatedDataset
 
     return FederatedDataset("nobody", ("yes",), {}, {}, ("word",))
+
+
+def test_checkpoints_keep_their_distance_in_time_but_the_last_is_always_there(tmp_path: Path) -> None:
+    run(_tiny("run.checkpoint_seconds=1e6", "run.keep_checkpoints=9"), tmp_path / "run")
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoint").glob("round-*")) == ["round-000001", "round-000003"]
+
+
+def test_soft_scores_can_be_trained_and_reported(tmp_path: Path) -> None:
+    summary = run(_tiny("task.objective=bce", "run.rounds=1"), tmp_path / "run")
+    assert summary["metric"] == "vqa_accuracy"
+    assert set(summary["personal"]) == {"transport", "sports", "educational", "natural"}
+
+
+def test_a_published_backbone_brings_its_tokenizer_from_the_same_folder() -> None:
+    options = _tokenizer_options({"name": "vilt_b32", "pretrained": "some/folder", "max_length": 40})
+    assert options == {"path": "some/folder", "max_length": 40}
+    assert _tokenizer_options({"name": "vilt_mini", "pretrained": True, "max_length": 16}) == {"max_length": 16}
+
+
+def test_clients_answer_with_their_own_nouns() -> None:
+    dataset = scenes(train=80, validation=40, test=200)
+    for name, split in dataset.clients.items():
+        pool = {*GENERAL_NOUNS, *OWN_NOUNS[name]}
+        for examples in (split.train, split.validation, split.test):
+            nouns = {a for a, kind in zip(examples.answers, examples.types, strict=True) if kind == "qnoun"}
+            assert nouns <= pool, name

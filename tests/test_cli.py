@@ -1,5 +1,6 @@
 """The command: what it prints where, its exit codes, and stopping and going on."""
 
+import errno
 import json
 import os
 import signal
@@ -160,3 +161,42 @@ def test_importing_is_light():
         code = f"import sys, {module}; print([n for n in {absent} if n in sys.modules])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "[]"
+
+
+def test_a_full_disk_is_named_and_the_run_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    folder, original, writes = tmp_path / "run", os.replace, []
+
+    def full(source: Path, target: Path) -> None:
+        writes.append(target)
+        if len(writes) > 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert confed("run", *SINGLE, "run.rounds=2", "--out", folder) == 1
+    errors = capfd.readouterr().err
+    assert "no space left" in errors
+    assert "confed resume" in errors
+    assert confed("resume", folder, "--json") == 0
+
+
+def test_wrong_data_leaves_no_folder_behind(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    folder = tmp_path / "run"
+    assert confed("run", "fedvqa_ucm", f"data.root={tmp_path / 'nowhere'}", "--out", folder) == 2
+    assert "nowhere" in capfd.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_row_of_the_recipe_that_the_study_leaves_out_is_no_error(tmp_path: Path):
+    source = tmp_path / "mine.toml"
+    source.write_text(
+        '[algorithm]\nname = "fedavg"\n[model]\nname = "vilt_tiny"\n[task]\nname = "vqa"\n'
+        '[data]\nname = "scenes"\n[study]\nmethods = ["fedavg", "fedprox"]\n[methods.fedprox]\nmu = 1\n'
+    )
+    from confed.recipe import load_recipe
+
+    assert load_recipe(source, ['study.methods=["fedavg"]']).methods == ("fedavg",)
+    assert load_recipe(source).method("fedprox").construct("algorithm").mu == 1

@@ -174,3 +174,18 @@ def test_single_precision_under_autocast():
 def test_errors_name_what_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_golden_kd_in_the_other_direction():
+    student = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, -0.5, 1.5, 0.0]])
+    teacher = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 2.0, 1.0]])
+    assert knowledge_preserving(teacher, student, 3.0).item() == pytest.approx(0.242265, abs=1e-6)
+
+
+def test_golden_entropy_ratios():
+    # r(8.12) = log p_T - log(H_T / H_S) log p_S: the ratio follows from the scores.
+    student = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, -0.5, 1.5, 0.0]])
+    teacher = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 2.0, 1.0]])
+    log_s, log_t = student.log_softmax(1), teacher.log_softmax(1)
+    ratio = ((log_t - forgotten(student, teacher, "gain")) / log_s).exp()
+    assert ratio[:, 0].tolist() == pytest.approx([1.070568, 0.944978], abs=1e-5)

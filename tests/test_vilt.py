@@ -168,9 +168,10 @@ def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
         vilt_b32(ANSWERS, 31, pretrained=tmp_path)
 
 
-def test_published_head_size():
-    head = answer_head(768, 100, torch.Generator())
-    assert sum(p.numel() for p in head.parameters()) == 1_337_956
+@pytest.mark.parametrize(("answers", "parameters"), [(100, 1_337_956), (1642, 3_708_010), (3129, 5_993_529)])
+def test_published_head_size(answers, parameters):
+    head = answer_head(768, answers, torch.Generator())
+    assert sum(p.numel() for p in head.parameters()) == parameters
 
 
 @pytest.mark.parametrize(

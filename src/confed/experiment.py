@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from confed.data.examples import Examples, FederatedDataset, Table, TableData, channels_first, encode, pool
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, Workspace, simulate
-from confed.engines.usage import cpu_seconds, peak_memory, reset_peak
+from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.protocols import ClientData, Task
@@ -170,6 +170,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     """
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
+    keep_freed_memory()
     setup, materials = prepare(recipe)
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     return _Runner(recipe, setup, materials, folder, watch).run()

@@ -1,12 +1,13 @@
 """Processor time and peak memory of a run, its worker processes included."""
 
+import ctypes
 import os
 import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "peak_memory", "reset_peak"]
+__all__ = ["cpu_seconds", "keep_freed_memory", "peak_memory", "reset_peak"]
 
 
 def cpu_seconds() -> float:
@@ -30,6 +31,22 @@ def peak_memory(processes: Iterable[int] = ()) -> int:
     """Largest resident memory, in bytes, that this process or any of the given ones has reached."""
     peaks = [_peak(pid) for pid in (os.getpid(), *processes)]
     return max(peaks)
+
+
+def keep_freed_memory() -> None:
+    """Asks the C library (glibc) to keep what is freed instead of returning it to the system.
+
+    A server allocates and frees a model's worth of memory every round. Handed back each time, its pages have to be
+    found and zeroed again, which takes as long as six averages over them. The process then holds its peak; other
+    C libraries are left as they are.
+    """
+    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(mmap_threshold, 32 * 2**20)
+    mallopt(trim_threshold, 2**31 - 1)
 
 
 def _peak(pid: int) -> int:
