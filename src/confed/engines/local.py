@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass
 class Ledger:
-    """Bytes per client, counted from the serialised messages."""
+    """Bytes per client, counted from the serialised messages; what a client's refused update cost is not counted."""
 
     up: dict[str, int] = field(default_factory=dict[str, int])
     down: dict[str, int] = field(default_factory=dict[str, int])
