@@ -46,7 +46,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @page_by_page
 def test_named_files_exist(page: Path) -> None:
     places = (ROOT, ROOT / "src", ROOT / "src" / "confed", ROOT / "src" / "confed" / "federation")
-    places += (ROOT / "src" / "confed" / "engines",)
+    places += tuple(ROOT / "src" / "confed" / room for room in ("engines", "data", "results"))
+    places += (ROOT / "benchmarks",)
     for span in spans(page):
         if re.fullmatch(r"[\w./-]+\.(py|toml|md|txt|svg)", span) and Path(span).name not in EXAMPLES:
             own = {"recipe.toml", "mine.toml"}  # a run folder's, and the reader's
@@ -81,10 +82,11 @@ def test_named_recipes_are_packaged(page: Path) -> None:
 
 
 @page_by_page
-def test_named_overrides_are_keys_of_the_default_recipe(page: Path) -> None:
+def test_named_overrides_are_keys_of_their_recipe(page: Path) -> None:
     for line in commands(page):
         if line.startswith("confed run"):
-            load_recipe("fedvqa_scenes", re.findall(r"\s([a-z]+\.\w+=\S+)", line))
+            named = re.match(r"confed run (\w+)(?= |$)", line)
+            load_recipe(named[1] if named else "fedvqa_scenes", re.findall(r"\s([a-z]+\.\w+=\S+)", line))
 
 
 def test_the_index_of_papers_has_every_method_and_recipe() -> None:
