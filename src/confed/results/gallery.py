@@ -80,9 +80,14 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
         (labels[m], f"<div class=cards>{''.join(_card(sample, album) for sample in found)}</div>")
         for m, found in samples.items()
     ]
-    if len(panels) > 1:
-        panels.insert(0, ("All methods", _glance(samples, labels, album)))
-    return tabs(panels)
+    if len(panels) == 1:
+        return tabs(panels)
+    panels.insert(0, ("All methods", _glance(samples, labels, album)))
+    # First the cards, which show where a model looked: those of the last method whose clients have models of their own.
+    own = [
+        k for k, found in enumerate(samples.values(), 1) if any(s.get("global") and s.get("personal") for s in found)
+    ]
+    return tabs(panels, own[-1] if own else 0)
 
 
 def _card(sample: Sample, album: Album) -> str:

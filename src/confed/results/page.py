@@ -39,11 +39,12 @@ class Tabs:
     def __init__(self) -> None:
         self._groups = count(1)
 
-    def __call__(self, panels: Sequence[tuple[str, str]]) -> str:
+    def __call__(self, panels: Sequence[tuple[str, str]], shown: int = 0) -> str:
         """Panels of which one is shown at a time.
 
         Args:
             panels: title (text) and content (HTML) of each.
+            shown: which one is shown at first.
         """
         if len(panels) == 1:
             return panels[0][1]
@@ -52,7 +53,7 @@ class Tabs:
         name = f"tabs{next(self._groups)}"
         ids = [f"{name}-{i}" for i in range(len(panels))]
         inputs = "".join(
-            f"<input type=radio name={name} id={key}{' checked' if i == 0 else ''}>" for i, key in enumerate(ids)
+            f"<input type=radio name={name} id={key}{' checked' if i == shown else ''}>" for i, key in enumerate(ids)
         )
         labels = "".join(
             f"<label for={key}>{escape(title)}</label>" for key, (title, _) in zip(ids, panels, strict=True)
