@@ -81,7 +81,7 @@ def render(study: Study) -> str:
         ("types", "Types of question", sections.question_types(study, tabs)),
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
-        ("gallery", "Sample answers", gallery(study, tabs, album)),
+        ("gallery", "Sample answers", _wording(study, gallery(study, tabs, album))),
         ("notes", "Errors and notes", _errors(study)),
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(GLOSSARY)),
@@ -201,6 +201,16 @@ def _errors(study: Study) -> str:
     if notes:
         html += "<h3>Notes</h3><ul>" + "".join(f"<li>{page.escape(note)}</li>" for note in notes) + "</ul>"
     return html
+
+
+def _wording(study: Study, cards: str) -> str:
+    """The sample answers, after a word about the language of the questions where the data have one."""
+    facts = study.runs[0].summary.get("facts", {}) if study.runs else {}
+    return (
+        page.paragraph(f"The questions: {facts['wording']}.", "muted") + cards
+        if cards and "wording" in facts
+        else cards
+    )
 
 
 def _settings(study: Study, tabs: Tabs) -> str:

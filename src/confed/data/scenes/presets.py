@@ -19,7 +19,7 @@ from confed.data.scenes.graph import (
     objects,
     sample,
 )
-from confed.data.scenes.questions import ANSWERS, WORDS, Balance, ask, oracle
+from confed.data.scenes.questions import ANSWERS, WORDING_SHIFT, WORDS, Balance, ask, oracle
 from confed.data.scenes.render import render_neutral, render_public, render_scene
 
 __all__ = [
@@ -252,8 +252,23 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         clients={c: Split(*(made[role].examples for role in ROLES)) for c, made in clients.items()},
         unseen={scene: made.examples for scene, made in unseen.items()},
         words=WORDS,
-        facts=describe(clients, unseen),
+        facts={**_shifts(knobs), **describe(clients, unseen)},
     )
+
+
+def _shifts(knobs: Knobs) -> dict[str, str]:
+    """What a reader of the questions and pictures must know, in words."""
+    facts: dict[str, str] = {}
+    if knobs.wording:
+        examples = ", ".join(f"{old} is {new}" for old, new in list(WORDING_SHIFT.items())[:4])
+        facts["wording"] = (
+            f"ten words of every client's questions are put into Scots ({examples}); the backbone has never read them"
+        )
+    if knobs.conflict:
+        facts["colours"] = (
+            f"each scene turns the colour wheel its own way (severity {knobs.conflict:g}): clients disagree about names"
+        )
+    return facts
 
 
 def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Made]) -> dict[str, str]:
