@@ -200,3 +200,13 @@ def test_a_row_of_the_recipe_that_the_study_leaves_out_is_no_error(tmp_path: Pat
 
     assert load_recipe(source, ['study.methods=["fedavg"]']).methods == ("fedavg",)
     assert load_recipe(source).method("fedprox").construct("algorithm").mu == 1
+
+
+def test_a_study_is_asked_through_its_main_method(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8)).save(tmp_path / "x.png")
+    capfd.readouterr()
+    question = "whit colour is the dog?"
+    assert confed("predict", study, "--client", "sports", "--image", tmp_path / "x.png", "--question", question) == 0
+    output = capfd.readouterr()
+    assert "asking" in output.err
+    assert len(output.out.splitlines()) == 3

@@ -248,7 +248,7 @@ def compare(
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
     image: Annotated[Path, typer.Option(help="A picture, of any size and format.")],
     question: Annotated[str, typer.Option(help="A question about it.")],
     client: Annotated[str | None, typer.Option(help="Use this client's own model; else the global one.")] = None,
@@ -258,6 +258,7 @@ def predict(
     """Ask a trained model about a picture."""
     from confed.inference import predict as ask
 
+    folder = _run_of(folder)
     answers = ask(folder, image, question, client, top)
     if as_json:
         _print_json(answers)
@@ -271,19 +272,29 @@ def predict(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
     target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
     as_json: Json = False,
 ) -> None:
     """Write the global and every personal model in the Hugging Face layout."""
     from confed.inference import export as write
 
+    folder = _run_of(folder)
     written = write(folder, target)
     if as_json:
         _print_json(written)
         return
     for name, path in written.items():
         print(f"{name}: {path}")
+
+
+def _run_of(folder: Path) -> Path:
+    from confed.inference import run_of
+
+    run = run_of(folder)
+    if run != folder:
+        _say(f"this is a study; asking {escape(str(run))}")
+    return run
 
 
 @data_app.command()

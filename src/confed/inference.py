@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from confed.data.examples import Tokenizer, channels_first
 from confed.data.pictures import read_picture, resize
 from confed.federation.protocols import Output
+from confed.recipe import load_recipe
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
 
-__all__ = ["TrainedModel", "export", "load_exported", "predict"]
+__all__ = ["TrainedModel", "export", "load_exported", "predict", "run_of"]
 
 _ADAPTER = re.compile(r"(.+)\.(\w+)\.(down|up)\.(weight|bias)$")
 _STRANGE = "ꙮ"
@@ -181,6 +182,22 @@ def load_exported(directory: Path | str) -> TrainedModel:
 
 
 # The run folder ---------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path) -> Path:
+    """The run to ask when a folder may be a study: its main method's first finished seed; a run is itself.
+
+    Raises:
+        ValueError: a study without a finished run.
+    """
+    if not is_study(folder):
+        return folder
+    finished = [path for path in run_folders(folder) if (path / "summary.json").is_file()]
+    if not finished:
+        raise ValueError(f"{folder} is a study, not a run, and none of its runs is finished yet")
+    recipe = folder / "recipe.toml"
+    main = load_recipe(recipe).sections["algorithm"]["name"] if recipe.is_file() else ""
+    return next((path for path in finished if path.parent.name == main), finished[0])
 
 
 def _finished(folder: Path) -> Mapping[str, Any]:
