@@ -14,8 +14,9 @@ from torch import Tensor
 from confed.data.examples import Examples, Table, channels_first, encode, pool
 from confed.data.scenes import scenes
 from confed.data.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
-from confed.experiment import _tokenizer_options, run
+from confed.experiment import run
 from confed.federation.checkpoint import CorruptCheckpoint
+from confed.materials import tokenizer_options
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 
@@ -162,9 +163,9 @@ def test_soft_scores_can_be_trained_and_reported(tmp_path: Path) -> None:
 
 
 def test_a_published_backbone_brings_its_tokenizer_from_the_same_folder() -> None:
-    options = _tokenizer_options({"name": "vilt_b32", "pretrained": "some/folder", "max_length": 40})
+    options = tokenizer_options({"name": "vilt_b32", "pretrained": "some/folder", "max_length": 40})
     assert options == {"path": "some/folder", "max_length": 40}
-    assert _tokenizer_options({"name": "vilt_mini", "pretrained": True, "max_length": 16}) == {"max_length": 16}
+    assert tokenizer_options({"name": "vilt_mini", "pretrained": True, "max_length": 16}) == {"max_length": 16}
 
 
 def test_clients_answer_with_their_own_nouns() -> None:

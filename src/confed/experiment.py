@@ -7,29 +7,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, FederatedDataset, Table, TableData, channels_first, encode, pool
+from confed.data.examples import TableData, pool
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.protocols import ClientData, Task
 from confed.federation.state import MemoryStore, ServerState, Store
-from confed.models import create_model, create_tokenizer
+from confed.materials import Materials, load_materials
+from confed.models import create_model
 from confed.recipe import Recipe, Run, load_recipe
-from confed.registry import datasets, models
 from confed.results.examine import Examination, examine
 from confed.results.folder import RunFolder
 from confed.results.summary import summarise_run
 from confed.tasks.vqa import summarise
 
-__all__ = ["Materials", "Progress", "load_run", "prepare", "run"]
+__all__ = ["Progress", "load_run", "prepare", "run"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -47,74 +46,6 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
-class Materials:
-    """Data as tensors and what is needed to build the model; shared by all methods of a study.
-
-    Attributes:
-        dataset: strings and pictures.
-        clients: client -> its examples as tensors.
-        unseen: scene -> its examples as tensors, in every role.
-        types: names of the question types.
-        tokenizer: the model's.
-    """
-
-    dataset: FederatedDataset
-    clients: Mapping[str, TableData]
-    unseen: Mapping[str, TableData]
-    types: tuple[str, ...]
-    tokenizer: Any
-
-
-@lru_cache(maxsize=2)
-def _materials(data: str, model: str, seed: int) -> Materials:
-    # Keyed by the sections' JSON, so that the methods of a study share one copy.
-    section = json.loads(data)
-    dataset: FederatedDataset = _construct_data(section, seed)
-    options = json.loads(model)
-    tokenizer = create_tokenizer(options["name"], dataset.words, **_tokenizer_options(options))
-    parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
-    parts += list(dataset.unseen.values())
-    types = tuple(sorted({t for part in parts for t in part.types}))
-    pictures: dict[int, Tensor] = {}
-
-    def table(examples: Examples) -> Table:
-        # Examples often share one picture table; it becomes one tensor.
-        if id(examples.images) not in pictures:
-            pictures[id(examples.images)] = channels_first(examples.images)
-        return encode(examples, tokenizer, dataset.answers, types, pictures[id(examples.images)])
-
-    clients = {
-        name: TableData(table(s.train), table(s.validation), table(s.test)) for name, s in dataset.clients.items()
-    }
-    unseen: dict[str, TableData] = {}
-    for name, examples in dataset.unseen.items():
-        rows = table(examples)
-        unseen[name] = TableData(rows, rows, rows)
-    if not clients:
-        raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
-    return Materials(dataset, clients, unseen, types, tokenizer)
-
-
-def _tokenizer_options(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the model's section its tokenizer must agree with: the text length, and where a checkpoint lies."""
-    from inspect import signature
-
-    accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
-    options = {"max_length": model.get("max_length"), "path": model.get("pretrained")}
-    return {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
-
-
-def _construct_data(section: Mapping[str, Any], seed: int) -> FederatedDataset:
-    from inspect import signature
-
-    values = dict(section)
-    constructor = datasets[values.pop("name")]
-    if "seed" in signature(constructor).parameters:
-        values["seed"] = seed
-    return constructor(**values)
-
-
 def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     """The federation that a single-run recipe describes.
 
@@ -123,7 +54,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     """
     run = recipe.run
     data, model = recipe.sections["data"], dict(recipe.sections["model"])
-    materials = _materials(json.dumps(data, default=str), json.dumps(model, default=str), run.seed)
+    materials = load_materials(json.dumps(data, default=str), json.dumps(model, default=str), run.seed)
     dataset = materials.dataset
     name = model.pop("name")
 

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from confed.engines.local import Simulation
 from confed.federation.algorithm import read_tallies
 from confed.federation.state import ServerState
+from confed.materials import Materials
 from confed.tasks.vqa import summarise
-
-if TYPE_CHECKING:
-    from confed.experiment import Materials
 
 __all__ = ["Examination", "examine"]
 
@@ -41,7 +38,7 @@ class Examination:
 def examine(
     simulation: Simulation,
     servers: Mapping[str, ServerState],
-    materials: "Materials",
+    materials: Materials,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """Tries the final models on all test examples.

@@ -4,7 +4,7 @@ import base64
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -15,10 +15,8 @@ from confed.data.examples import Examples
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output
+from confed.materials import Materials
 from confed.results.folder import RunFolder
-
-if TYPE_CHECKING:
-    from confed.experiment import Materials
 
 __all__ = ["answer", "fill", "gallery"]
 
@@ -50,7 +48,7 @@ def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list
     ]
 
 
-def gallery(folder: RunFolder, workspace: Workspace, materials: "Materials", count: int) -> list[dict[str, Any]]:
+def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
     Args:

@@ -1,15 +1,13 @@
 """``summary.json``: a run's results in one machine-readable file."""
 
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.materials import Materials
 from confed.recipe import Recipe
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
-
-if TYPE_CHECKING:
-    from confed.experiment import Materials
 
 __all__ = ["summarise_run", "versions"]
 
@@ -25,7 +23,7 @@ def versions() -> dict[str, str]:
 def summarise_run(
     recipe: Recipe,
     setup: Setup,
-    materials: "Materials",
+    materials: Materials,
     folder: RunFolder,
     workspace: Workspace,
     examined: Examination,
