@@ -17,6 +17,7 @@ from confed.data.examples import TableData, pool
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
+from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.protocols import ClientData, Task
 from confed.federation.state import MemoryStore, ServerState, Store
@@ -63,8 +64,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
             name, answers=dataset.answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **model
         )
 
-    algorithm = recipe.construct("algorithm")
+    algorithm: Algorithm = recipe.construct("algorithm")
     task: Task = recipe.construct("task", answers=len(dataset.answers), types=materials.types)
+    if type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+        algorithm = algorithm.suit(build(), task)
     clients: Mapping[str, ClientData] = materials.clients
     observers: dict[str, ClientData] = dict(materials.unseen)
     if algorithm.pooled:
@@ -122,7 +125,7 @@ class _Runner:
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.build())
+        workspace = Workspace(self.setup.model())
         with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
             cohort = self.settings.cohort_size(len(self.setup.population))
             simulation = Simulation(self.setup, store, answerer, cohort)
@@ -262,7 +265,7 @@ def load_run(root: Path) -> tuple[Recipe, Setup, Materials, Workspace]:
     recipe = load_recipe(folder.recipe)
     torch.set_num_threads(recipe.run.threads)
     setup, materials = prepare(recipe)
-    return recipe, setup, materials, Workspace(setup.build())
+    return recipe, setup, materials, Workspace(setup.model())
 
 
 def methods_of(recipe: Recipe) -> Sequence[str]:

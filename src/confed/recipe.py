@@ -3,12 +3,15 @@
 ``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of :class:`Run`. A recipe
 with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
+There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
+write it, and ``[methods.NAME.local]`` the row's own ``[local]``.
 """
 
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
@@ -131,25 +134,35 @@ class Recipe:
         Raises:
             ValueError: unknown keywords for that method.
         """
-        own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == name else {"name": name}
-        own.update(self.overrides.get(name, {}))
-        return replace(
-            self,
-            sections={**self.sections, "algorithm": _named("algorithm", own, f"methods.{name}")},
-            methods=(),
-            overrides={},
-        )
+        where = f"methods.{name}"
+        given = dict(self.overrides.get(name, {}))
+        given.pop("label", None)
+        local = given.pop("local", {})
+        if not isinstance(local, Mapping):
+            raise ValueError(f"{where}.local must be a section of [local]'s keys, got {local!r}")
+        algorithm = given.pop("name", name)
+        own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == algorithm else {}
+        sections = {**self.sections, "algorithm": _named("algorithm", {**own, **given, "name": algorithm}, where)}
+        if local:
+            sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
+        return replace(self, sections=sections, methods=(), overrides={})
+
+    def label(self, name: str) -> str:
+        """How tables write one of the study's rows: its own label, or its method's."""
+        own = self.overrides.get(name, {}).get("label")
+        if own is not None:
+            return str(own)
+        algorithm = self.method(name).construct("algorithm")
+        return algorithm.label or type(algorithm).__name__
 
     def to_toml(self) -> str:
         """The recipe as a file that gives the same recipe again."""
         content: dict[str, Any] = {"name": self.name} | {
-            name: {k: _plain(v) for k, v in section.items() if v is not None} for name, section in self.sections.items()
+            name: _plain(section) for name, section in self.sections.items()
         }
         if self.methods:
             content["study"] = {"methods": list(self.methods)}
-            content["methods"] = {
-                name: {k: _plain(v) for k, v in values.items()} for name, values in self.overrides.items() if values
-            }
+            content["methods"] = {name: _plain(values) for name, values in self.overrides.items() if values}
         return tomli_w.dumps(content)
 
 
@@ -276,7 +289,10 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")
     for method in methods:
-        recipe.method(method).construct("algorithm")
+        if not re.fullmatch(r"[\w.:+-]+", method):
+            raise ValueError(f"study.methods: a row's name has letters, digits and _ . : + - only, got {method!r}")
+        single = recipe.method(method)
+        _ = single.local, single.construct("algorithm")
     return recipe
 
 
@@ -288,7 +304,7 @@ class _Study:
 def _override(content: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
-    if not separator or len(parts) not in (2, 3) or not all(parts):
+    if not separator or not 2 <= len(parts) <= 4 or not all(parts):
         raise ValueError(f"an override must be section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -313,4 +329,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
     return value

@@ -57,11 +57,10 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
     root.mkdir(parents=True, exist_ok=True)
     write_atomically(root / "recipe.toml", recipe.to_toml().encode())
-    algorithms = {method: recipe.method(method).construct("algorithm") for method in methods}
     index = {
         "recipe": recipe.name,
         "methods": list(methods),
-        "labels": {name: a.label or type(a).__name__ for name, a in algorithms.items()},
+        "labels": {method: recipe.label(method) for method in methods},
         "seeds": numbers,
         "runs": [vars(job) for job in jobs],
     }

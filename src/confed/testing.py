@@ -136,7 +136,7 @@ class _Bytes(_Recording):
             message = decode(encode(call.message))
             there = MemoryStore()
             there.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
-            workspace = Workspace(self.setup.build())
+            workspace = Workspace(self.setup.model())
             reply = answer(self.setup, workspace, replace(call, message=message), there, round)
             store.save(call.client.id, decode_state(encode_state(there.load(call.client.id))))
             yield replace(reply, message=decode(encode(reply.message)))
@@ -237,7 +237,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
     check = "sends only what is shared"
     setup = _setup(algorithm)
     outcome = _run(setup)
-    workspace = Workspace(setup.build())
+    workspace = Workspace(setup.model())
     for client, call, reply in outcome.replies:
         if reply.error is not None:
             raise ContractViolation(f"{check}: {call.action} failed on {client}: {reply.error}")

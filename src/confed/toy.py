@@ -40,6 +40,8 @@ class ToyModel(nn.Module):
         self.body = _linear(8, 8, rng)
         self.head = _linear(8, CLASSES, rng)
 
+    answer_head = "head"
+
     @property
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained."""
@@ -70,6 +72,11 @@ class ToyTask:
     """Classification with cross-entropy."""
 
     metric: str = "accuracy"
+    single_label: bool = True
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right classes, (B,)."""
+        return batch["label"]
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Mean cross-entropy."""
@@ -109,6 +116,7 @@ def toy_setup(
     """A federation of toy clients; a pooled method gets one member with all their examples."""
     clients = toy_clients() if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
+    algorithm = algorithm.suit(toy_model(noisy), ToyTask())
     if algorithm.pooled:
         everything = pool([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -50,7 +50,7 @@ class InProcess:
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
-        self.workspace = Workspace(setup.build(), setup.device) if workspace is None else workspace
+        self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`Answerer`."""
@@ -225,7 +225,8 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             numbers = sample_cohort(len(setup.population), simulation.cohort, setup.seed, round)
             cohort = [setup.population.info(number) for number in numbers]
             for name, flow in setup.algorithm.phases():
-                servers[name] = drive(flow(servers[name], cohort), exchange)
+                server = replace(servers[name], clients=len(setup.population))
+                servers[name] = drive(flow(server, cohort), exchange)
         else:
             name = next(iter(servers))
             if type(setup.algorithm).finish is Algorithm.finish:

@@ -16,7 +16,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
-from confed.federation.randomness import derive, isolated
+from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import ClientState, Store
 from confed.federation.train import Local
 from confed.privacy.guards import check_reply, first_non_finite
@@ -123,6 +123,20 @@ class Setup:
     observers: Mapping[str, ClientData] = field(default_factory=dict[str, ClientData])
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        kind = type(self.algorithm)
+        if not self.algorithm.server.plain and kind.aggregate is not Algorithm.aggregate:
+            raise ValueError(
+                f"{kind.__name__} aggregates in its own way, so algorithm.server.optimizer must be 'none' and "
+                f"algorithm.server.lr 1, got {self.algorithm.server.optimizer!r} and {self.algorithm.server.lr}"
+            )
+
+    def model(self) -> nn.Module:
+        """A new model with its initial values, and with what the method adds to it."""
+        model = self.build()
+        self.algorithm.extend(model, generator(self.seed, 0, "", "extend"))
+        return model
+
     def data(self, client_id: str) -> ClientData:
         """The examples of a client or an observer."""
         return self.observers[client_id] if client_id in self.observers else self.population.data(client_id)
@@ -183,7 +197,9 @@ def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: 
     reply = check_reply(call, Reply(call.client, message))
     if reply.error is not None:
         return reply
-    lost = first_non_finite(after.tensors.get("private", {}))
+    # The personal version of the shared tensors is what the update carried, which was checked above.
+    kept = (t for group, t in after.tensors.items() if group != "personal" and t is not before.tensors.get(group))
+    lost = next((name for name in map(first_non_finite, kept) if name is not None), None)
     loss = message.scalars.get("loss", 0.0)
     if lost is not None or not math.isfinite(float(loss)):
         what = f"private tensor {lost!r} holds" if lost is not None else f"training loss is {loss}, it has met"

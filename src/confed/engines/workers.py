@@ -174,7 +174,7 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
     device = setup.device
     if device == "cuda":
         device = f"cuda:{number % torch.cuda.device_count()}"
-    workspace = Workspace(setup.build(), device)
+    workspace = Workspace(setup.model(), device)
     receive: Callable[[], bytes] = pipe.recv_bytes
     while True:
         try:

@@ -1,8 +1,8 @@
 """The one base class of all methods. Every default is FedAvg."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
-from confed.federation.protocols import Batch
+from confed.federation.protocols import Batch, Task
+from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, evaluate, train
 
@@ -38,15 +39,43 @@ class Algorithm:
         has_global: the method produces a global model.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
             says why there are none.
+        search: hyper-parameter -> the values that ``confed tune`` may try.
         accumulator: precision of the server's mean; float64 takes about twice the time and memory.
+        server: what the server does with the mean of the updates: takes it (the default), or treats its distance
+            from the current model as a gradient (FedOpt). Only for methods that aggregate as FedAvg does.
     """
 
     accumulator: Literal["float32", "float64"] = field(default="float32", kw_only=True)
+    server: ServerOptimizer = field(default=ServerOptimizer(), kw_only=True)
 
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
     neutral: ClassVar[Mapping[str, Any] | str] = {}
+    search: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """The method, adapted to a model and a task; itself by default.
+
+        Called once per run, with the model as it was created, before any data are read.
+
+        Raises:
+            ValueError: the method cannot work with them; the message says what it needs.
+        """
+        del model, task
+        return self
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """Adds modules that the method trains beside the backbone (a projection, a second network).
+
+        Called on every new model, in every process. Names of the added tensors obey :meth:`rules` as all others.
+
+        Args:
+            model: the model; changed in place.
+            rng: for initial values; the same stream at every party of a run.
+        """
 
     # Where tensors live ------------------------------------------------------------------------------------
 
@@ -86,12 +115,16 @@ class Algorithm:
         return Message(pick(server.params, scopes, Scope.SHARED))
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
-        """The weighted mean of the replies (FedAvg, Eq. 8.3), in client order; failed clients are left out."""
+        """The server after a round: the mean of the replies (FedAvg, Eq. 8.3), or a step along it."""
+        return self.server.step(server, self.average(server, replies))
+
+    def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """The weighted mean of the replies, in client order; failed clients are left out."""
         mean = Mean(getattr(torch, self.accumulator))
         for reply in replies:
             if reply.error is None:
                 mean.add(reply.message.tensors, self.weight(reply))
-        return replace(server, round=server.round + 1, params=mean.result(server.params))
+        return mean.result(server.params)
 
     def weight(self, reply: Reply) -> float:
         """A reply's weight in the mean: the client's number of training examples, N_k."""

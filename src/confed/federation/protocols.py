@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "ClientData", "Forward", "Output", "Tally", "Task"]
+__all__ = ["Batch", "ClientData", "Forward", "Output", "SingleLabel", "Tally", "Task"]
 
 Batch = Mapping[str, Tensor]
 """One mini-batch: one key per modality and label, first dimension B; an absent modality is an absent key."""
@@ -54,6 +54,20 @@ class Task(Protocol):
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's score in [0, 1], shape (B,): what paired tests over examples compare."""
+        ...
+
+
+@runtime_checkable
+class SingleLabel(Protocol):
+    """What a task also offers where an example may have one right class; some distillation losses need it."""
+
+    @property
+    def single_label(self) -> bool:
+        """Whether every example has exactly one right class."""
+        ...
+
+    def labels(self, batch: Batch) -> Tensor:
+        """Each example's right class, int64, shape (B,)."""
         ...
 
 

@@ -22,11 +22,14 @@ class ServerState:
         round: number of finished rounds.
         params: the tensors this server owns.
         slots: what its optimiser or method keeps beside them: moments, control variates, prototypes.
+        clients: number of clients registered in the current round, taking part or not; set by the engine before
+            each round, not saved.
     """
 
     round: int
     params: Params
     slots: Mapping[str, Params] = field(default_factory=dict[str, Params])
+    clients: int = 0
 
 
 @dataclass

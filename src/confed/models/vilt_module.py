@@ -52,6 +52,9 @@ class Vilt(nn.Module):
         ValueError: a picture size that is no multiple of the patch size.
     """
 
+    answer_head = "classifier"
+    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+
     def __init__(
         self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
     ) -> None:

@@ -56,6 +56,21 @@ class VQA:
         """``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) with ``bce``."""
         return "accuracy" if self.objective == "ce" else "vqa_accuracy"
 
+    @property
+    def single_label(self) -> bool:
+        """Whether one answer is right: with ``ce``."""
+        return self.objective == "ce"
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right answers, int64, shape (B,); implements :class:`confed.federation.protocols.SingleLabel`.
+
+        Raises:
+            ValueError: the batch has no labels.
+        """
+        if "label" not in batch:
+            raise ValueError(f"single answers need batch['label'], got keys {sorted(batch)}")
+        return batch["label"]
+
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Training loss in at least single precision, a scalar: the mean over the batch.
 

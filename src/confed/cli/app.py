@@ -1,0 +1,195 @@
+"""The application that every verb hangs on, the entry point, and how verbs speak to the terminal."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+import typer.main
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "FAILED", "FAULTY", "INTERRUPTED", "Json", "app", "complain", "console", "data_app", "interruptible", "main",
+    "plain", "print_json", "print_table", "say", "show",
+]  # fmt: skip
+
+FAULTY, FAILED, INTERRUPTED = 2, 1, 130
+"""Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C."""
+
+_EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run study.methods=[] algorithm.lam=0.5
+--seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
+
+Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C."""
+
+MOST_COLUMNS = 250
+"""Width up to which a table of figures is printed in full."""
+
+app = typer.Typer(
+    name="confed",
+    help="Federated vision-language learning: a global model for everyone, a personal one for each.",
+    epilog=_EXAMPLES,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at datasets.")
+app.add_typer(data_app, name="data")
+
+console = Console(stderr=True)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print machine-readable JSON, and nothing else, to standard output.")
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: errors become one line on standard error and an exit code.
+
+    Args:
+        arguments: of the command; those of the process by default.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
+    except (typer.Abort, KeyboardInterrupt):
+        say("[yellow]stopped[/]")
+        code = INTERRUPTED
+    except Exception as error:
+        code = _failure(error)
+    sys.exit(code)
+
+
+def _command() -> Any:
+    """The command line; arguments get back the help that typer 0.20 loses with click 8.5."""
+    root: Any = typer.main.get_command(app)
+    pending = [root]
+    while pending:
+        command = pending.pop()
+        pending += getattr(command, "commands", {}).values()
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+        for parameter in command.params:
+            for info in getattr(hints.get(parameter.name), "__metadata__", ()):
+                parameter.help = parameter.help or info.help
+    return root
+
+
+def _failure(error: Exception) -> int:
+    """Says in one line what went wrong, and returns the exit code; a fault of the program is raised again."""
+    usage: Any = error  # typer's errors about arguments are those of whichever click it brings
+    if hasattr(usage, "format_message"):
+        context = getattr(usage, "ctx", None)
+        complain(usage.format_message() + (f" (see `{context.command_path} --help`)" if context else ""))
+        return FAULTY
+    if isinstance(error, ValueError):
+        complain(str(error))
+        return FAULTY
+    if isinstance(error, RuntimeError | OSError):
+        complain(str(error), "failed")
+        return FAILED
+    raise error
+
+
+def complain(text: str, kind: str = "error") -> None:
+    """One line on standard error, headed by what kind of trouble it is."""
+    say(f"[red]{kind}:[/] {escape(' '.join(text.split()))}")
+
+
+def say(markup: str) -> None:
+    """One message on standard error, lines as they are."""
+    console.print(markup, soft_wrap=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON on standard output."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"confed {version('confed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated vision-language learning: a global model for everyone, a personal one for each."""
+    del version
+
+
+@contextmanager
+def interruptible(folder: Path) -> Iterator[None]:
+    """Says how to go on after Ctrl-C and after a full disk."""
+    import errno
+
+    from confed.federation.checkpoint import CorruptCheckpoint
+    from confed.results.folder import is_run, is_study
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_run(folder) or is_study(folder):
+            say(
+                "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
+                f"  confed resume {escape(str(folder))}"
+            )
+        else:
+            say("[yellow]stopped[/] before anything was saved")
+        raise typer.Exit(INTERRUPTED) from None
+    except CorruptCheckpoint as error:
+        raise ValueError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise RuntimeError(
+            f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
+            f"and go on with: confed resume {folder}"
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """A value that strict JSON can hold: keys are texts, what is not finite is null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_table(table: "Table") -> None:
+    """Prints figures in full: a terminal that is too narrow breaks lines rather than losing digits."""
+    from rich.measure import Measurement
+
+    shown = Console()
+    needed = Measurement.get(shown, shown.options.update(max_width=MOST_COLUMNS), table).maximum
+    Console(width=max(shown.width, needed)).print(table)
+
+
+def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Writes a folder's report and prints its results: as a table, or as JSON."""
+    from confed.results.report import write_report
+    from confed.results.tables import study_table
+
+    page = write_report(folder)
+    if as_json:
+        print_json({"folder": str(folder), "report": str(page), "runs": summaries})
+        return
+    if summaries:
+        print_table(study_table(summaries))
+    Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)

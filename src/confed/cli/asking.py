@@ -1,0 +1,60 @@
+"""Verbs that use trained models: predict, export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from confed.cli.app import Json, app, print_json, say
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
+    image: Annotated[Path, typer.Option(help="A picture, of any size and format.")],
+    question: Annotated[str, typer.Option(help="A question about it.")],
+    client: Annotated[str | None, typer.Option(help="Use this client's own model; else the global one.")] = None,
+    top: Annotated[int, typer.Option(help="How many answers to show.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Ask a trained model about a picture."""
+    from confed.inference import predict as ask
+
+    folder = _run_of(folder)
+    answers = ask(folder, image, question, client, top)
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers["answers"]:
+        print(f"{answer['probability']:6.1%}  {answer['answer']}")
+    if answers["unknown_words"]:
+        words = escape(", ".join(answers["unknown_words"]))
+        say(f"[yellow]words the model does not know:[/] {words}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
+    target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Write the global and every personal model in the Hugging Face layout."""
+    from confed.inference import export as write
+
+    folder = _run_of(folder)
+    written = write(folder, target)
+    if as_json:
+        print_json(written)
+        return
+    for name, path in written.items():
+        print(f"{name}: {path}")
+
+
+def _run_of(folder: Path) -> Path:
+    from confed.inference import run_of
+
+    run = run_of(folder)
+    if run != folder:
+        say(f"this is a study; asking {escape(str(run))}")
+    return run

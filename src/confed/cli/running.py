@@ -1,0 +1,85 @@
+"""Verbs that run things: run, resume, report."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confed.cli.app import (
+    Json,
+    app,
+    console,
+    interruptible,
+    show,
+)
+
+
+@app.command()
+def run(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe file, or the name of a packaged one (`confed list recipes`).")
+    ] = "fedvqa_scenes",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. algorithm.lam=0.5")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; must not exist. By default under runs/.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed (the recipe's by default).")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds to run, counted from the first.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="Processes; 0 = one per core.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe; without arguments, the built-in benchmark.
+
+    Several methods or seeds make a study folder with one run folder each.
+
+    Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
+    """
+    from confed import study
+    from confed.experiment import run as run_one
+    from confed.progress import Display
+    from confed.recipe import load_recipe
+
+    overrides = list(overrides or [])
+    if "=" in recipe:  # `confed run algorithm.lam=0.5` means the default recipe
+        overrides.insert(0, recipe)
+        recipe = "fedvqa_scenes"
+    overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
+    loaded = load_recipe(recipe, overrides)
+    folder = out or study.free_folder(loaded.name)
+    with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
+        if loaded.methods or seeds != 1:
+            study.create_study(loaded, folder, seeds)
+            summaries = study.run_study(folder, watch)
+        else:
+            job = study.Job(loaded.sections["algorithm"]["name"], loaded.run.seed, ".")
+            summaries = [run_one(loaded, folder, watch=watch(0, 1, job))]
+    show(folder, summaries, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run or study folder.")],
+    as_json: Json = False,
+) -> None:
+    """Continue an interrupted run or study exactly where it stopped."""
+    from confed import study
+    from confed.progress import Display
+
+    with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
+        summaries = study.resume(folder, watch)
+    show(folder, summaries, as_json)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run or study folder, finished or not.")],
+    as_json: Json = False,
+) -> None:
+    """Write report.html again and show the table."""
+    from confed.results.folder import run_folders
+
+    found = [f / "summary.json" for f in run_folders(folder)]
+    show(folder, [json.loads(f.read_text(encoding="utf-8")) for f in found if f.is_file()], as_json)

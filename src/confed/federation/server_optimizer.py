@@ -1,0 +1,95 @@
+"""What a server does with the mean of its clients' updates.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2; Hsu, Qi and Brown,
+"Measuring the effects of non-identical data distribution for federated visual classification", 2019 (FedAvgM).
+
+Notation: w the server's model, m the mean of the clients' models, d = m - w the pseudo-gradient (it points
+downhill). FedAvg is w + d.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from confed.federation.params import Params
+from confed.federation.state import ServerState
+
+__all__ = ["ServerOptimizer"]
+
+FIRST, SECOND = "server/momentum", "server/second"
+"""The slots in which the moments are kept."""
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A step of the server along the mean update.
+
+    Attributes:
+        optimizer: "none" (w + lr d), "momentum" (FedAvgM: v = beta1 v + d, w + lr v), or "adagrad", "adam" and
+            "yogi" (FedOpt: v = beta1 v + (1 - beta1) d, s a second moment, w + lr v / (sqrt(s) + tau)). None of them
+            corrects the bias of its moments, as in the paper.
+        lr: the server's learning rate.
+        betas: decay of the first and of the second moment.
+        tau: adaptivity; the smaller, the more adaptive. Second moments start at tau squared.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
+
+    optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = "none"
+    lr: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.99)
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"algorithm.server.lr must be positive, got {self.lr}")
+        if not self.tau > 0:
+            raise ValueError(f"algorithm.server.tau must be positive, got {self.tau}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"algorithm.server.betas must lie in [0, 1), got {self.betas}")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the step is FedAvg's: the mean itself."""
+        return self.optimizer == "none" and self.lr == 1
+
+    def step(self, server: ServerState, mean: Params) -> ServerState:
+        """The server after a round in which its clients' models had this mean.
+
+        Integer tensors (batch counters) are taken from the mean.
+
+        Args:
+            server: the state before; its slots hold the moments.
+            mean: name -> the clients' mean, for every name of the server.
+        """
+        if self.plain:
+            return replace(server, round=server.round + 1, params=dict(mean))
+        params = dict(mean)
+        first, second = dict(server.slots.get(FIRST, {})), dict(server.slots.get(SECOND, {}))
+        for name, value in server.params.items():
+            if value.is_floating_point():
+                params[name] = value + self.lr * self._direction(name, mean[name] - value, first, second)
+        slots: dict[str, Params] = dict(server.slots)
+        slots |= {slot: tensors for slot, tensors in ((FIRST, first), (SECOND, second)) if tensors}
+        return replace(server, round=server.round + 1, params=params, slots=slots)
+
+    def _direction(self, name: str, d: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> Tensor:
+        """The step of one tensor before the learning rate; the moments are replaced by their new values."""
+        if self.optimizer == "none":
+            return d
+        beta1, beta2 = self.betas
+        before = first.get(name, torch.zeros_like(d))
+        if self.optimizer == "momentum":
+            first[name] = beta1 * before + d
+            return first[name]
+        first[name] = beta1 * before + (1 - beta1) * d
+        s = second.get(name, torch.full_like(d, self.tau**2))
+        square = d.square()
+        second[name] = {
+            "adagrad": lambda: s + square,
+            "adam": lambda: beta2 * s + (1 - beta2) * square,
+            "yogi": lambda: s - (1 - beta2) * square * torch.sign(s - square),
+        }[self.optimizer]()
+        return first[name] / (second[name].sqrt() + self.tau)
