@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from scipy import stats
 
+from confed.metrics.resampling import bootstrap_seeds
 from confed.results.compare import Comparison, compare
 from confed.results.paired import Difference
 from test_results_runs import CLIENTS, make_run, make_study
@@ -125,7 +126,109 @@ def test_writers_agree(study: Path) -> None:
     assert float(fedp3["over seeds p"]) == pytest.approx(difference.seeds_p)
     assert comparison.markdown().count("reference |") == 3
     assert r"\begin{tabular}" in comparison.latex()
-    assert comparison.rich().row_count == 13
+    assert sum(line.startswith("|") for line in comparison.markdown().splitlines()) > 13
+
+
+def make_rows(folder: Path, rows: dict[str, str], seeds: int = 2) -> Path:
+    """A study whose rows have names of their own: row -> which synthetic method it is."""
+    runs = [{"method": row, "seed": s, "folder": f"{row}/seed-{s}"} for row in rows for s in range(seeds)]
+    for run in runs:
+        make_run(folder / str(run["folder"]), rows[str(run["method"])], int(str(run["seed"])))
+    (folder / "summary.json").write_text(json.dumps({"methods": list(rows), "labels": {}, "runs": runs}))
+    return folder
+
+
+def test_default_references_are_fedavg_and_fedavg_ft(tmp_path: Path) -> None:
+    rows = {"fedadam": "fedavg", "fedavg": "fedavg", "fedavg_ft": "fedp3", "local": "local"}
+    comparison = compare([make_rows(tmp_path / "study", rows)])
+    assert comparison.references == ("fedavg", "fedavg_ft")  # not fedadam, although its algorithm is fedavg
+    one = {(d.measure, d.method): d.points for d in comparison.against("fedavg")}
+    other = {(d.measure, d.method): d.points for d in comparison.against("fedavg_ft")}
+    assert one["personal_mean", "fedavg_ft"] == pytest.approx(-other["personal_mean", "fedavg"])
+    names = ["FedAvg (fedavg)", "FedP³"]  # two rows share the label FedAvg
+    assert [table.title.split(" to ")[1] for table in comparison.tables()] == [f"{name} in points" for name in names]
+    lines = list(csv.DictReader(io.StringIO(comparison.csv())))
+    assert [line["reference"] for line in lines] == [name for name in names for _ in range(10)]
+    assert comparison.latex().count(r"\begin{table}") == 2
+
+
+def test_reference_without_fedavg_is_the_first_federated_method(tmp_path: Path) -> None:
+    study = make_rows(tmp_path / "study", {"central": "central", "mine": "fedp3", "other": "fedprox"})
+    assert compare([study]).references == ("mine",)
+    assert compare([study], ["other", "mine", "other"]).references == ("other", "mine")
+
+
+def test_equivalence_within_a_margin(study: Path) -> None:
+    values = compare([study]).values["personal_mean"]
+    d = np.subtract(list(values["fedprox"].values()), list(values["fedavg"].values()))
+    comparison = compare([study], margin=0.03)
+    difference = found(comparison, "personal_mean", "fedprox")
+    assert difference.equivalence is not None
+    low = stats.ttest_1samp(d, -0.03, alternative="greater").pvalue
+    high = stats.ttest_1samp(d, 0.03, alternative="less").pvalue
+    assert difference.equivalence.no_worse_p == pytest.approx(low)
+    assert difference.equivalence.p == pytest.approx(max(low, high))
+    assert difference.no_worse_p is not None
+    assert difference.no_worse_p >= low  # corrected over methods
+    assert not difference.no_worse  # three seeds
+    assert "p, margin 3 no worse" in comparison.csv()
+    assert any("less than 3 points" in remark for remark in comparison.remarks)
+
+
+def test_five_seeds_claim_that_a_better_method_is_no_worse(tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run(tmp_path / "fedavg" / f"seed-{seed}", "fedavg", seed)
+        make_run(tmp_path / "fedp3" / f"seed-{seed}", "fedp3", seed, shift=0.2)
+    difference = found(compare([tmp_path]), "personal_mean", "fedp3")
+    assert difference.no_worse
+    assert not difference.equivalent
+
+
+def test_mcnemar_place_by_place(study: Path) -> None:
+    comparison = compare([study])
+    difference = found(comparison, "personal_mean", "fedp3")
+    assert list(difference.by_place) == CLIENTS  # in the federation's order
+    won = lost = 0
+    for seed in range(3):
+        a, b = (load_file(study / m / f"seed-{seed}/predictions.safetensors") for m in ("fedp3", "fedavg"))
+        x, y = a["personal/school/correct"], b["personal/school/correct"]
+        won, lost = won + int((x > y).sum()), lost + int((x < y).sum())
+    test = difference.by_place["school"]
+    assert (test.only_a, test.only_b) == (won, lost)
+    family = sorted(t.p for d in comparison.differences if d.measure == "personal_mean" for t in d.by_place.values())
+    assert len(family) == 16  # four methods on four clients
+    expected = max(min(1.0, (16 - i) * p) for i, p in enumerate(family) if p <= test.p)
+    assert difference.by_place_p["school"] == pytest.approx(expected)
+    table = comparison.clients()
+    assert table is not None
+    row = next(row for row in table.rows if row[1].text == "FedP³")
+    assert row[2 + 3 * CLIENTS.index("school")].text == f"{won}:{lost}"
+
+
+def test_extras_are_marked(study: Path) -> None:
+    comparison = compare([study])
+    difference = found(comparison, "personal_mean", "fedp3")
+    values: list[list[float]] = []
+    scores: list[list[np.ndarray]] = []
+    for method in ("fedp3", "fedavg"):
+        folders = [study / method / f"seed-{seed}" for seed in range(3)]
+        personal = [json.loads((folder / "summary.json").read_text())["personal"] for folder in folders]
+        values.append([of_seed[client] for of_seed in personal for client in CLIENTS])
+        files = [load_file(folder / "predictions.safetensors") for folder in folders]
+        scores.append([np.concatenate([file[f"personal/{client}/correct"] for client in CLIENTS]) for file in files])
+    d = np.subtract(values[0], values[1]).round(12)
+    assert difference.pairs is not None
+    assert difference.pairs.n == np.count_nonzero(d)
+    ranks = stats.rankdata(np.abs(d[d != 0]))
+    assert difference.pairs.statistic == min(ranks[d[d != 0] > 0].sum(), ranks[d[d != 0] < 0].sum())
+    expected = bootstrap_seeds(scores[0], scores[1], shared=True)
+    assert difference.over_both is not None
+    low, high = difference.over_both.low, difference.over_both.high
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=2e-3)
+    table = comparison.extras()
+    assert table is not None
+    assert "not independent" in table.notes[0]
+    assert "Extras: other tests against FedAvg" in comparison.markdown()
 
 
 def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:
@@ -133,3 +236,7 @@ def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:
         compare([study], reference="fedsgd")
     with pytest.raises(ValueError, match="at least one run or study"):
         compare([])
+    with pytest.raises(ValueError, match="at least one of local, fedavg"):
+        compare([study], reference=[])
+    with pytest.raises(ValueError, match=r"margin must lie between 0 and 1 .* got 1"):
+        compare([study], margin=1)

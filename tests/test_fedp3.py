@@ -1,6 +1,8 @@
 """FedP³ and ST: every switch does what the equations say, against plain NumPy loops."""
 
 import itertools
+import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.state import ClientState, MemoryStore
+from confed.testing import check_algorithm
 from confed.toy import ToyTask, toy_clients, toy_setup
 
 
@@ -48,13 +51,11 @@ def _by_hand(student: np.ndarray, teacher: np.ndarray, method: FedP3) -> float:
         "diff": np.log(p_t) - np.log(p_s),
         "gain": np.log(p_t) - np.log(entropy[0] / entropy[1]) * np.log(p_s),
     }
-    chosen = range(3) if method.pairs == "all" else np.argsort(-scores[method.filter])[: method.top_n]
+    chosen = range(3) if method.pairs != "filtered" else np.argsort(-scores[method.filter])[: method.top_n]
     values_s, values_t = (p_s, p_t) if method.space == "prob" else (student, teacher)
     total = 0.0
     for i, j in itertools.product(chosen, chosen):
-        m_t = 1 / (1 + np.exp(-2 * (values_t[i] - values_t[j])))
-        m_s = 1 / (1 + np.exp(-2 * (values_s[i] - values_s[j])))
-        total += abs(m_t - m_s)
+        total += abs(G[method.g](values_t[i] - values_t[j]) - G[method.g](values_s[i] - values_s[j]))
     return total / len(chosen) ** 2 if method.reduction == "mean" else total
 
 
@@ -69,7 +70,19 @@ SWITCHES = [
     FedP3(pairs="all", space="logit", reduction="mean"),
     FedP3(top_n=2, reduction="mean"),
     FedP3(top_n=2, lam=0.25),
+    FedP3(top_n=2, g="linear"),
+    FedP3(pairs="all", g="erf"),
+    FedP3(pairs="sorted", g="linear"),
+    FedP3(pairs="sorted", g="arctan"),
+    FedP3(pairs="sorted"),
+    FedP3(pairs="sorted", g="linear", space="logit", reduction="mean"),
 ]
+G = {
+    "logistic": lambda x: 1 / (1 + np.exp(-2 * x)),
+    "linear": lambda x: (1 + x) / 2,
+    "arctan": lambda x: 0.5 + np.arctan(np.pi * x / 2) / np.pi,
+    "erf": lambda x: 0.5 + math.erf(np.sqrt(np.pi) * x / 2) / 2,
+}
 
 
 @pytest.mark.parametrize("method", SWITCHES, ids=repr)
@@ -87,11 +100,12 @@ def test_the_loss_is_the_papers(method: FedP3) -> None:
     assert loss.item() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_random_filter_is_a_function_of_seed_round_and_client() -> None:
+@pytest.mark.parametrize("method", [FedP3(top_n=2, filter="random"), FedP3(pairs="sampled", samples=1)], ids=repr)
+def test_what_is_random_is_a_function_of_seed_round_and_client(method: FedP3) -> None:
     values = []
     for _ in range(2):
         client = _client()
-        losses = FedP3(top_n=2, filter="random").objective(client)
+        losses = method.objective(client)
         batch = _moved(client)
         (loss,) = losses(client.model, batch)
         values.append(loss.item())
@@ -126,6 +140,11 @@ def test_the_term_begins_at_its_round(method: Algorithm) -> None:
     assert loss.item() == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("pairs", ["sorted", "sampled"])
+def test_other_ways_to_take_pairs_keep_the_contract(pairs: Literal["sorted", "sampled"]) -> None:
+    check_algorithm(FedP3(pairs=pairs, samples=3, start_round=0))
+
+
 def test_a_strong_term_keeps_clients_near_the_global_model() -> None:
     gaps = []
     for lam in (0.0, 5.0):
@@ -149,5 +168,9 @@ def test_bad_values() -> None:
         FedP3(top_n=1)
     with pytest.raises(ValueError, match="start_round must not be negative"):
         FedP3(start_round=-1)
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        FedP3(pairs="sampled", samples=0)
+    with pytest.raises(ValueError, match=r'"sorted" needs .* got space "logit" and g "erf"'):
+        FedP3(pairs="sorted", space="logit", g="erf")
     with pytest.raises(ValueError, match="temperature must be positive"):
         ST(temperature=0)

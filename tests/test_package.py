@@ -103,6 +103,15 @@ def test_no_method_extends_another() -> None:
         assert registry.algorithms[name].__bases__ == (Algorithm,)  # type: ignore[attr-defined]
 
 
+def safe_loads(path: Path, tree: ast.AST) -> list[ast.AST]:
+    """The uses of ``torch.load`` that are allowed: in one file, and only with ``weights_only=True`` written out."""
+    if path != SOURCE / "convert.py":
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    safe = [node for node in calls if "weights_only=True" in map(ast.unparse, node.keywords)]
+    return [node.func for node in safe if ast.unparse(node.func) == "torch.load"]
+
+
 def test_nothing_unpickles_and_nothing_touches_global_randomness() -> None:
     for path in FILES:
         tree = ast.parse(path.read_text())
@@ -110,7 +119,7 @@ def test_nothing_unpickles_and_nothing_touches_global_randomness() -> None:
         assert not FORBIDDEN & {name.split(".")[0] for name in named}, path
         assert not FORBIDDEN_NAMES & named, path
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Attribute) and node not in safe_loads(path, tree):
                 assert ast.unparse(node) not in FORBIDDEN_NAMES, f"{path}:{node.lineno}"
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
@@ -128,7 +137,8 @@ def test_recipes_are_package_data_and_valid() -> None:
     assert files == set(packaged_recipes())
     assert "fedvqa_scenes" in files
     for name in files:
-        recipe = load_recipe(name, [] if name == "fedvqa_scenes" else ["data.root=somewhere"])
+        own = 'name = "scenes"' in (SOURCE / "recipes" / f"{name}.toml").read_text()  # made on the spot, from no folder
+        recipe = load_recipe(name, [] if own else ["data.root=somewhere"])
         for method in recipe.methods:
             recipe.method(method)
 

@@ -48,7 +48,7 @@ def test_another_name_brings_its_own_keywords() -> None:
         ("model.answers=3", r"unknown key model\.answers=3"),
         ("data.root=x", r"unknown key data\.root='x'"),
         ("modle.name=x", r"unknown section \[modle\]; did you mean 'model'\?"),
-        ("methods.moon.mu=1", r"\[methods\.moon\] is not one of the study's methods"),
+        ("methods.mine.mu=1", r"\[methods\.mine\] is not one of the study's methods"),
         ("methods.fedprox.nu=1", r"unknown key methods\.fedprox\.nu=1; valid keys: mu, accumulator"),
         ("nonsense", r"an override must be section\.key=value, got 'nonsense'"),
     ],

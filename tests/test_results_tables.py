@@ -2,6 +2,10 @@
 
 import csv
 import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from confed.results import formats
-from confed.results.tables import marks, results_table, study_table
+from confed.results.runs import Study, load
+from confed.results.tables import marks, paper_table, results_table, study_table, write_tables
 from confed.results.writers import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
+from test_results_runs import CLIENTS, METHODS, SCENES, make_study
 
 
 def summary(method: str, a: float, b: float, unseen: float | None = None, **more: Any) -> dict[str, Any]:
@@ -129,3 +135,86 @@ def test_writers_escape_their_special_characters() -> None:
 def test_wrong_row_length_is_refused() -> None:
     with pytest.raises(ValueError, match="2 cells, got 1"):
         Table("", (Column("a"), Column("b")), (((Cell("1"),),),))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds; every run of FedProx and one of Local failed."""
+    folder = make_study(tmp_path_factory.mktemp("tables") / "study")
+    shutil.rmtree(folder / "fedprox")
+    (folder / "local" / "seed-1" / "summary.json").unlink()
+    index = json.loads((folder / "summary.json").read_text())
+    index["errors"] = {
+        "fedprox/seed-0": "ValueError: no single answers",
+        "fedprox/seed-1": "ValueError: no single answers",
+        "local/seed-1": "RuntimeError: killed",
+    }
+    (folder / "summary.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
+    table = paper_table(load(study))
+    assert [column.full_title for column in table.columns] == [
+        "method",
+        *(f"personal {client}" for client in CLIENTS),
+        "personal average",
+        *(f"unseen {scene}" for scene in SCENES),
+        "unseen average",
+    ]
+    rows = {row[0].text: row[1:] for row in table.rows}
+    assert list(rows) == list(METHODS.values())
+    summaries = [json.loads((study / "fedp3" / f"seed-{s}" / "summary.json").read_text()) for s in (0, 1)]
+    a, b = (100 * s["personal"]["school"] for s in summaries)
+    cell = rows["FedP³"][CLIENTS.index("school")]
+    assert (cell.value, cell.sd) == pytest.approx(((a + b) / 2, abs(a - b) / 2**0.5))
+    unseen = [100 * sum(s["global_unseen"].values()) / 2 for s in summaries]
+    assert rows["FedP³"][-1].value == pytest.approx(sum(unseen) / 2)
+    assert [cell.text for cell in rows["Local"]][5:] == ["–"] * 3  # no global model
+
+
+def test_paper_table_ranks_federated_methods_only(study: Path) -> None:
+    table = paper_table(load(study))
+    assert [row[0].text for row in table.sections[1]] == ["Central"]
+    assert not any(cell.mark for cell in table.sections[1][0])
+    marked = {row[0].text: row[5].mark for row in table.sections[0]}
+    assert marked == {"Local": "", "FedAvg": "second", "FedProx": "", "FedP³": "best"}
+
+
+def test_failed_cells_are_dashes_with_the_error_as_a_note(study: Path) -> None:
+    table = paper_table(load(study))
+    failed = next(row for row in table.rows if row[0].text == "FedProx")
+    assert [cell.text for cell in failed[1:]] == ["–"] * 8
+    assert "FedProx, seeds 0, 1, failed: ValueError: no single answers" in table.notes
+    assert "Local, seed 1, failed: RuntimeError: killed" in table.notes
+    assert any("FedProx 0" in note and "Local 1" in note for note in table.notes)
+    local = next(row for row in table.rows if row[0].text == "Local")
+    assert local[1].sd is None  # one seed
+
+
+def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
+    run = load(study / "fedp3" / "seed-0").runs[0]
+    clients = [f"c{i}" for i in range(9)]
+    many = replace(run, summary={**run.summary, "clients": clients, "personal": dict.fromkeys(clients, 0.5)})
+    table = paper_table(Study(study, "", (many,)))
+    assert [column.full_title for column in table.brief().columns] == ["method", "personal average", "unseen average"]
+    assert len(table.columns) == 1 + 9 + 1 + 2 + 1
+
+
+def test_tables_are_written_beside_the_runs(study: Path) -> None:
+    paths = write_tables(study)
+    assert [path.name for path in paths] == [f"{n}.{e}" for n in ("table", "compare") for e in ("md", "csv", "tex")]
+    rows = list(csv.reader(io.StringIO((study / "table.csv").read_text(encoding="utf-8"))))
+    assert rows[0][:3] == ["method", "personal transport (%)", "personal transport sd (%)"]
+    assert "differences to FedAvg in points" in (study / "compare.md").read_text(encoding="utf-8")
+    assert "differences to FedP³" in write_tables(study, ["fedp3"])[3].read_text(encoding="utf-8")
+    assert r"\textbf" in (study / "table.tex").read_text(encoding="utf-8")
+    alone = write_tables(study / "fedp3" / "seed-0")
+    assert [path.name for path in alone] == ["table.md", "table.csv", "table.tex"]
+
+
+def test_study_in_which_everything_failed(tmp_path: Path) -> None:
+    index = {"runs": [{"method": "dkd", "seed": 0}], "methods": ["dkd"], "errors": {"dkd/seed-0": "ValueError: no"}}
+    (tmp_path / "summary.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="found none of them; the first that failed: ValueError: no"):
+        load(tmp_path)

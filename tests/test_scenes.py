@@ -12,7 +12,7 @@ import pytest
 
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.scenes import ANSWERS, SCENES, WORDING_SHIFT, WORDS, oracle, public_split, scenes
-from confed.data.scenes.graph import ROLES, fingerprint
+from confed.data.scenes.graph import GENERAL_NOUNS, NOUNS, OWN_NOUNS, ROLES, fingerprint
 from confed.data.scenes.presets import SETTINGS, Knobs, make_scene
 from confed.registry import datasets
 
@@ -207,3 +207,44 @@ def test_bad_arguments_are_named(changes, message):
 def test_public_split_rejects_nonsense():
     with pytest.raises(ValueError, match="questions must be at least 1, got 0"):
         public_split(0, 0)
+
+
+def test_several_clients_share_a_scene_but_no_picture_and_no_colours():
+    several = small(unseen=("home", "commercial", "natural"), clients_per_scene=3)
+    assert list(several.clients) == [f"{s}-{n}" for s in ("transport", "sports", "educational") for n in (1, 2, 3)]
+    assert list(several.unseen) == ["natural", "home", "commercial"]
+    options = knobs()
+    for role, number in (("train", 400), ("test", 1000)):
+        used: set[int] = set()
+        made = [make_scene("sports", role, number, options, f"sports-{n}", used) for n in (1, 2, 3, 4)]
+        marks = [mark for m in made for mark in fingerprint(m.tags).tolist()]
+        assert len(marks) == len(set(marks)) == number  # four questions per picture, four clients
+        assert used >= set(marks)  # graphs that gave too few questions are passed over
+        assert all(mark % 16 in ROLES[role] for mark in marks)
+        shares = np.array([np.bincount(m.tags.colour.ravel(), minlength=9)[1:] for m in made]).astype(float)
+        shares /= shares.sum(1, keepdims=True)
+        for i in range(4):
+            for j in range(i):
+                assert np.abs(shares[i] - shares[j]).sum() > 0.3  # each has colour frequencies of its own
+        for m in made:
+            things = {NOUNS[n - 1] for n in np.unique(m.tags.noun) if n}
+            assert things == {*GENERAL_NOUNS, *OWN_NOUNS["sports"]}
+    assert several.clients["sports-2"].test.names[3] == "sports-2/test/000003"
+
+
+def test_clients_of_a_scene_keep_their_tests_when_the_seed_moves():
+    base, other = (small(unseen=SCENES[1:], clients_per_scene=2, seed=seed) for seed in (0, 1))
+    for client in ("transport-1", "transport-2"):
+        assert digest(base.clients[client].test) == digest(other.clients[client].test)
+        assert digest(base.clients[client].train) != digest(other.clients[client].train)
+    assert digest(*everything(small(clients_per_scene=1))) == digest(*everything(small()))
+
+
+def test_twenty_four_clients():
+    many = scenes(train=8, validation=4, test=4, unseen=(), clients_per_scene=4)
+    assert len(many.clients) == 24
+    assert not many.unseen
+    with pytest.raises(ValueError, match="clients_per_scene is for the preset 'scene', got 2 with 'dirichlet'"):
+        scenes(preset="dirichlet", clients_per_scene=2)
+    with pytest.raises(ValueError, match="clients_per_scene must be at least 1, got 0"):
+        scenes(clients_per_scene=0)

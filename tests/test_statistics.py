@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from confed.metrics.equivalence import tost
+from confed.metrics.fairness import across_clients, hurt
+from confed.metrics.resampling import bootstrap, bootstrap_seeds
 from confed.metrics.statistics import (
-    across_clients,
-    bootstrap,
     holm,
-    hurt,
     mcnemar,
+    mcnemar_by_client,
     mean,
     paired_t,
     smallest_p,
@@ -130,6 +131,141 @@ def test_hurt_by_hand():
     assert hurt(local, local).worst == 0
 
 
+def test_paired_t_of_students_sleep_data():
+    # Student (1908): hours of sleep gained by ten patients with two drugs; as in R's documentation of t.test.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    test = paired_t(first, second)
+    assert test.statistic == pytest.approx(-4.0621, abs=5e-5)
+    assert test.p == pytest.approx(0.002833, abs=5e-7)
+    assert (test.low, test.high) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
+    assert test.difference == pytest.approx(-1.58)
+
+
+def test_published_table_that_was_tested_unpaired():
+    # BiCSL, table 2: seven backbones, centralised against federated. The published t of 1.357 is the unpaired
+    # one; the pairs give 7.05, which rejects equality.
+    central = [36.23, 45.08, 46.98, 53.18, 53.32, 51.54, 53.82]
+    federated = [35.11, 40.96, 42.43, 48.42, 48.44, 45.14, 49.89]
+    test = paired_t(central, federated)
+    assert test.statistic == pytest.approx(7.05, abs=0.005)
+    assert test.n - 1 == 6
+    assert test.p < 0.001
+    assert stats.ttest_ind(central, federated).statistic == pytest.approx(1.357, abs=5e-4)
+    # Nor are they equivalent within a point: the mean loss is 4.2 points.
+    assert tost(federated, central, margin=1.0).p > 0.99
+
+
+def test_wilcoxon_of_textbook_examples():
+    # Hollander and Wolfe (1973), page 29: depression scale of nine patients at two visits.
+    first = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+    second = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+    test = wilcoxon(first, second)
+    assert (test.statistic, test.n) == (45 - 40, 9)  # V = 40 is the larger rank sum
+    assert test.p == pytest.approx(2 * 0.01953, abs=1e-5)
+    # Darwin's fifteen pairs of maize plants (Fisher, "The Design of Experiments"), in eighths of an inch.
+    maize = [6, 8, 14, 16, 23, 24, 28, 29, 41, -48, 49, 56, 60, -67, 75]
+    assert wilcoxon(maize, [0] * 15).statistic == 24
+    assert wilcoxon(maize, [0] * 15).p == pytest.approx(0.041259765625)
+
+
+def counts(only_a, only_b, both, neither=0):
+    """Two vectors of right and wrong answers with the given table."""
+    a = [1] * only_a + [0] * only_b + [1] * both + [0] * neither
+    b = [0] * only_a + [1] * only_b + [1] * both + [0] * neither
+    return a, b
+
+
+def test_mcnemar_of_textbook_tables():
+    # A drug before and after: 101 and 33 unchanged, 121 against 59 changed. chi2 without and with the
+    # correction is 21.36 and 20.67; the exact p-value 4.434e-6.
+    test = mcnemar(*counts(121, 59, 101, 33))
+    assert (test.only_a - test.only_b) ** 2 / (test.only_a + test.only_b) == pytest.approx(21.36, abs=0.005)
+    assert test.p == pytest.approx(4.434e-6, rel=1e-3)
+    # Agresti, "Categorical Data Analysis": approval of a president in two surveys; z^2 = 64^2 / 236 = 17.36.
+    approval = mcnemar(*counts(150, 86, 794, 570))
+    assert approval.n == 1600
+    assert (approval.only_a - approval.only_b) ** 2 / 236 == pytest.approx(17.36, abs=0.005)
+    assert approval.p == pytest.approx(2 * stats.binom.cdf(86, 236, 0.5))
+
+
+def test_mcnemar_by_client_by_hand():
+    first, second = counts(1, 5, 3), counts(2, 2, 0, 4)
+    found = mcnemar_by_client({"home": first[0], "shop": second[0]}, {"home": first[1], "shop": second[1]})
+    assert {client: test.p for client, test in found.items()} == {"home": pytest.approx(14 / 64), "shop": 1.0}
+
+
+# Data "clinical" of the R package ETC with what R's equivalence::tost gives, margin 0.6, level 0.05.
+TREATED = [2.84, 2.51, 2.41, 2.95, 3.14, 3.79, 4.14, 3.85, 3.02, 3.45, 5.37, 3.81, 4.19, 3.16, 3.84]
+CONTROL = [2.60, 2.82, 2.18, 3.46, 4.01, 3.04, 3.47, 4.06, 2.91, 3.59, 4.51, 3.16, 3.86, 3.31, 3.02]
+TREATED_2 = [4.00, 3.26, 4.14, 3.42, 3.25, 4.34, 4.97, 4.31, 3.11, 3.41, 5.02, 4.21, 4.59, 5.30, 4.32]
+CONTROL_2 = [3.76, 3.66, 3.65, 3.60, 3.48, 2.87, 3.24, 3.92, 3.99, 4.21, 4.21, 3.31, 3.61, 2.97, 2.73]
+
+
+def test_tost_equals_published_values():
+    test = tost(TREATED, CONTROL, margin=0.6)
+    assert test.difference == pytest.approx(0.1646666666666667)
+    assert (test.low, test.high) == pytest.approx((-0.0744336620516462, 0.4037669953849797))
+    assert test.p == pytest.approx(0.003166881489265175)
+    other = tost(TREATED_2, CONTROL_2, margin=0.6)
+    assert (other.low, other.high) == pytest.approx((0.1261653305099018, 0.999168002823431))
+    assert other.p == other.no_better_p == pytest.approx(0.4412034046017588)
+    assert other.no_worse_p < 0.001
+
+
+def test_tost_is_two_one_sided_tests_and_an_interval():
+    d = np.subtract(A, B)
+    for margin in (0.5, 1.2, 2.5):
+        test = tost(A, B, margin)
+        assert test.no_worse_p == pytest.approx(stats.ttest_1samp(d, -margin, alternative="greater").pvalue)
+        assert test.no_better_p == pytest.approx(stats.ttest_1samp(d, margin, alternative="less").pvalue)
+        assert (test.p < 0.05) == (-margin < test.low and test.high < margin)
+        assert test.no_worse_p == pytest.approx(tost(B, A, margin).no_better_p)
+
+
+def test_tost_of_equal_differences():
+    assert tost([3, 3], [2, 2], margin=1.5).p == 0
+    outside = tost([1, 1], [2, 2], margin=1.0)
+    assert (outside.no_worse_p, outside.no_better_p, outside.p) == (1, 0, 1)
+
+
+def slow_bootstrap(d, shared, resamples, rng):
+    """Means of resampled seeds and examples, drawn index by index."""
+    means = []
+    for _ in range(resamples):
+        examples = rng.integers(len(d[0]), size=len(d[0]))
+        seeds = rng.integers(len(d), size=len(d))
+        draws = [d[s][examples if shared else rng.integers(len(d[s]), size=len(d[s]))].mean() for s in seeds]
+        means.append(np.mean(draws))
+    return np.array(means)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_bootstrap_over_seeds_equals_drawing_indices(shared):
+    rng = np.random.default_rng(3)
+    difficulty = rng.random(40)
+    a = [(difficulty + 0.5 * rng.random(40) < 0.8).astype(float) for _ in range(4)]
+    b = [(difficulty + 0.5 * rng.random(40) < 0.6 + 0.1 * s).astype(float) for s in range(4)]
+    test = bootstrap_seeds(a, b, shared=shared, resamples=20_000)
+    means = slow_bootstrap([x - y for x, y in zip(a, b, strict=True)], shared, 4000, rng)
+    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.015)
+    assert test.difference == pytest.approx(np.mean(a) - np.mean(b))
+    assert (test.n, test.resamples) == (4, 20_000)
+
+
+def test_bootstrap_over_seeds_in_its_limits():
+    # Examples that all agree leave the seeds: means 0, .5 and 1 with shares 1/4, 1/2, 1/4.
+    for shared in (True, False):
+        test = bootstrap_seeds([[0] * 5, [1] * 5], [[0] * 5] * 2, shared=shared, resamples=20_000)
+        assert test.p == pytest.approx(0.5, abs=0.02)
+        assert (test.low, test.high) == (0, 1)
+    # One seed leaves the examples.
+    a, b = [1, 1, 0, 1, 0, 0, 1, 1], [0, 1, 0, 0, 1, 0, 0, 1]
+    alone, examples = bootstrap_seeds([a], [b], shared=True, resamples=20_000), bootstrap(a, b, resamples=20_000)
+    assert (alone.low, alone.high) == (examples.low, examples.high)
+    assert alone.p == pytest.approx(examples.p, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -140,6 +276,11 @@ def test_hurt_by_hand():
         (lambda: paired_t([1, 2], [1, 2], confidence=95), r"confidence must lie in \(0, 1\), got 95"),
         (lambda: mcnemar([0.3, 1], [1, 1]), "a must hold only 0 and 1 .* got 0.3"),
         (lambda: bootstrap([1], [1], resamples=0), "resamples must be at least 1, got 0"),
+        (lambda: bootstrap_seeds([], [], shared=True), "the same seeds, at least one, got 0 and 0"),
+        (lambda: bootstrap_seeds([[1], [1, 0]], [[1], [1, 1]], shared=True), r"equally many, got \[1, 2\]"),
+        (lambda: mcnemar_by_client({"a": [1]}, {"b": [1]}), r"the same clients, got \['a'\] and \['b'\]"),
+        (lambda: tost([1, 2], [1, 2], margin=0), "margin must be a positive number, got 0"),
+        (lambda: tost([1, 2], [1, 2], margin=1, alpha=0.5), r"alpha must lie in \(0, 0.5\), got 0.5"),
         (lambda: holm({"x": 1.5}), r"p\['x'\] must lie in \[0, 1\], got 1.5"),
         (lambda: hurt({"a": 1}, {"b": 1}), r"the same clients, got \['a'\] and \['b'\]"),
     ],

@@ -4,9 +4,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import TableData, pool
-from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.engines.local import InProcess, Members, Presence, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
 from confed.federation.algorithm import Algorithm
@@ -29,7 +29,7 @@ from confed.results.folder import RunFolder
 from confed.results.summary import summarise_run
 from confed.tasks.vqa import summarise
 
-__all__ = ["Progress", "load_run", "prepare", "run"]
+__all__ = ["Progress", "load_data", "load_run", "prepare", "run"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -47,6 +47,16 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+def load_data(recipe: Recipe) -> Materials:
+    """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
+
+    Raises:
+        ValueError: the data are faulty (the message names the thing).
+    """
+    data, model = (json.dumps(recipe.sections[section], default=str) for section in ("data", "model"))
+    return load_materials(data, model, recipe.run.seed)
+
+
 def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     """The federation that a single-run recipe describes.
 
@@ -54,8 +64,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         ValueError: the recipe or its data are faulty (the message names the thing).
     """
     run = recipe.run
-    data, model = recipe.sections["data"], dict(recipe.sections["model"])
-    materials = load_materials(json.dumps(data, default=str), json.dumps(model, default=str), run.seed)
+    model, materials = dict(recipe.sections["model"]), load_data(recipe)
+    Presence(run.joins, run.leaves).check(list(materials.clients), 0)
+    materials = _without(materials, run.without)
+    _presence(run, materials.clients).check(list(materials.clients), run.rounds)
     dataset = materials.dataset
     name = model.pop("name")
 
@@ -110,13 +122,41 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     return _Runner(recipe, setup, materials, folder, watch).run()
 
 
+def _presence(run: Run, clients: Collection[str]) -> Presence:
+    """Who joins late and who leaves, of the clients that there are."""
+    return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+
+
+def _without(materials: Materials, names: Sequence[str]) -> Materials:
+    """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
+    if not names:
+        return materials
+    for name in names:
+        if name not in materials.clients:
+            raise ValueError(f"run.without names no client {name!r}; there are {', '.join(materials.clients)}")
+    if set(names) == set(materials.clients):
+        raise ValueError(f"run.without must leave at least one client, got all of them: {', '.join(names)}")
+    data = materials.dataset
+    dataset = replace(
+        data,
+        clients={name: split for name, split in data.clients.items() if name not in names},
+        facts={name: fact for name, fact in data.facts.items() if name not in names},
+    )
+    clients = {name: rows for name, rows in materials.clients.items() if name not in names}
+    return replace(materials, dataset=dataset, clients=clients)
+
+
 class _Runner:
     """One run from start or checkpoint to summary."""
 
     def __init__(self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch) -> None:
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
         self.folder, self.watch = folder, watch
-        self.checkpoints = Checkpoints(folder.checkpoint, self.settings.keep_checkpoints)
+        # A pooled run has no members that could come and go: its data are those of all who ever take part.
+        self.presence = _presence(self.settings, () if setup.algorithm.pooled else materials.clients)
+        before = {round - 1 for round in self.presence.joins.values()} - {0}
+        self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
+        self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.cpu, self.resumed = cpu_seconds(), False
         self.saved_at = -math.inf
 
@@ -127,8 +167,7 @@ class _Runner:
         # Built before workers are forked, so that they inherit the imported libraries.
         workspace = Workspace(self.setup.model())
         with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
-            cohort = self.settings.cohort_size(len(self.setup.population))
-            simulation = Simulation(self.setup, store, answerer, cohort)
+            simulation = Simulation(self.setup, store, answerer, self.settings.cohort_size, self.presence)
             servers, start = self._start(simulation, workspace)
             whole: Checkpoint | None = None
             try:
@@ -194,7 +233,7 @@ class _Runner:
     def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
         every, last = self.settings.checkpoint_every, checkpoint.round >= self.setup.rounds
         waited = time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
-        if every and (last or (checkpoint.round % every == 0 and waited)):
+        if every and (last or checkpoint.round in self.always or (checkpoint.round % every == 0 and waited)):
             self.checkpoints.save(checkpoint)
             self.saved_at = time.monotonic()
 

@@ -281,7 +281,9 @@ def _write(directory: Path, trained: TrainedModel, name: str, summary: Mapping[s
     if not isinstance(model, Vilt):
         raise ValueError(f"only ViLT models have a Hugging Face layout here, got {type(model).__name__}")
     directory.mkdir(parents=True)
-    state = {key: t.detach().cpu().contiguous() for key, t in model.state_dict().items()}
+    # What a method added for its training (a projection, a second network) is no part of the model it leaves.
+    own = ("vilt.", f"{model.answer_head}.")
+    state = {key: t.detach().cpu().contiguous() for key, t in model.state_dict().items() if key.startswith(own)}
     extra = {key: state.pop(key) for key in list(state) if _is_adapter(key)}
     (directory / "model.safetensors").write_bytes(save(state, {"format": "pt"}))
     if extra:

@@ -9,7 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from confed.data.examples import Examples, FederatedDataset, Table, TableData, channels_first, encode
+from confed.data.examples import (
+    Examples,
+    FederatedDataset,
+    StoredPictures,
+    Table,
+    TableData,
+    channels_first,
+    encode,
+)
 from confed.models import create_tokenizer
 from confed.registry import datasets, models
 
@@ -54,7 +62,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
     parts += list(dataset.unseen.values())
     types = tuple(sorted({t for part in parts for t in part.types}))
-    pictures: dict[int, Tensor] = {}
+    pictures: dict[int, Tensor | StoredPictures] = {}
 
     def table(examples: Examples) -> Table:
         # Examples often share one picture table; it becomes one tensor.

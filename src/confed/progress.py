@@ -1,20 +1,23 @@
-"""Showing how a run or a study goes on: bars on a terminal, one line per round elsewhere."""
+"""Showing how a run, a study or a grid goes on: bars on a terminal, lines elsewhere."""
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from confed.cells import Event, Listen
 from confed.experiment import Progress, Watch
 from confed.results.folder import is_study
 from confed.study import Job, StudyWatch
 
-__all__ = ["Display", "headline"]
+__all__ = ["Display", "GridDisplay", "headline"]
 
 
 class Display(StudyWatch):
@@ -86,6 +89,92 @@ class Display(StudyWatch):
         if self._overall is not None:
             self._bars.update(self._overall, completed=number + 1)
         self._line(f"{title}: {headline(json.loads(file.read_text(encoding='utf-8')))}")
+
+    def _line(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+
+class GridDisplay:
+    """One bar for all jobs with the time that is left, and one per process; elsewhere a line per finished job.
+
+    A context manager. Called with the jobs' titles and the number of jobs that are done already, it returns who is
+    to be told of their events.
+
+    Args:
+        console: where to write; bars need a terminal.
+        quiet: only warnings.
+    """
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        self._live = console.is_terminal and not quiet
+        # Jobs take long: the speed that the remaining time is worked out from is that of the last hour.
+        self._bars = Bars(
+            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0
+        )
+        self._workers: dict[int, TaskID] = {}
+        self._titles: Sequence[str] = ()
+        self._done = self._there = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "GridDisplay":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, titles: Sequence[str], there: int) -> Listen:
+        """Begins with these jobs."""
+        self._titles, self._there, self._began = titles, there, time.monotonic()
+        if there:
+            self._line(f"{there} of {there + len(titles)} are there already")
+        overall = self._bars.add_task("all", total=there + len(titles), completed=there, text="")
+
+        def listen(event: Event) -> None:
+            if event.kind == "progress":
+                self._progress(event)
+            elif event.kind == "started":
+                self._start(event)
+            else:
+                self._end(event)
+                self._bars.update(overall, completed=self._there + self._done)
+
+        return listen
+
+    def _start(self, event: Event) -> None:
+        if event.worker in self._workers:
+            self._bars.remove_task(self._workers.pop(event.worker))
+        title = escape(self._titles[event.job])
+        self._workers[event.worker] = self._bars.add_task(title, total=None, text="preparing data")
+
+    def _progress(self, event: Event) -> None:
+        if "left out" in event.text or "damaged" in event.text:
+            text = f"{self._titles[event.job]}: {event.text}"
+            self._console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
+        else:
+            self._bars.update(
+                self._workers[event.worker], completed=event.round, total=event.rounds, text=escape(event.text)
+            )
+
+    def _end(self, event: Event) -> None:
+        self._done += 1
+        left = len(self._titles) - self._done
+        seconds = (time.monotonic() - self._began) / self._done * left
+        place = f"[{self._there + self._done}/{self._there + len(self._titles)}] {self._titles[event.job]}"
+        text = event.text if event.kind == "done" else f"{event.kind}: {event.text}"
+        when = f" (about {seconds / 60:.0f} min left)" if seconds > 60 and not self._live else ""
+        self._line(f"{place}: {text}{when}")
 
     def _line(self, text: str) -> None:
         if not self._quiet:

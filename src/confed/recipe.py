@@ -4,14 +4,16 @@
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of :class:`Run`. A recipe
 with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
-write it, and ``[methods.NAME.local]`` the row's own ``[local]``.
+write it, and ``[methods.NAME.local]`` the row's own ``[local]``. ``[study] table`` names the rows that ``confed
+compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries.
 """
 
 import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, is_dataclass, replace
+from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
@@ -42,14 +44,18 @@ class Run:
 
     Attributes:
         rounds: communication rounds T.
-        cohort: clients per round; a share of all if below 1; all if 0.
+        cohort: clients per round; a share of those present if below 1; all of them if 0.
+        joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
+        leaves: client -> the first round, from 1, in which it no longer takes part.
+        without: clients of the data that have no part in the run: as if they had never been.
         seed: of data sampling, fresh initial values, cohorts, orders and dropout.
         workers: processes that compute clients; 0 means one per free core, at most one per client.
         threads: threads per process. On few cores one thread and several workers beat several threads.
         device: "cpu", "cuda" or "auto"; with several GPUs, workers are spread over them.
         checkpoint_every: rounds between checkpoints; 0 for none.
         checkpoint_seconds: least time between checkpoints.
-        keep_checkpoints: how many stay on disk.
+        keep_checkpoints: how many stay on disk; "joins" for two, and besides the last ones before clients joined, from
+            which ``confed forget`` can start.
         evaluate_every: rounds between evaluations on validation data; 0 for none but the last.
         evaluate_examples: validation examples per client in those; 0 for all.
         keep_personal: clients keep their own version of the shared tensors after every round.
@@ -64,11 +70,14 @@ class Run:
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     checkpoint_every: int = 1
     checkpoint_seconds: float = 0.0
-    keep_checkpoints: int = 2
+    keep_checkpoints: int | Literal["joins"] = 2
     evaluate_every: int = 1
     evaluate_examples: int = 200
     keep_personal: bool = True
     gallery: int = 3
+    joins: Mapping[str, int] = field(default_factory=dict[str, int])
+    leaves: Mapping[str, int] = field(default_factory=dict[str, int])
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -82,8 +91,25 @@ class Run:
             if getattr(self, name) < 0:
                 raise ValueError(f"run.{name} must not be negative, got {getattr(self, name)}")
         for name in ("rounds", "threads", "keep_checkpoints"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != "joins" and getattr(self, name) < 1:
                 raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+        if self.keep_checkpoints == "joins" and not self.checkpoint_every:
+            raise ValueError("run.keep_checkpoints = 'joins' needs run.checkpoint_every of at least 1, got 0")
+        for client, first in self.joins.items():
+            if not 1 <= first <= self.rounds:
+                raise ValueError(f"run.joins.{client} must be a round from 1 to {self.rounds}, got {first}")
+        for client, end in self.leaves.items():
+            first = self.joins.get(client, 1)
+            if not first < end <= self.rounds:
+                raise ValueError(
+                    f"run.leaves.{client} must be a round after {first}, in which it joins, and at most {self.rounds}, "
+                    f"got {end}"
+                )
+
+    @property
+    def newest_checkpoints(self) -> int:
+        """How many of the newest checkpoints stay on disk."""
+        return 2 if self.keep_checkpoints == "joins" else self.keep_checkpoints
 
     def cohort_size(self, population: int) -> int:
         """Clients per round out of ``population``."""
@@ -100,12 +126,16 @@ class Recipe:
         sections: section -> keyword -> value, defaults filled in.
         methods: the study's methods in order; empty for a single run.
         overrides: method -> its own keywords.
+        table: the rows of the recipe's full table; empty where it has none.
+        lr: learning rates that tuning tries; empty for its default.
     """
 
     name: str
     sections: Mapping[str, Mapping[str, Any]]
     methods: tuple[str, ...] = ()
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    table: tuple[str, ...] = ()
+    lr: tuple[float, ...] = ()
 
     @property
     def run(self) -> Run:
@@ -145,7 +175,30 @@ class Recipe:
         sections = {**self.sections, "algorithm": _named("algorithm", {**own, **given, "name": algorithm}, where)}
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        return replace(self, sections=sections, methods=(), overrides={})
+        return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=())
+
+    def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
+        """The same recipe as a study of these rows.
+
+        Args:
+            rows: methods, or names of ``overrides``.
+            overrides: row -> its own keywords; the recipe's by default.
+
+        Raises:
+            ValueError: an unknown method, or faulty keywords of a row.
+        """
+        given = self.overrides if overrides is None else overrides
+        study = replace(self, methods=tuple(rows), overrides={row: given[row] for row in rows if row in given})
+        for row in rows:
+            study.check_row(row)
+        return study
+
+    def check_row(self, row: str) -> None:
+        """Raises ValueError if a row's name or keywords are faulty."""
+        if not re.fullmatch(r"[\w.:+-]+", row):
+            raise ValueError(f"study.methods: a row's name has letters, digits and _ . : + - only, got {row!r}")
+        single = self.method(row)
+        _ = single.local, single.construct("algorithm")
 
     def label(self, name: str) -> str:
         """How tables write one of the study's rows: its own label, or its method's."""
@@ -160,8 +213,9 @@ class Recipe:
         content: dict[str, Any] = {"name": self.name} | {
             name: _plain(section) for name, section in self.sections.items()
         }
-        if self.methods:
-            content["study"] = {"methods": list(self.methods)}
+        study = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
+        if any(study.values()):
+            content["study"] = {key: values for key, values in study.items() if values}
             content["methods"] = {name: _plain(values) for name, values in self.overrides.items() if values}
         return tomli_w.dumps(content)
 
@@ -201,8 +255,9 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     if any(override.startswith("study.") for override in overrides):
         # Rows of the file that the command left out are no mistake; rows the command names itself are.
         named = {override.split(".")[1] for override in overrides if override.startswith("methods.")}
+        kept = {*content["study"].get("methods", ()), *content["study"].get("table", ()), *named}
         for row in rows:
-            if row not in content["study"].get("methods", ()) and row not in named:
+            if row not in kept:
                 del content["methods"][row]
     return _resolve(name, content)
 
@@ -243,13 +298,18 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
 
 @lru_cache(maxsize=256)
 def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any, tuple[str, ...]]:
-    from pydantic import ConfigDict, create_model
+    from pydantic import ConfigDict, Field, create_model
 
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
+    # A signature shows a placeholder where a dataclass makes the default anew.
+    own: Any = dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
+    made: dict[str, Any] = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if name not in skip and name != "self":
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            if name in made:
+                default = Field(default_factory=made[name])
             fields[name] = (hints.get(name, Any), default)
     # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -283,22 +343,22 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     methods = tuple(study["methods"])
     overrides = {str(k): dict(v) for k, v in content.get("methods", {}).items()}
     for method in overrides:
-        if method not in methods:
+        if method not in (*methods, *study["table"]):
             raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
-    recipe = Recipe(name, sections, methods, overrides)
+    recipe = Recipe(name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]))
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")
-    for method in methods:
-        if not re.fullmatch(r"[\w.:+-]+", method):
-            raise ValueError(f"study.methods: a row's name has letters, digits and _ . : + - only, got {method!r}")
-        single = recipe.method(method)
-        _ = single.local, single.construct("algorithm")
+    # The table may be long; its other rows are checked when they are asked for.
+    for method in dict.fromkeys([*methods, *overrides]):
+        recipe.check_row(method)
     return recipe
 
 
 @dataclass(frozen=True)
 class _Study:
     methods: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
+    lr: tuple[float, ...] = ()
 
 
 def _override(content: dict[str, Any], override: str) -> None:

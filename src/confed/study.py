@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 
-__all__ = ["Job", "create_study", "free_folder", "resume", "run_study"]
+__all__ = ["Job", "create_study", "free_folder", "read_study", "resume", "run_study", "write_study"]
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,37 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     # Faulty data must not leave a folder behind that blocks the corrected command.
     prepare(recipe.method(methods[0]).with_run(seed=numbers[0]))
     jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
+    write_study(recipe, methods, root, jobs)
+    return jobs
+
+
+def write_study(recipe: Recipe, methods: Sequence[str], root: Path, jobs: Sequence[Job], **more: Any) -> None:
+    """Writes a study's recipe and index.
+
+    Args:
+        recipe: whose rows are the methods.
+        methods: the rows in the order of tables.
+        root: the study folder.
+        jobs: its runs.
+        more: further entries of the index.
+    """
     root.mkdir(parents=True, exist_ok=True)
     write_atomically(root / "recipe.toml", recipe.to_toml().encode())
     index = {
         "recipe": recipe.name,
         "methods": list(methods),
         "labels": {method: recipe.label(method) for method in methods},
-        "seeds": numbers,
+        "seeds": sorted({job.seed for job in jobs}),
         "runs": [vars(job) for job in jobs],
+        **more,
     }
     write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
-    return jobs
+
+
+def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
+    """A study folder's recipe and index."""
+    index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
+    return replace(load_recipe(root / "recipe.toml"), name=index["recipe"]), index
 
 
 def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
@@ -75,9 +95,7 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
         root: a study folder made by :func:`create_study`.
         watch: told which run is at which step.
     """
-    index = json.loads((root / "summary.json").read_text())
-    recipe = load_recipe(root / "recipe.toml")
-    recipe = Recipe(index["recipe"], recipe.sections, recipe.methods, recipe.overrides)
+    recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
     jobs = [Job(**entry) for entry in index["runs"]]
     for number, job in enumerate(jobs):

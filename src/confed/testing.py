@@ -241,7 +241,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
     for client, call, reply in outcome.replies:
         if reply.error is not None:
             raise ContractViolation(f"{check}: {call.action} failed on {client}: {reply.error}")
-        scopes = workspace.scopes(algorithm, call.client)
+        scopes = workspace.scopes(setup.algorithm, call.client)
         hidden = list(outcome.states[client].tensors.get("private", {}).values())
         for name, tensor in reply.message.tensors.items():
             if scopes.get(name, Scope.SHARED) is not Scope.SHARED:

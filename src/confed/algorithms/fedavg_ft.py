@@ -26,6 +26,7 @@ class FedAvgFT(Algorithm):
     finetune_epochs: int = 2
     label: ClassVar[str] = "FedAvg + FT"
     neutral: ClassVar[dict[str, Any]] = {"finetune_epochs": 0}
+    search: ClassVar[dict[str, Any]] = {"finetune_epochs": (1, 2, 4)}
 
     def __post_init__(self) -> None:
         if self.finetune_epochs < 0:

@@ -10,19 +10,25 @@ much of answer i is forgotten (Eq. 8.12). Per example the N answers with the lar
     L = L_ce + lambda * sum over i, j in Top-N(r) of |M_T(i, j) - M_S(i, j)|            (Eqs. 8.2 and 8.14)
 
 The server averages as FedAvg (Eq. 8.3). A client's personal model is its last local model before averaging.
+
+``pairs`` replaces the inner sum: by all pairs of answers (Eq. 8.7), by the same in O(C log C) through sorting, or
+by an unbiased estimate from sampled pairs; ``g`` replaces the sigmoid-like function of Eq. 8.8. These cheaper
+approximations, which the chapter leaves for later, are derived in ``losses/preference_approximate.py``.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, global_logits
-from confed.losses.preference import Filter, Reduction, Space, forgotten, most_forgotten, pairwise_preference
+from confed.losses.preference import Filter, Matchup, Reduction, Space, forgotten, most_forgotten, pairwise_preference
+from confed.losses.preference_approximate import sampled_preference, sorted_preference
 
 __all__ = ["FedP3"]
 
@@ -34,8 +40,11 @@ class FedP3(Algorithm):
     Attributes:
         lam: weight lambda of the preference term.
         top_n: answers compared per example, N.
-        pairs: "filtered" (the forgotten-knowledge filter) or "all" (every pair of answers, Eq. 8.7).
+        pairs: "filtered" (the forgotten-knowledge filter), "all" (every pair of answers, Eq. 8.7), "sorted" (the same
+            in O(C log C): exact for the linear g, else within 0.01 %) or "sampled" (an unbiased estimate of it).
         filter: what ranks answers: "gain" (Eq. 8.12), "diff" (Eq. 8.11), "p_t", "p_s" or "random".
+        samples: pairs drawn per example where ``pairs`` is "sampled"; 400 is as many as 20 answers have.
+        g: the sigmoid-like function: "logistic" (Eq. 8.8), "linear", "arctan" or "erf".
         space: compare probabilities (the paper) or raw logits.
         reduction: over the pairs of one example, "sum" (Eq. 8.14) or "mean"; over examples always the mean.
         start_round: first round, counted from 0, with the preference term. In round 0 the global model's head
@@ -45,14 +54,24 @@ class FedP3(Algorithm):
     label: ClassVar[str] = "FedP³"
     lam: float = 1.0
     top_n: int = 20
-    pairs: Literal["filtered", "all"] = "filtered"
+    pairs: Literal["filtered", "all", "sorted", "sampled"] = "filtered"
     filter: Filter = "gain"
+    samples: int = 400
+    g: Matchup = "logistic"
     space: Space = "prob"
     reduction: Reduction = "sum"
     start_round: int = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lam": (0.001, 0.003, 0.01, 0.1), "top_n": (5, 20)}
 
     def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"algorithm.samples must be at least 1, got {self.samples}")
+        if self.pairs == "sorted" and self.space == "logit" and self.g != "linear":
+            raise ValueError(
+                'algorithm.pairs "sorted" needs algorithm.space "prob" or algorithm.g "linear": logits have no '
+                f'bounds; got space "logit" and g "{self.g}"'
+            )
         if self.top_n < 2:
             raise ValueError(f"algorithm.top_n must be at least 2 (a pair of answers), got {self.top_n}")
         if self.start_round < 0:
@@ -63,16 +82,24 @@ class FedP3(Algorithm):
         if self.lam == 0 or client.round < self.start_round:
             return super().objective(client)
         teacher = global_logits(client)
-        noise = client.rng("filter")
+        noise = client.rng("filter" if self.pairs == "filtered" else "pairs")
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             known = teacher(batch)
             output = model(batch)
-            selected = None
-            if self.pairs == "filtered":
-                scores = forgotten(output.logits, known, self.filter, noise)
-                selected = most_forgotten(scores, min(self.top_n, scores.shape[1]))
-            kept = pairwise_preference(output.logits, known, selected, self.space, self.reduction)
+            kept = self._preference(output.logits, known, noise)
             yield client.task.loss(output, batch) + self.lam * kept.mean()
 
         return losses
+
+    def _preference(self, student: Tensor, teacher: Tensor, noise: torch.Generator) -> Tensor:
+        """The sum over pairs, per example, (B,); logits (B, C) come in."""
+        if self.pairs == "sorted":
+            return sorted_preference(student, teacher, self.space, self.reduction, self.g)
+        if self.pairs == "sampled":
+            return sampled_preference(student, teacher, self.samples, noise, self.space, self.reduction, self.g)
+        selected = None
+        if self.pairs == "filtered":
+            scores = forgotten(student, teacher, self.filter, noise)
+            selected = most_forgotten(scores, min(self.top_n, scores.shape[1]))
+        return pairwise_preference(student, teacher, selected, self.space, self.reduction, self.g)

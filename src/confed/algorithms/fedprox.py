@@ -32,6 +32,7 @@ class FedProx(Algorithm):
 
     mu: float = 0.01
     neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
+    search: ClassVar[dict[str, Any]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""

@@ -38,6 +38,7 @@ class ST(Algorithm):
     temperature: float = 2.0
     start_round: int = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
+    search: ClassVar[dict[str, Any]] = {"lam": (0.01, 0.1, 0.3, 1.0)}
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -6,10 +6,25 @@ from confed.cli.app import app, main
 # isort: off
 from confed.cli import running
 from confed.cli import comparing
+from confed.cli import tuning
+from confed.cli import forgetting
 from confed.cli import asking
 from confed.cli import looking
 from confed.cli import datasets
+from confed.cli import converting
 from confed.cli import pretraining
 # isort: on
 
-__all__ = ["app", "asking", "comparing", "datasets", "looking", "main", "pretraining", "running"]
+__all__ = [
+    "app",
+    "asking",
+    "comparing",
+    "converting",
+    "datasets",
+    "forgetting",
+    "looking",
+    "main",
+    "pretraining",
+    "running",
+    "tuning",
+]

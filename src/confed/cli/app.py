@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 __all__ = [
     "FAILED", "FAULTY", "INTERRUPTED", "Json", "app", "complain", "console", "data_app", "interruptible", "main",
@@ -172,7 +172,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_table(table: "Table") -> None:
+def print_table(table: "RenderableType") -> None:
     """Prints figures in full: a terminal that is too narrow breaks lines rather than losing digits."""
     from rich.measure import Measurement
 

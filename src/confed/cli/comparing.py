@@ -1,34 +1,184 @@
 """Verbs that compare methods: compare."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, console, plain, print_json, print_table
+from confed.cli.app import FAILED, Json, app, complain, console, interruptible, plain, print_json, print_table
+
+if TYPE_CHECKING:
+    from confed.grid import Grid
+    from confed.recipe import Recipe
+    from confed.results.compare import Comparison
+
+__all__ = ["compare", "default_workers", "finish_grid"]
 
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run or study folders.")],
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run or study folders; with --recipe, section.key=value overrides."),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Run this recipe's methods first: what is missing, reusing what is there.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, counted from the recipe's.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at a time, a process each. [default: one per core; one on a GPU]")
+    ] = None,
+    tuned: Annotated[Path | None, typer.Option(help="Use the values of this tuned.toml of `confed tune`.")] = None,
     reference: Annotated[str, typer.Option(help="The method that the others are compared with.")] = "fedavg",
-    out: Annotated[Path | None, typer.Option(help="Folder for compare.md, .csv and .tex.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods over seeds and over examples, with paired tests."""
+    """Compare methods over seeds and over examples, with paired tests.
+
+    Of folders that are there, or of a whole grid of methods and seeds: `confed compare --recipe fedvqa_scenes --methods
+    all --seeds 5`. The same command goes on after an interruption, and adds methods and seeds.
+    """
     from dataclasses import asdict
 
     from confed.results.compare import compare as compare_folders
 
-    comparison = compare_folders(folders, reference)
+    if recipe is not None:
+        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, reference, out, as_json)
+        return
+    if methods is not None or workers is not None or tuned is not None or seeds != 1:
+        raise ValueError("--methods, --seeds, --workers and --tuned need --recipe")
+    comparison = compare_folders([Path(folder) for folder in folders or ()], reference)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        texts = {"md": comparison.markdown(), "csv": comparison.csv(), "tex": comparison.latex()}
-        for ending, text in texts.items():
-            (out / f"compare.{ending}").write_text(text, encoding="utf-8")
+        _write(comparison, out)
         console.print(escape(f"written: {out}/compare.md, compare.csv, compare.tex"), soft_wrap=True, highlight=False)
     if as_json:
         print_json(plain(asdict(comparison)))
     else:
         print_table(comparison.rich())
+
+
+def _compare_recipe(
+    name: str,
+    overrides: list[str],
+    methods: str | None,
+    seeds: int,
+    workers: int | None,
+    tuned: Path | None,
+    reference: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from confed.grid import open_grid, rows_of
+    from confed.recipe import load_recipe
+    from confed.tuned import apply, read_tuned
+
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    loaded = load_recipe(name, overrides)
+    loaded = loaded.with_rows(rows_of(loaded, methods))
+    numbers = range(loaded.run.seed, loaded.run.seed + seeds)
+    used: Mapping[str, Mapping[str, Any]] = {}
+    if tuned is not None:
+        values, seed = read_tuned(tuned)
+        if seed in numbers:
+            raise ValueError(f"seed {seed} chose the values of {tuned}, so nothing may be reported with it")
+        loaded, used = apply(loaded, values, overrides)
+        without = [row for row in loaded.methods if row not in values]
+        if without:
+            complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
+    folder = out or Path("runs") / f"{loaded.name}-compare"
+    open_grid(loaded, folder, numbers, used)
+    finish_grid(folder, workers, reference, as_json)
+
+
+def finish_grid(folder: Path, workers: int | None, reference: str, as_json: bool) -> None:
+    """Runs what a grid lacks, prints its tables, and writes them and the report into its folder.
+
+    Raises:
+        ValueError: not one cell could be run.
+        typer.Exit: a cell failed on the way.
+    """
+    from confed.grid import run_grid
+    from confed.progress import GridDisplay
+    from confed.study import read_study
+
+    count = workers if workers is not None else default_workers(read_study(folder)[0])
+    with interruptible(folder), GridDisplay(console, quiet=as_json) as display:
+        grid = run_grid(folder, count, display)
+    if not grid.summaries:
+        raise ValueError("no run could be made: " + next(iter(_grouped(grid.errors))))
+    _show(grid, reference, as_json)
+    if grid.failed:
+        raise typer.Exit(FAILED)
+
+
+def default_workers(recipe: "Recipe") -> int:
+    """Processes for cells: one per core, or one where they would share a GPU."""
+    from confed.engines.workers import free_cores
+
+    return free_cores() if recipe.run.device == "cpu" else 1
+
+
+def _show(grid: "Grid", reference: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from confed.results.compare import compare as compare_folders
+    from confed.results.report import write_report
+    from confed.results.tables import study_table
+    from confed.tuned import in_words
+
+    there = dict.fromkeys(run.method for run in _finished(grid.folder))
+    if reference not in there:
+        other = next(iter(there))
+        complain(f"reference {reference!r} has no finished run; comparing with {other!r}", "note")
+        reference = other
+    comparison = compare_folders([grid.folder], reference)
+    _write(comparison, grid.folder)
+    page = write_report(grid.folder)
+    if as_json:
+        found = {"folder": str(grid.folder), "report": str(page), "runs": grid.summaries, "errors": grid.errors}
+        print_json(plain({**found, "tuned": grid.tuned, "comparison": asdict(comparison)}))
+        return
+    print_table(study_table(grid.summaries))
+    print_table(comparison.rich())
+    shown = Console()
+    if grid.tuned:
+        words = "; ".join(f"{row} {in_words(values)}" for row, values in grid.tuned.items())
+        shown.print(escape(f"Tuned values: {words}"), highlight=False)
+    for text, cells in _grouped(grid.errors).items():
+        shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
+    for cell in sorted(grid.failed):
+        shown.print(escape(f"what went wrong in {cell}: {grid.folder / cell}/error.txt"), soft_wrap=True)
+    shown.print(escape(f"tables: {grid.folder}/compare.md, .csv, .tex"), soft_wrap=True, highlight=False)
+    shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+
+
+def _finished(folder: Path) -> list[Any]:
+    from confed.results.runs import load
+
+    return [run for run in load(folder).runs if run.complete]
+
+
+def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
+    """Why -> the cells; all seeds of a refused method give one line."""
+    found: dict[str, list[str]] = {}
+    for cell, text in errors.items():
+        found.setdefault(text, []).append(cell)
+    return found
+
+
+def _write(comparison: "Comparison", folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"md": comparison.markdown(), "csv": comparison.csv(), "tex": comparison.latex()}
+    for ending, text in texts.items():
+        (folder / f"compare.{ending}").write_text(text, encoding="utf-8")

@@ -1,13 +1,21 @@
-"""Verbs about data: data describe."""
+"""Verbs about data: data describe, data prepare."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, data_app, print_json
+from confed.cli.app import Json, console, data_app, print_json
+
+if TYPE_CHECKING:
+    from confed.data.gqa_scenes.prepare import Watch
+
+prepare_app = typer.Typer(help="Make a dataset's folder out of files published by others.")
+data_app.add_typer(prepare_app, name="prepare")
 
 
 @data_app.command()
@@ -36,3 +44,87 @@ def describe(
         shown.print(f"{escape(key)}: {escape(value)}")
     if out is not None:
         shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
+@prepare_app.callback()
+def makers() -> None:
+    """Make a dataset's folder out of files published by others."""
+
+
+@prepare_app.command("gqa-scenes")
+def gqa_scenes(
+    gqa: Annotated[Path, typer.Option(help="Folder with GQA's question files.")],
+    images: Annotated[Path, typer.Option(help="Folder with GQA's pictures, <image id>.jpg.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")],
+    predictions: Annotated[
+        Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Or a scene classifier, made by `confed convert places365`.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Least confidence of a picture's scene.")] = 0.5,
+    answers: Annotated[int, typer.Option(help="Size of the answer vocabulary.")] = 1642,
+    max_missing: Annotated[float, typer.Option(help="Largest share of pictures that may be missing.")] = 0.01,
+    train_cap: Annotated[int | None, typer.Option(help="Most training questions per scene.")] = None,
+    questions: Annotated[Literal["balanced", "all"], typer.Option(help="Which of GQA's question files.")] = "balanced",
+    seed: Annotated[int, typer.Option(help="Of the draw under --train-cap.")] = 0,
+    device: Annotated[str, typer.Option(help="Where the scene classifier computes: cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """GQA divided into the six scenes of FedVQA; prints its counts beside the paper's."""
+    from confed.data.gqa_scenes.prepare import Options, prepare
+
+    options = Options(threshold, answers, max_missing, train_cap, questions, seed)
+    with _progress() as watch:
+        manifest = prepare(
+            gqa, images, out, options, predictions=predictions, weights=weights, device=device, watch=watch
+        )
+    if as_json:
+        print_json(manifest)
+        return
+    _print_counts(manifest)
+    Console().print(f"written: {escape(str(out))}", soft_wrap=True, highlight=False)
+
+
+def _print_counts(manifest: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    shown, pictures = Console(highlight=False), manifest["pictures"]
+    table = Table("scene", "pictures", box=None, pad_edge=False)
+    for column in ("train", "paper", "test", "paper"):
+        table.add_column(column, justify="right")
+    table.add_column("test answers outside", justify="right")
+    for scene, roles in manifest["scenes"].items():
+        train, test = roles["train"], roles["test"]
+        counts = (train["questions"], train["published"], test["questions"], test["published"])
+        table.add_row(
+            scene, str(train["pictures"] + test["pictures"]), *map(str, counts), str(test["outside_vocabulary"])
+        )
+    shown.print(table)
+    missing = f" (the first: {', '.join(pictures['first_missing'])})" if pictures["missing"] else ""
+    dropped = sum(roles["train"]["outside_vocabulary"] for roles in manifest["scenes"].values())
+    shown.print(
+        f"pictures: {pictures['asked_about']} asked about, {pictures['missing']} missing{escape(missing)}, "
+        f"{pictures['without_prediction']} without a prediction, {pictures['below_threshold']} below the threshold "
+        f"{manifest['options']['threshold']}, {pictures['in_no_scene']} in none of the six scenes, "
+        f"{pictures['kept']} kept\n"
+        f"answers: {manifest['answers']} of {manifest['distinct_answers']} in the training questions; {dropped} "
+        "training questions with another answer were dropped",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator["Watch"]:
+    """A bar per step on a terminal, nothing elsewhere."""
+    from rich.progress import Progress, TaskID
+
+    steps: dict[str, TaskID] = {}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in steps:
+                steps[what] = bars.add_task(what, total=total or None)
+            bars.update(steps[what], completed=done, description=what if total else f"{what}: {done}")
+
+        yield watch

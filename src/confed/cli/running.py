@@ -64,10 +64,15 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="A run or study folder.")],
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run or study exactly where it stopped."""
+    """Continue an interrupted run, study or grid exactly where it stopped."""
     from confed import study
+    from confed.cli.comparing import finish_grid
+    from confed.grid import is_grid
     from confed.progress import Display
 
+    if is_grid(folder):
+        finish_grid(folder, None, "fedavg", as_json)
+        return
     with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
         summaries = study.resume(folder, watch)
     show(folder, summaries, as_json)

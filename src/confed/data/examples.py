@@ -7,7 +7,7 @@ every model.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 __all__ = [
     "Examples",
     "FederatedDataset",
+    "Pictures",
     "Split",
+    "StoredPictures",
     "Table",
     "TableData",
     "Tokenizer",
@@ -34,12 +36,51 @@ class Tokenizer(Protocol):
         ...
 
 
+class Pictures(Protocol):
+    """A table of pictures that may lie elsewhere than in memory; a NumPy array is one.
+
+    Attributes:
+        dtype: uint8.
+        ndim: 4.
+    """
+
+    dtype: np.dtype
+    ndim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, H, W, 3)."""
+        ...
+
+    def __len__(self) -> int:
+        """M."""
+        ...
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """One picture (H, W, 3), or those of an array of B indices (B, H, W, 3)."""
+        ...
+
+
+class StoredPictures:
+    """:class:`Pictures` as a table of tensors (M, 3, H, W) that reads the rows it is asked for, and keeps none."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The pictures of B row numbers, uint8, shape (B, 3, H, W)."""
+        return torch.from_numpy(np.ascontiguousarray(self.pictures[rows.cpu().numpy()].transpose(0, 3, 1, 2)))
+
+
 @dataclass(frozen=True)
 class Examples:
     """N questions over M pictures.
 
     Attributes:
-        images: uint8 pictures, shape (M, H, W, 3).
+        images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for.
         image_index: which picture each question is about, int64, shape (N,).
         questions: N questions, none empty.
         answers: N answers, each a word of the dataset's answer vocabulary.
@@ -47,7 +88,7 @@ class Examples:
         names: N identifiers, stable across runs (used to pair methods example by example).
     """
 
-    images: np.ndarray
+    images: np.ndarray | Pictures
     image_index: np.ndarray
     questions: Sequence[str]
     answers: Sequence[str]
@@ -119,13 +160,13 @@ class Table:
     """Examples as tensors: ``image`` (M, 3, H, W) uint8 and per-question rows.
 
     Attributes:
-        images: picture table, uint8, shape (M, 3, H, W).
+        images: picture table, uint8, shape (M, 3, H, W), in memory or not.
         image_index: (N,) int64.
         columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
             ``label`` (N,), all int64.
     """
 
-    images: Tensor
+    images: Tensor | StoredPictures
     image_index: Tensor
     columns: Mapping[str, Tensor]
 
@@ -155,7 +196,7 @@ class Table:
 
 
 class TableData:
-    """A client's data held in memory; implements :class:`confed.federation.protocols.ClientData`."""
+    """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
 
     deterministic = True
 
@@ -184,7 +225,7 @@ def encode(
     tokenizer: Tokenizer,
     answers: Sequence[str],
     types: Sequence[str],
-    images: Tensor | None = None,
+    images: Tensor | StoredPictures | None = None,
 ) -> Table:
     """Examples as tensors.
 
@@ -218,24 +259,33 @@ def encode(
     )
 
 
-def channels_first(images: np.ndarray) -> Tensor:
-    """Pictures (M, H, W, 3) as a tensor (M, 3, H, W)."""
+def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:
+    """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W)."""
+    if not isinstance(images, np.ndarray):
+        return StoredPictures(images)
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
 def pool(tables: Sequence[Table]) -> Table:
-    """All rows of several tables as one; a picture table that they share is not copied."""
+    """All rows of several tables as one; a picture table that they share is not copied.
+
+    Raises:
+        ValueError: several picture tables of which one is not in memory.
+    """
     offsets: dict[int, int] = {}
-    images: list[Tensor] = []
+    images: list[Tensor | StoredPictures] = []
     index: list[Tensor] = []
     for table in tables:
         if id(table.images) not in offsets:
             offsets[id(table.images)] = sum(len(i) for i in images)
             images.append(table.images)
         index.append(table.image_index + offsets[id(table.images)])
+    held = [table for table in images if isinstance(table, Tensor)]
+    if len(images) > 1 and len(held) < len(images):
+        raise ValueError(f"tables over {len(images)} picture tables can be pooled in memory only")
     names = tables[0].columns
     return Table(
-        images[0] if len(images) == 1 else torch.cat(images),
+        images[0] if len(images) == 1 else torch.cat(held),
         torch.cat(index),
         {name: torch.cat([table.columns[name] for table in tables]) for name in names},
     )

@@ -1,7 +1,7 @@
 """The simulator: one workspace, clients one after the other, the loop in plain sight."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,8 +17,8 @@ from confed.federation.state import ServerState, Store
 from confed.federation.wire import size
 
 __all__ = [
-    "Answerer", "InProcess", "Ledger", "Members", "Population", "RoundRecord", "Setup", "Simulation", "Workspace",
-    "perform", "simulate",
+    "Answerer", "InProcess", "Ledger", "Members", "Population", "Presence", "RoundRecord", "Setup", "Simulation",
+    "Workspace", "perform", "simulate",
 ]  # fmt: skip
 
 
@@ -61,6 +61,49 @@ class InProcess:
         """Nothing to release."""
 
 
+@dataclass(frozen=True)
+class Presence:
+    """When clients belong to the federation; whoever is not named always does.
+
+    A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
+    and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation.
+
+    Attributes:
+        joins: client -> the first round in which it may take part.
+        leaves: client -> the first round in which it no longer does.
+    """
+
+    joins: Mapping[str, int] = field(default_factory=dict[str, int])
+    leaves: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def holds(self, client_id: str, round: int) -> bool:
+        """Whether the client belongs to the federation in a round, counted from 1."""
+        return self.joins.get(client_id, 1) <= round and not self.leaves.get(client_id, round + 1) <= round
+
+    def members(self, population: Population, round: int) -> Sequence[int]:
+        """The numbers of the clients that belong to the federation in a round, ascending."""
+        everybody = range(len(population))
+        if not self.joins and not self.leaves:
+            return everybody
+        return [number for number in everybody if self.holds(population.info(number).id, round)]
+
+    def check(self, clients: Sequence[str], rounds: int) -> None:
+        """Checks that everybody named exists and that no round is empty.
+
+        Raises:
+            ValueError: an unknown client, or a round without clients.
+        """
+        for key, named in (("joins", self.joins), ("leaves", self.leaves)):
+            unknown = [name for name in named if name not in clients]
+            if unknown:
+                raise ValueError(f"run.{key} names no client {unknown[0]!r}; there are {', '.join(clients)}")
+        for round in range(1, rounds + 1):
+            if not any(self.holds(name, round) for name in clients):
+                raise ValueError(
+                    f"run.joins and run.leaves leave nobody in round {round}; it needs at least one client"
+                )
+
+
 Tallies = Mapping[str, tuple[float, float]]
 
 
@@ -94,7 +137,8 @@ class Simulation(AbstractContextManager["Simulation"]):
         setup: the run.
         store: client states.
         answerer: who computes replies; by default this process.
-        cohort: clients per round; all by default.
+        cohort: clients per round, at most those present, or a function of their number; all by default.
+        presence: who joins late and who leaves; nobody by default.
     """
 
     def __init__(
@@ -102,13 +146,16 @@ class Simulation(AbstractContextManager["Simulation"]):
         setup: Setup,
         store: Store,
         answerer: "InProcess | Answerer | None" = None,
-        cohort: int | None = None,
+        cohort: int | Callable[[int], int] | None = None,
+        presence: Presence | None = None,
     ) -> None:
         if len(setup.population) == 0:
             raise ValueError("a federation needs at least one client, got 0")
         self.setup, self.store = setup, store
         self.answerer = InProcess(setup) if answerer is None else answerer
-        self.cohort = len(setup.population) if cohort is None else cohort
+        size = len(setup.population) if cohort is None else cohort
+        self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
+        self.presence = Presence() if presence is None else presence
 
     def __exit__(self, *exception: object) -> None:
         close = getattr(self.answerer, "close", None)
@@ -128,6 +175,16 @@ class Simulation(AbstractContextManager["Simulation"]):
         """All clients, or the first ``most`` of them."""
         count = len(self.setup.population)
         return [self.setup.population.info(i) for i in range(count if most is None else min(most, count))]
+
+    def present(self, round: int, most: int | None = None) -> list[ClientInfo]:
+        """The clients, or the first ``most`` of them, that belong to the federation in a round.
+
+        Args:
+            round: counted from 1; before the first round it is that one, after the last round the last.
+            most: how many at most.
+        """
+        numbers = self.presence.members(self.setup.population, min(max(round, 1), self.setup.rounds))
+        return [self.setup.population.info(number) for number in numbers[:most]]
 
     def exchange(self, round: int, ledger: Ledger, errors: dict[str, str], losses: dict[str, float]) -> Exchange:
         """An exchange that also keeps the books."""
@@ -157,13 +214,20 @@ class Simulation(AbstractContextManager["Simulation"]):
         limit: int = 0,
         most: int | None = 100,
     ) -> dict[str, dict[str, Tallies]]:
-        """Global and personal models on the clients' examples, and the global one in unseen places.
+        """Global and personal models on the present clients' examples, and the global one in unseen places.
+
+        Args:
+            servers: every server's state.
+            round: number of finished rounds.
+            split: "validation" or "test".
+            limit: examples per client; 0 for all.
+            most: evaluate the first so many clients; None for all.
 
         Returns:
             View ("global", "personal", "unseen") -> client or place -> tallies.
         """
         algorithm = self.setup.algorithm
-        infos = self.clients(most)
+        infos = self.present(round, most)
         if algorithm.has_global:
             modalities = self.setup.population.info(0).modalities
             infos += [ClientInfo(name, 0, modalities) for name in self.setup.observers]
@@ -222,14 +286,15 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         ledger, errors, losses = Ledger(), dict[str, str](), dict[str, float]()
         exchange = simulation.exchange(round, ledger, errors, losses)
         if round < setup.rounds:
-            numbers = sample_cohort(len(setup.population), simulation.cohort, setup.seed, round)
-            cohort = [setup.population.info(number) for number in numbers]
+            members = simulation.presence.members(setup.population, round + 1)
+            numbers = sample_cohort(len(members), simulation.cohort(len(members)), setup.seed, round)
+            cohort = [setup.population.info(members[number]) for number in numbers]
             for name, flow in setup.algorithm.phases():
-                server = replace(servers[name], clients=len(setup.population))
+                server = replace(servers[name], clients=len(members))
                 servers[name] = drive(flow(server, cohort), exchange)
         else:
             name = next(iter(servers))
             if type(setup.algorithm).finish is Algorithm.finish:
                 return
-            servers[name] = drive(setup.algorithm.finish(servers[name], simulation.clients()), exchange)
+            servers[name] = drive(setup.algorithm.finish(servers[name], simulation.present(round)), exchange)
         yield RoundRecord(round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began)

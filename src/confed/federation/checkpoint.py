@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -108,6 +108,22 @@ class DirectoryStore:
             if versions:
                 _verify(folder / f"{max(versions):06d}.safetensors")
 
+    def copy(self, version: int, target: Path, without: Collection[str] = ()) -> None:
+        """Copies every client's newest state that is not newer than ``version`` into another directory.
+
+        Args:
+            version: the number of finished rounds.
+            target: the other store's directory.
+            without: clients whose states are not copied.
+        """
+        other = DirectoryStore(target)
+        for client in self.clients():
+            versions = [v for v in self._versions(client) if v <= version]
+            if versions and client not in without:
+                path = other._path(client, max(versions))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, self._path(client, max(versions)).read_bytes())
+
     def clients(self) -> list[str]:
         """The clients that have a state."""
         return sorted(unquote(folder.name) for folder in self.root.glob("*/*"))
@@ -136,13 +152,14 @@ class Checkpoints:
 
     Args:
         root: the directory ``checkpoint/`` of a run folder.
-        keep: how many to keep.
+        keep: how many of the newest to keep.
+        always: rounds whose checkpoints are kept besides.
     """
 
-    def __init__(self, root: Path, keep: int = 2) -> None:
+    def __init__(self, root: Path, keep: int = 2, always: Collection[int] = ()) -> None:
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, got keep={keep}")
-        self.root, self.keep = root, keep
+        self.root, self.keep, self.always = root, keep, always
         self.store = DirectoryStore(root / "clients")
 
     def rounds(self) -> list[int]:
@@ -178,11 +195,12 @@ class Checkpoints:
         self.prune()
 
     def prune(self) -> None:
-        """Removes all but the newest ``keep`` checkpoints and tells the store which versions matter."""
+        """Removes what is neither among the newest ``keep`` nor always kept; tells the store which versions matter."""
         rounds = self.rounds()
-        for old in rounds[: -self.keep]:
+        kept = [round for round in rounds if round in self.always or round in rounds[-self.keep :]]
+        for old in set(rounds) - set(kept):
             shutil.rmtree(self.root / f"round-{old:06d}", ignore_errors=True)
-        self.store.kept = rounds[-self.keep :]
+        self.store.kept = kept
 
     def load(self, round: int) -> Checkpoint:
         """One checkpoint, verified.
@@ -230,6 +248,19 @@ class Checkpoints:
             return checkpoint, problems
         detail = "; ".join(problems) or "there is none"
         raise CorruptCheckpoint(f"no sound checkpoint in {self.root}: {detail}")
+
+    def copy(self, round: int, target: Path, without: Collection[str] = ()) -> None:
+        """Copies one checkpoint with the states that belong to it into another run's ``checkpoint/``.
+
+        Args:
+            round: the checkpoint's.
+            target: the other directory.
+            without: clients whose states are not copied.
+        """
+        self.store.copy(round, target / "clients", without)
+        name = f"round-{round:06d}"
+        shutil.rmtree(target / name, ignore_errors=True)
+        shutil.copytree(self.root / name, target / name)
 
     @staticmethod
     def _write(path: Path, tensors: Params) -> str:

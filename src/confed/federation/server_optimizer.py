@@ -21,6 +21,9 @@ __all__ = ["ServerOptimizer"]
 FIRST, SECOND = "server/momentum", "server/second"
 """The slots in which the moments are kept."""
 
+STATISTICS = ("running_mean", "running_var")
+"""How torch names the running statistics of normalisation layers."""
+
 
 @dataclass(frozen=True)
 class ServerOptimizer:
@@ -58,7 +61,8 @@ class ServerOptimizer:
     def step(self, server: ServerState, mean: Params) -> ServerState:
         """The server after a round in which its clients' models had this mean.
 
-        Integer tensors (batch counters) are taken from the mean.
+        Integer tensors (batch counters) and running statistics of normalisation layers are taken from the mean:
+        they are no parameters, and a step past the mean could make a variance negative.
 
         Args:
             server: the state before; its slots hold the moments.
@@ -69,7 +73,7 @@ class ServerOptimizer:
         params = dict(mean)
         first, second = dict(server.slots.get(FIRST, {})), dict(server.slots.get(SECOND, {}))
         for name, value in server.params.items():
-            if value.is_floating_point():
+            if value.is_floating_point() and not name.endswith(STATISTICS):
                 params[name] = value + self.lr * self._direction(name, mean[name] - value, first, second)
         slots: dict[str, Params] = dict(server.slots)
         slots |= {slot: tensors for slot, tensors in ((FIRST, first), (SECOND, second)) if tensors}
@@ -77,9 +81,9 @@ class ServerOptimizer:
 
     def _direction(self, name: str, d: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> Tensor:
         """The step of one tensor before the learning rate; the moments are replaced by their new values."""
-        if self.optimizer == "none":
-            return d
         beta1, beta2 = self.betas
+        if self.optimizer == "none" or (self.optimizer == "momentum" and beta1 == 0):
+            return d  # nothing to remember
         before = first.get(name, torch.zeros_like(d))
         if self.optimizer == "momentum":
             first[name] = beta1 * before + d

@@ -14,7 +14,17 @@ from confed.federation.protocols import Batch, Output, Task
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = ["Local", "Objective", "Tallies", "evaluate", "global_logits", "teacher", "to_device", "train"]
+__all__ = [
+    "Local",
+    "Objective",
+    "Tallies",
+    "evaluate",
+    "global_features",
+    "global_logits",
+    "teacher",
+    "to_device",
+    "train",
+]
 
 Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 """Yields the losses of one batch; :func:`train` steps after each before the next is computed."""
@@ -72,13 +82,14 @@ class Local:
         return 1.0
 
 
-def train(client: "Client", objective: Objective, epochs: int | None = None) -> float:
+def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
     """Trains the workspace on the client's examples.
 
     Args:
         client: a client whose workspace :meth:`Client.load` has filled.
         objective: the losses of a batch, in the order of their steps.
         epochs: instead of ``client.local.epochs``.
+        order: names the random stream that shuffles the examples; for a method that trains twice in a round.
 
     Returns:
         The mean of all yielded losses.
@@ -104,7 +115,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None) -> 
     steps = max(1, epochs * math.ceil(len(client.data) / local.batch_size))
     total, count, step = torch.zeros((), device=device), 0, 0
     for epoch in range(epochs):
-        for cpu_batch in client.data.train(local.batch_size, client.rng(f"order/{epoch}")):
+        for cpu_batch in client.data.train(local.batch_size, client.rng(f"{order}/{epoch}")):
             batch = to_device(cpu_batch, device)
             if scheduled:
                 # Fine-tuning after the last round has a schedule of its own.
@@ -233,9 +244,18 @@ def global_logits(client: "Client") -> Callable[[Batch], Tensor]:
     Returns:
         A function of a training batch, (B, C), without gradients.
     """
+    return _once_per_round(client, lambda output: output.logits)
+
+
+def global_features(client: "Client") -> Callable[[Batch], Tensor]:
+    """Features of the frozen global model of this round, (B, D); otherwise as :func:`global_logits`."""
+    return _once_per_round(client, lambda output: output.features)
+
+
+def _once_per_round(client: "Client", read: Callable[[Output], Tensor]) -> Callable[[Batch], Tensor]:
     predict = teacher(client.model, client.incoming)
     if not client.data.deterministic or client.local.epochs == 1:
-        return lambda batch: predict(batch).logits
+        return lambda batch: read(predict(batch))
     table: list[Tensor] = []
     known = torch.zeros(len(client.data), dtype=torch.bool)
 
@@ -243,12 +263,12 @@ def global_logits(client: "Client") -> Callable[[Batch], Tensor]:
         rows = batch["index"].cpu()
         if table and bool(known[rows].all()):
             return table[0][batch["index"]]
-        logits = predict(batch).logits
+        values = read(predict(batch))
         if not table:
-            table.append(logits.new_zeros(len(known), logits.shape[1]))
-        table[0][batch["index"]] = logits
+            table.append(values.new_zeros(len(known), values.shape[1]))
+        table[0][batch["index"]] = values
         known[rows] = True
-        return logits
+        return values
 
     return lookup
 

@@ -6,15 +6,31 @@ but only among the N answers of each example that it is forgetting most.
 
 Probabilities are meant where the paper writes p (its model maps to [0, 1]^|A|), and the scores that choose
 answers carry no gradient. All arithmetic is in at least single precision, also under autocast.
+
+Cheaper evaluations of all pairs are in :mod:`confed.losses.preference_approximate`.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable  # pyright: ignore[reportUnknownVariableType]
 
-__all__ = ["Filter", "Reduction", "Space", "forgotten", "matchup", "most_forgotten", "pairwise_preference"]
+__all__ = [
+    "MATCHUPS",
+    "Filter",
+    "Matchup",
+    "Reduction",
+    "Space",
+    "comparable",
+    "forgotten",
+    "matchup",
+    "most_forgotten",
+    "pairwise_preference",
+    "reduced",
+]
 
 Filter = Literal["random", "p_s", "p_t", "diff", "gain"]
 """How answers are ranked for the forgotten-knowledge filter (the last five rows of Table 8.4)."""
@@ -25,22 +41,45 @@ Space = Literal["prob", "logit"]
 Reduction = Literal["sum", "mean"]
 """Over the ordered pairs of one example: their sum (Eq. 8.14 as printed) or their mean."""
 
+Matchup = Literal["logistic", "linear", "arctan", "erf"]
+"""The sigmoid-like g of Eq. (8.8). All are odd about 1/2, with g(0) = 1/2 and slope g'(0) = 1/2:
+
+- ``logistic``: 1 / (1 + exp(-2x)), the paper's;
+- ``linear``: (1 + x) / 2, which every smooth choice approaches near 0;
+- ``arctan``: 1/2 + arctan(πx/2) / π, with heavier tails;
+- ``erf``: (1 + erf(√π x/2)) / 2, with lighter ones.
+"""
+
+MATCHUPS: dict[Matchup, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "logistic": (lambda x: torch.sigmoid(2 * x), lambda x, m: 2 * m * (1 - m)),
+    "linear": (lambda x: (1 + x) / 2, lambda x, m: torch.full_like(x, 0.5)),
+    "arctan": (
+        lambda x: 0.5 + torch.atan(math.pi / 2 * x) / math.pi,
+        lambda x, m: 0.5 / (1 + (math.pi / 2 * x) ** 2),
+    ),
+    "erf": (
+        lambda x: (1 + torch.erf(math.sqrt(math.pi) / 2 * x)) / 2,
+        lambda x, m: 0.5 * torch.exp(-math.pi / 4 * x**2),
+    ),
+}
+"""g -> its value at x, and its slope at x where the value is m."""
+
 _LOWEST_LOG = -30.0
 _LOWEST_ENTROPY = 1e-8
 _PAIRS_AT_ONCE = 1 << 18  # 1 MiB of matchups in single precision, which fits a cache
 
 
-def matchup(p: Tensor) -> Tensor:
+def matchup(p: Tensor, g: Matchup = "logistic") -> Tensor:
     """Soft pairwise preferences, Eqs. (8.8) and (8.9).
 
     Args:
         p: K values per example, shape (B, K).
+        g: the sigmoid-like function.
 
     Returns:
-        ``M[b, i, j] = 1 / (1 + exp(-2 (p[b, i] - p[b, j])))``, shape (B, K, K); ``M[b, i, j] + M[b, j, i]``
-        is 1.
+        ``M[b, i, j] = g(p[b, i] - p[b, j])``, shape (B, K, K); ``M[b, i, j] + M[b, j, i]`` is 1.
     """
-    return torch.sigmoid(2 * (p.unsqueeze(2) - p.unsqueeze(1)))
+    return MATCHUPS[g][0](p.unsqueeze(2) - p.unsqueeze(1))
 
 
 @torch.no_grad()
@@ -127,6 +166,7 @@ def pairwise_preference(
     selected: Tensor | None = None,
     space: Space = "prob",
     reduction: Reduction = "sum",
+    g: Matchup = "logistic",
 ) -> Tensor:
     """Disagreement of student and teacher about which answers are preferred, per example.
 
@@ -134,8 +174,8 @@ def pairwise_preference(
     answers, Eq. (8.7). The diagonal contributes nothing and each unordered pair counts twice. Probabilities
     are normalised over all C answers before the selection. Only the student receives a gradient.
 
-    All pairs of C answers are taken in blocks of rows and none is kept for the backward pass: memory stays
-    bounded for vocabularies of thousands of answers. (It has no second derivative.)
+    Many pairs (all of a large vocabulary, or a large selection) are taken in blocks of rows and none is kept for
+    the backward pass: memory stays bounded for thousands of answers. (Such a sum has no second derivative.)
 
     Args:
         student_logits: shape (B, C).
@@ -143,64 +183,86 @@ def pairwise_preference(
         selected: positions of the compared answers, int64, shape (B, N); None compares all.
         space: compare probabilities or logits.
         reduction: sum over the pairs, or their mean (the sum divided by N², or by C²).
+        g: the sigmoid-like function.
 
     Returns:
         One value per example, shape (B,). The paper's loss is its mean over the batch.
 
     Raises:
-        ValueError: the shapes do not match, or ``space`` or ``reduction`` is unknown.
+        ValueError: the shapes do not match, or ``space``, ``reduction`` or ``g`` is unknown.
     """
-    _check_pair(student_logits, teacher_logits)
-    if space not in get_args(Space):
-        raise ValueError(f"space must be one of {', '.join(get_args(Space))}, got {space!r}")
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}")
-    student, teacher = _precise(student_logits), _precise(teacher_logits.detach())
-    if space == "prob":
-        student, teacher = student.softmax(dim=1), teacher.softmax(dim=1)
-    if selected is None:
-        pairs = cast(Any, _AllPairs.apply)(student, teacher)  # pyright: ignore[reportUnknownMemberType]
-        total = cast(Tensor, pairs[0])
-    else:
+    student, teacher = comparable(student_logits, teacher_logits, space, reduction, g)
+    if selected is not None:
         if selected.ndim != 2 or len(selected) != len(student):
             raise ValueError(f"selected must have shape ({len(student)}, N), got {tuple(selected.shape)}")
         student, teacher = student.gather(1, selected), teacher.gather(1, selected)
-        total = (matchup(teacher) - matchup(student)).abs().sum(dim=(1, 2))
-    return total / student.shape[1] ** 2 if reduction == "mean" else total
+        if student.numel() * student.shape[1] <= _PAIRS_AT_ONCE:
+            return reduced((matchup(teacher, g) - matchup(student, g)).abs().sum(dim=(1, 2)), student, reduction)
+    pairs = cast(Any, _AllPairs.apply)(student, teacher, g)  # pyright: ignore[reportUnknownMemberType]
+    return reduced(cast(Tensor, pairs[0]), student, reduction)
+
+
+def comparable(
+    student_logits: Tensor, teacher_logits: Tensor, space: Space, reduction: Reduction, g: Matchup
+) -> tuple[Tensor, Tensor]:
+    """The values that matchups compare, (B, C) each; the teacher's carry no gradient.
+
+    Raises:
+        ValueError: the shapes do not match, or ``space``, ``reduction`` or ``g`` is unknown.
+    """
+    _check_pair(student_logits, teacher_logits)
+    for name, value, known in (("space", space, Space), ("reduction", reduction, Reduction), ("g", g, Matchup)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    student, teacher = _precise(student_logits), _precise(teacher_logits.detach())
+    return (student, teacher) if space == "logit" else (student.softmax(dim=1), teacher.softmax(dim=1))
+
+
+def reduced(total: Tensor, compared: Tensor, reduction: Reduction) -> Tensor:
+    """Sums over the ordered pairs of the compared values (B, K), or their means."""
+    return total / compared.shape[1] ** 2 if reduction == "mean" else total
 
 
 class _AllPairs(torch.autograd.Function):
     """Sum over all ordered pairs, with its gradient taken on the way so that no matchups are kept.
 
     Since M(j, i) = 1 - M(i, j) in both models, row i and column i of the sum have the same slope in p_S(i):
-    together 4 Σ_j sign(M_S - M_T) M_S (1 - M_S).
+    together 2 Σ_j sign(M_S - M_T) g'(p_S(i) - p_S(j)).
     """
 
     @staticmethod
-    def forward(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(student: Tensor, teacher: Tensor, g: Matchup) -> tuple[Tensor, Tensor]:
         """Totals (B,) and their gradient (B, C), a block of rows at a time."""
+        value, slope = MATCHUPS[g]
         total, gradient = student.new_zeros(len(student)), torch.zeros_like(student)
         rows = max(1, _PAIRS_AT_ONCE // max(1, student.numel()))
         for start in range(0, student.shape[1], rows):
             block = slice(start, start + rows)
-            m_s, m_t = (torch.sigmoid_(2 * (p[:, block, None] - p[:, None, :])) for p in (student, teacher))
-            gap = m_t.neg_().add_(m_s)
-            total += gap.abs().sum(dim=(1, 2))
-            gradient[:, block] = 4 * gap.sign_().mul_(m_s).mul_(1 - m_s).sum(dim=2)
+            if g == "logistic":  # the paper's, in place: half the time
+                m_s, m_t = (torch.sigmoid_(2 * (p[:, block, None] - p[:, None, :])) for p in (student, teacher))
+                gap = m_t.neg_().add_(m_s)
+                total += gap.abs().sum(dim=(1, 2))
+                gradient[:, block] = 4 * gap.sign_().mul_(m_s).mul_(1 - m_s).sum(dim=2)
+            else:
+                x_s, x_t = (p[:, block, None] - p[:, None, :] for p in (student, teacher))
+                m_s = value(x_s)
+                gap = m_s - value(x_t)
+                total += gap.abs().sum(dim=(1, 2))
+                gradient[:, block] = 2 * gap.sign_().mul_(slope(x_s, m_s)).sum(dim=2)
         return total, gradient
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Keeps the gradient only."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Scales the gradient; the teacher gets none."""
         (gradient,) = ctx.saved_tensors
-        return grad_total.unsqueeze(1) * gradient, None
+        return grad_total.unsqueeze(1) * gradient, None, None
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Comparing methods: paired tests over seeds and examples, and fairness across clients.
+"""Comparing methods: paired tests over seeds and examples, and their correction.
 
 Every comparison is paired: entry i of both samples has the same seed, client or example. Differences are
 taken as ``a - b``. P-values are two-sided. With few seeds most tests cannot reach a small p-value at all; see
@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "Bootstrap",
-    "Clients",
     "Holm",
-    "Hurt",
     "McNemar",
     "PairedT",
+    "Sample",
     "SampleMean",
     "Wilcoxon",
-    "across_clients",
-    "bootstrap",
+    "check_confidence",
+    "differences",
     "holm",
-    "hurt",
     "mcnemar",
+    "mcnemar_by_client",
     "mean",
     "paired_t",
     "smallest_p",
@@ -35,7 +33,6 @@ __all__ = [
 Sample = Sequence[float] | np.ndarray
 """Numbers, one per seed, client or example."""
 
-_DRAWS_AT_ONCE = 1 << 20
 _EXACT_UP_TO = 50  # 2^50 sign patterns are still counted exactly in double precision
 
 
@@ -75,27 +72,6 @@ class PairedT:
     statistic: float
     p: float
     n: int
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """Paired bootstrap of a mean difference.
-
-    Attributes:
-        difference: mean of a - b.
-        low: lower end of the percentile interval.
-        high: upper end.
-        p: two-sided p-value: twice the smaller share of resampled differences on one side of zero.
-        n: number of pairs.
-        resamples: number of resamples.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
-    n: int
-    resamples: int
 
 
 @dataclass(frozen=True)
@@ -149,46 +125,6 @@ class Holm:
     alpha: float
 
 
-@dataclass(frozen=True)
-class Clients:
-    """How evenly a metric is spread over clients; larger values are better.
-
-    Attributes:
-        mean: mean over clients, each counted once.
-        sd: standard deviation over clients (divisor n - 1); NaN for one client.
-        worst: value of the worst client.
-        worst_client: which one it is.
-        bottom: mean of the worst tenth of the clients, at least one.
-        spread: best value minus worst.
-        n: number of clients.
-    """
-
-    mean: float
-    sd: float
-    worst: float
-    worst_client: str
-    bottom: float
-    spread: float
-    n: int
-
-
-@dataclass(frozen=True)
-class Hurt:
-    """Clients who do worse than with a reference.
-
-    Attributes:
-        share: their share of all clients.
-        clients: who they are, the most hurt first.
-        worst: the largest loss, 0 if nobody is hurt.
-        n: number of clients.
-    """
-
-    share: float
-    clients: tuple[str, ...]
-    worst: float
-    n: int
-
-
 def mean(values: Sample) -> SampleMean:
     """Mean and standard deviation of a sample.
 
@@ -209,8 +145,8 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     """
     from scipy import stats
 
-    _check_confidence(confidence)
-    d = _differences(a, b, least=2)
+    check_confidence(confidence)
+    d = differences(a, b, least=2)
     n, difference, sd = len(d), float(d.mean()), float(d.std(ddof=1))
     if np.ptp(d) == 0:
         difference = float(d[0])
@@ -221,44 +157,6 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
     statistic = difference / error
     p = 2 * float(stats.t.sf(abs(statistic), n - 1))
     return PairedT(difference, sd, difference - half, difference + half, statistic, p, n)
-
-
-def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95) -> Bootstrap:
-    """Paired bootstrap over examples, with a percentile interval of the mean difference a - b.
-
-    Drawing n examples with replacement is drawing how often each distinct difference occurs, which is done
-    here: it has the same distribution and is much faster for scores that take few values, such as
-    correctness. The p-value counts the observed sample as one resample, so it is never 0 (the least is
-    2 / (resamples + 1)).
-
-    Args:
-        a: one score per example.
-        b: one score per example, in the same order.
-        seed: the result is a function of it.
-        resamples: number of resamples.
-        confidence: coverage of the interval.
-
-    Raises:
-        ValueError: no pairs, unequal sizes, fewer than one resample, or a confidence outside (0, 1).
-    """
-    _check_confidence(confidence)
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
-    d = _differences(a, b, least=1)
-    # Rounded so that .9 - .6 and .6 - .3 are one value.
-    values, counts = np.unique(d.round(12), return_counts=True)
-    rng = np.random.default_rng(seed)
-    step = max(1, _DRAWS_AT_ONCE // len(values))
-    means = np.concatenate(
-        [
-            rng.multinomial(len(d), counts / len(d), size=min(step, resamples - start)) @ values / len(d)
-            for start in range(0, resamples, step)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (resamples + 1))
-    return Bootstrap(float(d.mean()), float(low), float(high), p, len(d), resamples)
 
 
 def mcnemar(a: Sample, b: Sample) -> McNemar:
@@ -273,7 +171,7 @@ def mcnemar(a: Sample, b: Sample) -> McNemar:
     """
     from scipy import stats
 
-    d = _differences(a, b, least=1)
+    d = differences(a, b, least=1)
     for name, values in (("a", a), ("b", b)):
         other = np.setdiff1d(np.asarray(values, dtype=np.float64), (0.0, 1.0))
         if len(other):
@@ -282,6 +180,23 @@ def mcnemar(a: Sample, b: Sample) -> McNemar:
     discordant = only_a + only_b
     p = float(stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
     return McNemar(only_a, only_b, p, smallest_p(discordant), len(d))
+
+
+def mcnemar_by_client(a: Mapping[str, Sample], b: Mapping[str, Sample]) -> dict[str, McNemar]:
+    """McNemar's exact test for every client on its own examples.
+
+    These are as many tests as clients: correct them with :func:`holm` before reading one of them.
+
+    Args:
+        a: client -> 1 or True where the first model is right, else 0.
+        b: the same for the second.
+
+    Raises:
+        ValueError: the two do not name the same clients, or as for :func:`mcnemar`.
+    """
+    if not a or a.keys() != b.keys():
+        raise ValueError(f"a and b must name the same clients, got {sorted(a)} and {sorted(b)}")
+    return {client: mcnemar(a[client], b[client]) for client in a}
 
 
 def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:
@@ -295,7 +210,7 @@ def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:
     from scipy import stats
 
     # Rounded so that differences that are equal on paper are tied here.
-    d = _differences(a, b, least=1).round(12)
+    d = differences(a, b, least=1).round(12)
     d = d[d != 0]
     if not len(d):
         return Wilcoxon(0.0, 1.0, 1.0, 0)
@@ -340,50 +255,6 @@ def holm(p: Mapping[str, float], alpha: float = 0.05) -> Holm:
     return Holm(adjusted, tuple(name for name in p if adjusted[name] <= alpha), alpha)
 
 
-def across_clients(values: Mapping[str, float]) -> Clients:
-    """Mean, spread and worst of one metric over clients.
-
-    Args:
-        values: client -> value, larger is better.
-
-    Raises:
-        ValueError: there are no clients, or a value is not finite.
-    """
-    summary = mean(list(values.values()))
-    order = sorted(values, key=values.__getitem__)
-    bottom = [values[client] for client in order[: max(1, len(order) // 10)]]
-    worst, best = values[order[0]], values[order[-1]]
-    return Clients(
-        summary.mean,
-        summary.sd,
-        float(worst),
-        order[0],
-        sum(bottom) / len(bottom),
-        float(best - worst),
-        summary.n,
-    )
-
-
-def hurt(values: Mapping[str, float], reference: Mapping[str, float], margin: float = 0.0) -> Hurt:
-    """Clients whose value is below the reference's by more than a margin.
-
-    Args:
-        values: client -> value of the method, larger is better.
-        reference: client -> value of the reference (local training, or the global model).
-        margin: losses up to this size do not count.
-
-    Raises:
-        ValueError: there are no clients, or the two do not name the same ones.
-    """
-    if not values or values.keys() != reference.keys():
-        raise ValueError(
-            f"values and reference must name the same clients, got {sorted(values)} and {sorted(reference)}"
-        )
-    loss = {client: float(reference[client] - value) for client, value in values.items()}
-    clients = tuple(sorted((c for c in loss if loss[c] > margin), key=lambda c: -loss[c]))
-    return Hurt(len(clients) / len(values), clients, loss[clients[0]] if clients else 0.0, len(values))
-
-
 def _sample(name: str, values: Sample, least: int) -> np.ndarray:
     """The values as a finite float64 vector of at least the given size."""
     x = np.asarray(values, dtype=np.float64)
@@ -394,8 +265,12 @@ def _sample(name: str, values: Sample, least: int) -> np.ndarray:
     return x
 
 
-def _differences(a: Sample, b: Sample, least: int) -> np.ndarray:
-    """The paired differences a - b."""
+def differences(a: Sample, b: Sample, least: int) -> np.ndarray:
+    """The paired differences a - b.
+
+    Raises:
+        ValueError: fewer pairs than ``least``, unequal sizes, or a value that is not finite.
+    """
     x, y = _sample("a", a, least), _sample("b", b, least)
     if len(x) != len(y):
         raise ValueError(f"a and b must be paired, got {len(x)} and {len(y)} values")
@@ -412,6 +287,11 @@ def _share_of_signs(ranks: np.ndarray, statistic: float) -> float:
     return float(patterns[: round(2 * statistic) + 1].sum() / 2.0 ** len(ranks))
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
+    """Refuses a coverage outside (0, 1).
+
+    Raises:
+        ValueError: it is outside.
+    """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")

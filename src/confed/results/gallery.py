@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from confed.results.page import Tabs
-from confed.results.runs import Study, number
+from confed.results.runs import Run, Study, number
 
 __all__ = ["Album", "gallery"]
 
@@ -71,7 +71,7 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
     Returns:
         HTML, empty if there are no samples.
     """
-    samples = {m: next((found for run in study.of(m) if (found := run.gallery())), []) for m in study.methods}
+    samples = {m: next((found for run in study.of(m) if (found := _asked(run))), []) for m in study.methods}
     samples = {m: found for m, found in samples.items() if found}
     if not samples:
         return ""
@@ -88,6 +88,11 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
         k for k, found in enumerate(samples.values(), 1) if any(s.get("global") and s.get("personal") for s in found)
     ]
     return tabs(panels, own[-1] if own else 0)
+
+
+def _asked(run: Run) -> list[Sample]:
+    """A run's test questions; what a filter picks for training questions has a section of its own."""
+    return [sample for sample in run.gallery() if "forgotten" not in sample]
 
 
 def _card(sample: Sample, album: Album) -> str:

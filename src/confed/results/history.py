@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from confed.results.runs import Run, average, number, numbers
 
-__all__ = ["Curve", "evaluations", "loss", "means", "of_place", "over_seeds", "sent_until"]
+__all__ = ["Curve", "evaluations", "loss", "means", "of_place", "over_seeds", "seconds_until", "sent_until"]
 
 Curve = Mapping[int, float]
 """Round -> value; round 0 is before training."""
@@ -56,6 +56,15 @@ def sent_until(run: Run) -> Curve:
         total += sum(sum(numbers(line.get(key)).values()) for key in ("bytes_up", "bytes_down"))
         found[int(line["round"])] = total
     return found
+
+
+def seconds_until(run: Run) -> Curve:
+    """Seconds of training up to each round (evaluation is not counted), and 0 before the first; empty if unknown."""
+    total, found = 0.0, {0: 0.0}
+    for line in sorted(run.timings, key=lambda line: int(line["round"])):
+        total += number(line.get("seconds")) or 0.0
+        found[int(line["round"])] = total
+    return found if len(found) > 1 else {}
 
 
 def over_seeds(curves: Sequence[Curve]) -> dict[int, float]:

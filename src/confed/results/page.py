@@ -16,6 +16,7 @@ __all__ = [
     "callout",
     "chips",
     "definitions",
+    "details",
     "document",
     "escape",
     "figure",
@@ -111,12 +112,12 @@ def tiles(entries: Sequence[tuple[str, str]]) -> str:
     return f"<div class=tiles>{inner}</div>"
 
 
-def legend(entries: Sequence[tuple[str, str, bool]]) -> str:
-    """Line samples: (label, CSS colour name without the dashes, dashed)."""
+def legend(entries: Sequence[tuple[str, str, bool, str]]) -> str:
+    """Line samples: (label, CSS colour name without the dashes, dashed, marker as a character)."""
     inner = ""
-    for label, colour, dashed in entries:
+    for label, colour, dashed, marker in entries:
         style = f'{"class=dashed " if dashed else ""}style="border-color:var(--{colour})"'
-        inner += f"<li><i {style}></i>{escape(label)}</li>"
+        inner += f'<li><i {style}></i><b style="color:var(--{colour})">{escape(marker)}</b>{escape(label)}</li>'
     return f"<ul class=legend>{inner}</ul>"
 
 
@@ -129,6 +130,11 @@ def figure(svg_html: str, caption: str = "") -> str:
 def definitions(entries: Mapping[str, str]) -> str:
     """Terms and what they mean."""
     return f"<dl>{''.join(f'<dt>{escape(k)}</dt><dd>{escape(v)}</dd>' for k, v in entries.items())}</dl>"
+
+
+def details(title: str, html: str) -> str:
+    """Something folded away below its title."""
+    return f"<details><summary>{escape(title)}</summary>{html}</details>"
 
 
 def heatmap(

@@ -7,11 +7,12 @@ the same bytes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from confed.results import formats, page, sections
+from confed.results import filter_size, forgotten, formats, page, sections
 from confed.results.gallery import Album, gallery
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat
+from confed.results.significance import significance
 from confed.results.tables import headline
 
 __all__ = ["render", "write_report"]
@@ -40,6 +41,10 @@ GLOSSARY: Mapping[str, str] = {
     "paired test": "Both methods with the same seed (or on the same test question) are compared with "
     "each other, and "
     "only the differences count.",
+    "McNemar": "Exact test of the questions that only one of two methods answered right (won:lost).",
+    "margin": "Two one-sided tests (TOST): a small p-value says that a method is no worse than the reference by the "
+    "margin, or no different by it.",
+    "Holm": "Correction of p-values for the number of methods compared.",
     "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
     "attention": "How much the model looked at each part of the picture: bright is much, dark is little "
     "(brightness grows with the square root of the weight, which is 1 at the most looked-at part).",
@@ -73,15 +78,17 @@ def render(study: Study) -> str:
     tabs, album = Tabs(), Album()
     title = _title(study)
     entries = [
-        ("results", "Results", _tiles(study) + sections.results(study)),
-        ("significance", "Differences between methods", sections.significance(study)),
+        ("results", "Results", _tiles(study) + sections.results(study, tabs)),
+        ("significance", "Differences between methods", significance(study, tabs)),
         ("learning", "Learning curves", sections.learning(study)),
         ("clients", "Clients", sections.clients(study)),
         ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
         ("types", "Types of question", sections.question_types(study, tabs)),
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
+        ("filter", "Answers compared, and their cost", filter_size.section(study)),
         ("gallery", "Sample answers", _wording(study, gallery(study, tabs, album))),
+        ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
         ("notes", "Errors and notes", _errors(study)),
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(GLOSSARY)),
@@ -164,7 +171,7 @@ def _tiles(study: Study) -> str:
 
 def _gaps(study: Study) -> list[str]:
     """What is missing, in sentences."""
-    lines = list(study.remarks)
+    lines = [*study.remarks, *study.failed]
     for run in study.runs:
         who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
         if not run.complete:

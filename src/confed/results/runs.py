@@ -125,6 +125,8 @@ class Study:
         runs: the runs, methods in order and seeds in order within a method.
         single: whether the folder is a run on its own.
         remarks: what was odd about the folder.
+        rows: method -> its name as people write it, in the order of the index, also where no run was found.
+        failures: "method/seed-n" -> the error that ended that run, from the index.
     """
 
     folder: Path
@@ -132,6 +134,8 @@ class Study:
     runs: tuple[Run, ...]
     single: bool = False
     remarks: tuple[str, ...] = ()
+    rows: Mapping[str, str] = field(default_factory=dict[str, str])
+    failures: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -157,6 +161,20 @@ class Study:
     def scenes(self) -> tuple[str, ...]:
         """All unseen places, in order."""
         return tuple(dict.fromkeys(scene for run in self.runs for scene in run.scenes))
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The runs that an error ended, one sentence per method and error."""
+        ended = {f"{run.method}/seed-{run.seed}" for run in self.runs if run.complete}
+        seeds: dict[tuple[str, str], list[str]] = {}
+        for place, text in self.failures.items():
+            method, _, seed = place.partition("/seed-")
+            if place not in ended:
+                seeds.setdefault((self.rows.get(method, method), text), []).append(seed)
+        return tuple(
+            f"{label}, seed{'s' if len(found) > 1 else ''} {', '.join(found)}, failed: {text}"
+            for (label, text), found in seeds.items()
+        )
 
     def of(self, method: str) -> tuple[Run, ...]:
         """A method's runs, one per seed."""
@@ -200,21 +218,26 @@ def load(folder: Path) -> Study:
 
 def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     labels = index.get("labels", {})
+    errors = index.get("errors", {})
+    failures = {str(key): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
     order = [str(method) for method in index.get("methods", ())]
     runs: list[Run] = []
     remarks: list[str] = []
     for entry in index["runs"]:
         method, seed = str(entry["method"]), int(entry["seed"])
-        path = folder / str(entry.get("folder", f"{method}/seed-{seed}"))
+        place = str(entry.get("folder", f"{method}/seed-{seed}"))
+        path = folder / place
         if _is_run(path):
             runs.append(_run(path, method, labels.get(method)))
-        else:
+        elif place not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
-        raise ValueError(f"{folder} must hold the runs that its summary.json names, found none of them")
+        why = f"; the first that failed: {next(iter(failures.values()))}" if failures else ""
+        raise ValueError(f"{folder} must hold the runs that its summary.json names, found none of them{why}")
     order += [run.method for run in runs if run.method not in order]
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
-    return Study(folder, str(index.get("recipe", "")), tuple(runs), remarks=tuple(remarks))
+    rows = {method: str(labels.get(method, method)) for method in order}
+    return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures)
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""The gallery: sample questions with the answers of the global and the personal model, and where they looked."""
+"""The gallery: sample questions with the answers of the global and the personal model, and where they looked.
+
+Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks.
+"""
 
 import base64
 import io
@@ -16,7 +19,9 @@ from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output
 from confed.materials import Materials
+from confed.recipe import load_recipe
 from confed.results.folder import RunFolder
+from confed.results.forgotten import filter_of, picked
 
 __all__ = ["answer", "fill", "gallery"]
 
@@ -51,6 +56,8 @@ def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list
 def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
+    For a method that filters answers, training questions of every client follow; they carry "forgotten".
+
     Args:
         folder: the run.
         workspace: a model to work in.
@@ -74,16 +81,50 @@ def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count
         for position, row in enumerate(rows):
             entries.append(
                 {
-                    "place": name,
+                    **_question(name, examples, row),
                     "seen": seen,
-                    "question": examples.questions[row],
-                    "type": examples.types[row],
-                    "answer": examples.answers[row],
-                    "image": _png(examples.images[int(examples.image_index[row])]),
                     **{view: answers[position] if answers else None for view, answers in views.items()},
                 }
             )
+    return entries + _forgotten(folder, workspace, materials, count)
+
+
+def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
+    """Up to two training questions per client with what the filter picks (figure 8.5 of FedVQA)."""
+    shared = folder.models / "global" / "trained.safetensors"
+    mode = filter_of(load_recipe(folder.recipe).construct("algorithm")) if folder.recipe.is_file() else None
+    if mode is None or not shared.exists():
+        return []
+    entries: list[dict[str, Any]] = []
+    for number, (name, split) in enumerate(materials.dataset.clients.items()):
+        personal = folder.models / "personal" / name / "trained.safetensors"
+        rows = _spread(split.train, min(count, 2), first=number)
+        if not rows or not personal.exists():
+            continue
+        batch = materials.clients[name].tables[0].batch(torch.tensor(rows))
+        student, teacher = (_logits(path, workspace, batch) for path in (personal, shared))
+        for row, answers in zip(rows, picked(student, teacher, mode, materials.dataset.answers), strict=True):
+            entries.append(
+                {**_question(name, split.train, row), "seen": True, "role": "train",
+                 "forgotten": {"filter": mode, "of": len(materials.dataset.answers), "answers": answers}}
+            )  # fmt: skip
     return entries
+
+
+def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
+    return {
+        "place": place,
+        "question": examples.questions[row],
+        "type": examples.types[row],
+        "answer": examples.answers[row],
+        "image": _png(examples.images[int(examples.image_index[row])]),
+    }
+
+
+def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
+    fill(workspace, load_file(path))
+    with torch.no_grad():
+        return workspace.model(batch).logits
 
 
 def _answers(path: Path, workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]] | None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from confed.metrics.statistics import across_clients, hurt
-from confed.results import formats, page, plots
-from confed.results.compare import compare_runs
+from confed.metrics.fairness import across_clients, hurt
+from confed.results import formats, lines, page, plots
 from confed.results.cost import cost_table, race_table
+from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
-from confed.results.tables import headline, is_bound, spread_cell, table_of
+from confed.results.tables import headline, is_bound, paper_table, spread_cell, table_of
 from confed.results.writers import Cell, Column, Table, to_html
 
 __all__ = [
@@ -20,10 +20,15 @@ __all__ = [
     "matrices",
     "question_types",
     "results",
-    "significance",
 ]
 
 MANY_PLACES = 24
+MANY_METHODS = 8
+"""With more methods than this tables have a row per method, not a column."""
+
+HALF = 5.2
+"""Width in inches of a drawing that leaves room for text beside it."""
+
 VIEWS: Mapping[str, str] = {
     "personal": "personal",
     "global_seen": "global on seen",
@@ -33,15 +38,23 @@ VIEWS: Mapping[str, str] = {
 
 def legend(study: Study) -> str:
     """Which colour is which method, or for a run on its own which model."""
-    looks = (plots.PERSONAL, plots.GLOBAL) if study.single else plots.looks(study).values()
-    return page.legend([(look.label, look.colour, look.dashed) for look in looks])
+    shown = (PERSONAL, GLOBAL) if study.single else looks(study).values()
+    return page.legend([(look.label, look.colour, look.dashed, look.glyph) for look in shown])
 
 
-def results(study: Study) -> str:
-    """The headline table, and the picture of what personalisation costs the shared model."""
+def inline(drawing: Drawing | None, caption: str = "") -> str:
+    """A drawing as a figure of the page; nothing if there is none."""
+    return page.figure(drawing.inline(), caption) if drawing else ""
+
+
+def results(study: Study, tabs: Tabs) -> str:
+    """The paper's table, the headline table, and the picture of what personalisation costs the shared model."""
     if not any(run.complete for run in study.runs):
         return page.paragraph("No run has come to its end, so there are no test results yet.")
-    table = f"<div class=wide>{to_html(table_of(study))}</div>"
+    tables = {"means and cost": table_of(study)}
+    if not study.single:
+        tables = {"every place": paper_table(study)} | tables
+    table = tabs([(title, f'<div class="wide dense">{to_html(found)}</div>') for title, found in tables.items()])
     drawing = plots.trade_off(study)
     if not drawing:
         return table
@@ -56,44 +69,29 @@ def results(study: Study) -> str:
         )
         + page.paragraph(_finding(study))
     )
-    return f"{table}<div class=columns><div>{page.figure(drawing)}</div><div>{text}</div></div>"
-
-
-def significance(study: Study) -> str:
-    """Paired tests against FedAvg, or else against the first method with a global model."""
-    if len(study.methods) < 2:
-        return ""
-    reference = next((run.method for run in study.runs if run.summary.get("algorithm") == "fedavg"), None)
-    comparison = compare_runs(study.runs, reference or study.methods[0])
-    if not any(d.over_seeds or d.over_examples for d in comparison.differences):
-        return ""
-    table = comparison.table()
-    text = (
-        f"Every method against {comparison.labels[comparison.reference]}, in percentage points. Two "
-        "questions: "
-        "would other seeds show the same (over seeds), and do these trained models differ on this test data "
-        "(over examples)?"
-    )
-    body = to_html(Table(table.title, table.columns, table.sections, comparison.remarks))
-    return page.paragraph(text) + page.callout(comparison.warnings) + f'<div class="wide dense">{body}</div>'
+    picture = page.figure(drawing.inline())
+    if drawing.width > HALF:
+        return f"{table}{text}{picture}"
+    return f"{table}<div class=columns><div>{picture}</div><div>{text}</div></div>"
 
 
 def learning(study: Study) -> str:
     """Learning curves: means over clients, and every client."""
-    drawing = plots.curves(study)
+    drawing = lines.curves(study)
     if not drawing:
         return ""
     several = len(study.seeds) > 1
+    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
     caption = (
         "Results on validation data after each round (unseen places have none: on their test data), mean "
         "over "
-        "places; round 0 is before training."
-        + (" Lines are means over seeds, bands reach from the lowest seed to the highest." if several else "")
+        "places; round 0 is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
-    html = legend(study) + page.figure(drawing, caption)
-    each = plots.client_curves(study)
     both = ", and the global model on the same data" if study.single else ""
-    return html + page.figure(each, f"Personal models{both}, client by client.")
+    each = inline(lines.client_curves(study), f"Personal models{both}, client by client.")
+    if not study.single and each:
+        each = page.details("Client by client", each)
+    return legend(study) + inline(drawing, caption) + each
 
 
 def clients(study: Study) -> str:
@@ -104,7 +102,8 @@ def clients(study: Study) -> str:
     several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
     both = " and the global model" if study.single else ""
     caption = f"Each client's personal model{both} on the client's test data after the last round, in %.{several}"
-    return legend(study) + page.figure(drawing, caption) + _fairness(study)
+    key = legend(study) if study.single else ""
+    return key + inline(drawing, caption) + _fairness(study)
 
 
 def matrices(study: Study, tabs: Tabs) -> str:
@@ -136,11 +135,15 @@ def question_types(study: Study, tabs: Tabs) -> str:
             places = _by_place(study.runs[0], view)
             columns = [*places, "mean"] if len(places) <= MANY_PLACES else ["mean"]
             mean = by_method[study.methods[0]]
-            lines = [(k, [places[c].get(k) if c in places else mean.get(k) for c in columns]) for k in kinds]
+            rows = [(k, [places[c].get(k) if c in places else mean.get(k) for c in columns]) for k in kinds]
         else:
             columns = [study.labels[m] for m in by_method]
-            lines = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
-        panels.append((title, page.heatmap("type", columns, lines)))
+            rows = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
+        if len(columns) > MANY_METHODS and not study.single:
+            turned = [(name, [values[i] for _, values in rows]) for i, name in enumerate(columns)]
+            panels.append((title, page.heatmap("method", kinds, turned, by_column=True)))
+        else:
+            panels.append((title, page.heatmap("type", columns, rows)))
     if not panels:
         return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
@@ -173,19 +176,17 @@ def cost(study: Study) -> str:
     if table is None:
         return ""
     html = f'<div class="wide dense">{to_html(table)}</div>'
-    drawing = page.figure(plots.traffic(study))
-    race = race_table(study)
+    drawing = inline(
+        lines.spending(study),
+        "Mean result of the personal models on validation data, against everything sent until then and against the "
+        "time of training until then (without evaluation, with whatever else the machine was doing); one point per "
+        "evaluated round." + ("" if study.single else " Methods that send nothing are not in the drawing of traffic."),
+    )
     if not drawing:
         return html
-    right = "<h3>Quality for traffic</h3>" + page.paragraph(
-        "Mean result of the personal models on validation data, against everything sent until then; one "
-        "point per "
-        "evaluated round." + ("" if study.single else " Methods that send nothing are not in the drawing.")
-    )
-    if race:
-        right += page.paragraph(race.title + ":") + to_html(race)
-    key = "" if study.single else legend(study)
-    return f"{html}<div class=columns><div>{key}{drawing}</div><div>{right}</div></div>"
+    race = race_table(study)
+    table = page.paragraph(race.title + ":") + to_html(race) if race else ""
+    return f"{html}<h3>Quality for traffic and time</h3>{drawing}{table}"
 
 
 def _finding(study: Study) -> str:
@@ -239,7 +240,11 @@ def _fairness(study: Study) -> str:
         Column("than local training", "personal model is worse", words=True),
         Column("than the global model", "personal model is worse", words=True),
     )  # fmt: skip
-    return "<h3>Who gains, who loses</h3>" + to_html(Table("", columns, (tuple(rows),))) if rows else ""
+    return (
+        "<h3>Who gains, who loses</h3>" + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"
+        if rows
+        else ""
+    )
 
 
 def _client_means(study: Study, method: str, key: str) -> dict[str, float]:
@@ -251,7 +256,7 @@ def _client_means(study: Study, method: str, key: str) -> dict[str, float]:
 def _hurt(own: Mapping[str, float], reference: Mapping[str, float]) -> Cell:
     if own.keys() != reference.keys():
         return Cell(formats.MISSING)
-    found = hurt(own, reference)
+    found = hurt(own, reference, margin=1e-9)  # equal on paper is not worse
     if not found.clients:
         return Cell(f"none of {found.n}")
     names = ", ".join(found.clients[:3]) + (" …" if len(found.clients) > 3 else "")

@@ -1,12 +1,13 @@
-"""The headline table of a study: quality and cost, one row per method."""
+"""Tables of a study, one row per method: the headline table (quality and cost), and the paper's."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean
 from confed.results import formats
-from confed.results.runs import Study, Summary, average, number, numbers
-from confed.results.writers import Cell, Column, Mark, Table, to_rich
+from confed.results.runs import Run, Study, Summary, average, load, number, numbers
+from confed.results.writers import Cell, Column, Mark, Table, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -16,10 +17,12 @@ __all__ = [
     "headline",
     "is_bound",
     "marks",
+    "paper_table",
     "results_table",
     "spread_cell",
     "study_table",
     "table_of",
+    "write_tables",
 ]
 
 BOUNDS = frozenset({"central"})
@@ -188,3 +191,116 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds:
     if many:
         notes.append("The values of the single clients are in the CSV file.")
     return notes
+
+
+def paper_table(study: Study) -> Table:
+    """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
+
+    Test results after the last round in percent, mean and standard deviation over seeds; the best value of
+    each column is bold and the second best underlined. Methods without a result, because they have no global
+    model or because no run came to its end, show a dash; why a run failed is a note. Centralised training stands
+    apart and is not ranked.
+
+    Args:
+        study: a study that was read back.
+    """
+    rows = study.rows or study.labels
+    done = {method: [run for run in study.of(method) if run.complete] for method in rows}
+    many = max(len(study.clients), len(study.scenes)) > MANY_CLIENTS
+    columns = (
+        Column("method", words=True),
+        *(Column(client, "personal", "%", detail=many) for client in study.clients),
+        Column("average", "personal", "%"),
+        *(Column(scene, "unseen", "%", detail=many) for scene in study.scenes),
+        Column("average", "unseen", "%"),
+    )
+    bounds = [method for method, runs in done.items() if runs and is_bound(runs[0].summary)]
+    ranked = [method for method in rows if method not in bounds]
+    values = {method: [_paper_values(study, run) for run in runs] for method, runs in done.items()}
+    width = len(columns) - 1
+    means = [[average([run[i] for run in values[method]]) for method in ranked] for i in range(width)]
+    ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
+
+    def row(method: str, place: int | None) -> tuple[Cell, ...]:
+        cells = (
+            spread_cell([run[i] for run in values[method]], "" if place is None else ranks[i][place])
+            for i in range(width)
+        )
+        return (Cell(rows[method]), *cells)
+
+    sections = (
+        tuple(row(method, place) for place, method in enumerate(ranked)),
+        tuple(row(method, None) for method in bounds),
+    )
+    seeds = max((len(runs) for runs in done.values()), default=0)
+    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    metric = study.runs[0].metric if study.runs else "accuracy"
+    title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
+    return Table(title, columns, sections, tuple(_paper_notes(study, rows, done, bounds, many)))
+
+
+def _paper_values(study: Study, run: Run) -> list[float | None]:
+    personal, unseen = numbers(run.summary.get("personal")), numbers(run.summary.get("global_unseen"))
+    return [
+        *(personal.get(client) for client in study.clients),
+        headline(run.summary, "personal_mean"),
+        *(unseen.get(scene) for scene in study.scenes),
+        headline(run.summary, "global_unseen_mean"),
+    ]
+
+
+def _paper_notes(
+    study: Study, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]], bounds: Sequence[str], many: bool
+) -> list[str]:
+    notes = [
+        "Personal: each client's own model on its own test data. Unseen: the global model on places that took no "
+        "part; a dash where there is no global model. Best bold, second best underlined."
+    ]
+    sizes = {rows[method]: len(runs) for method, runs in done.items()}
+    if len(set(sizes.values())) > 1:
+        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    notes += study.failed
+    if bounds:
+        notes.append(
+            f"Below the rule: {', '.join(rows[method] for method in bounds)}, all data in one place, which privacy "
+            "forbids; a bound, not ranked."
+        )
+    if many:
+        notes.append("The values of the single places are in the CSV file.")
+    return notes
+
+
+def write_tables(folder: Path, references: Sequence[str] | None = None) -> list[Path]:
+    """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
+
+    Args:
+        folder: a run or study folder.
+        references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
+            they are there.
+
+    Returns:
+        The files. There is no comparison of a single method.
+
+    Raises:
+        ValueError: the folder is neither a run nor a study, or a reference is not among the methods.
+    """
+    from confed.results.compare import compare_runs  # here: it builds on this module
+
+    study = load(Path(folder))
+    table = paper_table(study)
+    texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "table.tex": to_latex(table)}
+    if len(study.methods) > 1:
+        comparison = compare_runs(study.runs, references)
+        texts |= {
+            "compare.md": comparison.markdown(),
+            "compare.csv": comparison.csv(),
+            "compare.tex": comparison.latex(),
+        }
+    paths: list[Path] = []
+    for name, text in texts.items():
+        path = study.folder / name
+        unfinished = path.with_name(f"{name}.part")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+        paths.append(path)
+    return paths

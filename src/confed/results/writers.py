@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["Cell", "Column", "Table", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
+__all__ = ["Cell", "Column", "Table", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
 
 Mark = Literal["", "best", "second"]
+
+WIDE = 8
+"""Tables with more columns than this are set in small letters in LaTeX."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,20 @@ class Table:
         keep = [i for i, column in enumerate(self.columns) if not column.detail]
         sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
         return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
+
+
+def joined(title: str, tables: Mapping[str, Table]) -> Table:
+    """Tables with the same columns as one, for CSV: a column in front says which table a row is from.
+
+    Args:
+        title: heading of that column.
+        tables: what stands in it -> table; at least one.
+    """
+    first = next(iter(tables.values()))
+    sections = tuple(
+        tuple((Cell(name), *row) for row in section) for name, table in tables.items() for section in table.sections
+    )
+    return Table(first.title, (Column(title, words=True), *first.columns), sections)
 
 
 def to_rich(table: Table) -> "RichTable":
@@ -174,6 +191,8 @@ def to_latex(table: Table) -> str:
     table = table.brief()
     marks = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(table.title)}}}"]
+    if len(table.columns) > WIDE:
+        lines.append(r"\scriptsize\setlength{\tabcolsep}{3pt}")
     lines.append(rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in table.columns)}}}")
     lines.append(r"\toprule")
     groups = _groups(table.columns)
@@ -270,7 +289,7 @@ _LATEX = {
     "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "±": r"$\pm$", "–": "--",
     "−": "$-$", "³": r"\textsuperscript{3}", "²": r"\textsuperscript{2}", "Δ": r"$\Delta$", "≥": r"$\ge$",
-    "\n": " ",
+    "×": r"$\times$", "\n": " ",
 }  # fmt: skip
 
 

@@ -44,6 +44,7 @@ def scenes(
     conflict: float | None = None,
     wording: bool | None = None,
     clients: int = 4,
+    clients_per_scene: int = 1,
     alpha: float = 0.5,
     questions_per_picture: int = 4,
     test_seed: int = 0,
@@ -64,6 +65,9 @@ def scenes(
         conflict: how far the scenes turn the colour wheel, 0 to 1; None takes the setting's.
         wording: whether the ten words are re-coded; None takes the setting's.
         clients: number of clients of the presets "dirichlet" and "quantity".
+        clients_per_scene: clients of the preset "scene" in each scene that takes part. With more than one they are
+            called "transport-1" and so on, share the scene's style and things, and have colour frequencies and
+            pictures of their own.
         alpha: concentration of the preset "dirichlet"; smaller is more uneven.
         questions_per_picture: questions that share a picture.
         test_seed: decides test sets and what defines a client (colour frequencies, answer shares, sizes).
@@ -93,9 +97,15 @@ def scenes(
         questions_per_picture=questions_per_picture,
         test_seed=test_seed,
         seed=seed,
+        clients_per_scene=clients_per_scene,
     )
-    for label in ("train", "validation", "test", "clients"):
+    for label in ("train", "validation", "test", "clients", "clients_per_scene"):
         _at_least(label, getattr(knobs, label), 1)
+    if clients_per_scene > 1 and preset != "scene":
+        raise ValueError(
+            f"clients_per_scene is for the preset 'scene', got {clients_per_scene} with {preset!r}; that preset's "
+            "number of clients is the option clients"
+        )
     _questions_per_picture(questions_per_picture)
     _at_least("test_seed", test_seed, 0)
     _at_least("seed", seed, 0)

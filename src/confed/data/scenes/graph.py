@@ -116,7 +116,9 @@ def fingerprint(tags: Tags) -> np.ndarray:
     return value ^ (value >> np.uint64(31))
 
 
-def sample(role: str, nouns: Sequence[str], prior: np.ndarray, rng: np.random.Generator) -> Iterator[Tags]:
+def sample(
+    role: str, nouns: Sequence[str], prior: np.ndarray, rng: np.random.Generator, seen: set[int] | None = None
+) -> Iterator[Tags]:
     """Endless stream of new graphs of one role, one at a time (each a :class:`Tags` of one picture).
 
     Args:
@@ -124,10 +126,11 @@ def sample(role: str, nouns: Sequence[str], prior: np.ndarray, rng: np.random.Ge
         nouns: what may stand in the picture, each equally likely.
         prior: probability of each colour, shape (8,).
         rng: the stream to draw from.
+        seen: fingerprints of graphs that must not come again; those that are yielded are added.
     """
     wanted = np.array([NOUNS.index(noun) + 1 for noun in nouns])
     buckets = np.array(list(ROLES[role]), dtype=np.uint64)
-    seen: set[int] = set()
+    seen = set() if seen is None else seen
     while True:
         tags = _candidates(CHUNK, wanted, prior, rng)
         marks = fingerprint(tags)

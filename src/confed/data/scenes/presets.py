@@ -72,6 +72,7 @@ class Knobs:
     questions_per_picture: int
     test_seed: int
     seed: int
+    clients_per_scene: int = 1
 
     def size(self, role: str) -> int:
         """Questions per client in a role."""
@@ -101,10 +102,11 @@ def _make(
     shifted: bool,
     render: Callable[[Tags, np.random.Generator], np.ndarray],
     seed: int,
+    seen: set[int] | None = None,
 ) -> Made:
     """``number`` questions of one role about new pictures; ``label`` names the examples and the streams."""
     purpose = (role, label)
-    graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose))
+    graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose), seen)
     rng = generator(seed, "questions", *purpose)
     balance = Balance()
     kept: list[Tags] = []
@@ -125,18 +127,32 @@ def _make(
     return Made(Examples(pictures, index, list(questions), list(answers), list(types), names), tags)
 
 
-def make_scene(scene: str, role: str, number: int, knobs: Knobs) -> Made:
-    """``number`` questions about pictures of one scene."""
+def make_scene(
+    scene: str, role: str, number: int, knobs: Knobs, client: str | None = None, seen: set[int] | None = None
+) -> Made:
+    """``number`` questions about pictures of one scene.
+
+    Args:
+        scene: which place: background, palette and things.
+        role: what the questions are for.
+        number: how many.
+        knobs: the resolved options.
+        client: whose questions they are, where several clients share the scene; it names the examples, and has
+            colour frequencies and random streams of its own. The scene itself by default.
+        seen: fingerprints of graphs that must not come again; those that are tried are added.
+    """
+    client = scene if client is None else client
     return _make(
         role=role,
         number=number,
-        label=scene,
+        label=client,
         nouns=GENERAL_NOUNS + OWN_NOUNS[scene],
-        prior=colour_prior(scene, knobs.test_seed),
+        prior=colour_prior(client, knobs.test_seed),
         per_picture=knobs.questions_per_picture,
         shifted=knobs.wording,
         render=lambda tags, rng: render_scene(tags, scene, knobs.conflict, rng),
         seed=knobs.seed_of(role),
+        seen=seen,
     )
 
 
@@ -171,8 +187,17 @@ def make_public(questions: int, seed: int, per_picture: int = 4) -> Made:
 
 
 def _scene(knobs: Knobs) -> dict[str, dict[str, Made]]:
-    seen = [scene for scene in SCENES if scene not in knobs.unseen]
-    return {scene: {role: make_scene(scene, role, knobs.size(role), knobs) for role in ROLES} for scene in seen}
+    """A client per scene, or several: one style, but each with its own colours and with pictures of its own."""
+    made: dict[str, dict[str, Made]] = {}
+    for scene in (scene for scene in SCENES if scene not in knobs.unseen):
+        if knobs.clients_per_scene == 1:
+            made[scene] = {role: make_scene(scene, role, knobs.size(role), knobs) for role in ROLES}
+            continue
+        names = [f"{scene}-{number}" for number in range(1, knobs.clients_per_scene + 1)]
+        used: dict[str, set[int]] = {role: set() for role in ROLES}  # clients of a scene never share a graph
+        for name in names:
+            made[name] = {role: make_scene(scene, role, knobs.size(role), knobs, name, used[role]) for role in ROLES}
+    return made
 
 
 def _dirichlet(knobs: Knobs) -> dict[str, dict[str, Made]]:

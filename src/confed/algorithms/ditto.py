@@ -1,0 +1,78 @@
+"""Ditto: beside the federation's model every client trains one of its own, held near it.
+
+Li et al., "Ditto: fair and robust federated learning through personalization", ICML 2021, Algorithm 1.
+
+Notation: w the weights received, theta the local weights that go back to the server, v the client's own model. The
+federation is FedAvg. In every round in which it takes part, the client continues from its previous v (the first time
+from w) with
+
+    L_task(v) + (lambda / 2) ||v - w||^2.
+
+This is a second training of the same length: a client computes twice as much as in FedAvg.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Message
+from confed.federation.params import Params
+from confed.federation.protocols import Batch
+from confed.federation.train import Objective, train
+
+__all__ = ["Ditto"]
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """FedAvg, and a personal model per client held near the global one.
+
+    The personal model is what the method is about, so it is kept whether or not the run keeps personal models.
+
+    Attributes:
+        lam: weight lambda of the distance between the two; 0 makes v a local-only model that starts from the w of
+            the client's first round.
+    """
+
+    lam: float = 0.1
+    neutral: ClassVar[dict[str, Any]] = {}  # the server never sees v: whatever lambda is, it goes FedAvg's way
+    search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.01, 0.1, 1.0, 10.0)}
+
+    def __post_init__(self) -> None:
+        if self.lam < 0:
+            raise ValueError(f"algorithm.lam must not be negative, got {self.lam}")
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """FedAvg's fit, then the personal model's training."""
+        own = client.state.tensors.get("personal", message.tensors)
+        reply = super().fit(client, message)
+        client.load(own)
+        train(client, self._near(client, message.tensors), order="personal")
+        client.keep_personal = True
+        client.remember()
+        # The engine checks what is sent; this model is not.
+        for name, value in client.state.tensors["personal"].items():
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                raise ValueError(f"training diverged: {name!r} of the personal model holds a NaN or an infinity")
+        return reply
+
+    def _near(self, client: Client, received: Params) -> Objective:
+        """The task's loss plus (lambda / 2) ||v - w||^2 over the trained shared tensors."""
+        names = [n for n in received if client.tensors[n].requires_grad]
+        personal = [client.tensors[n] for n in names]
+        anchor = [received[n].to(client.tensors[n].device) for n in names]
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            loss = client.task.loss(model(batch), batch)
+            if self.lam:
+                away = torch._foreach_sub(personal, anchor)  # pyright: ignore
+                loss = loss + 0.5 * self.lam * torch.stack([d.square().sum() for d in away]).sum()
+            yield loss
+
+        return losses

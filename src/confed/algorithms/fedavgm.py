@@ -1,0 +1,46 @@
+"""FedAvgM: momentum on the server.
+
+Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019
+(arXiv 1909.06335). With w the server's weights, m the weighted mean of the clients' and d = m - w:
+
+    v <- beta v + d,    w <- w + eta v.
+
+The same step is an option of every method that aggregates as FedAvg does: ``algorithm.server.optimizer = "momentum"``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Reply
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.state import ServerState
+
+__all__ = ["FedAvgM"]
+
+
+@dataclass(frozen=True)
+class FedAvgM(Algorithm):
+    """FedAvg with server momentum.
+
+    Attributes:
+        server_lr: the server's learning rate eta.
+        momentum: beta.
+    """
+
+    server_lr: float = 1.0
+    momentum: float = 0.9
+    neutral: ClassVar[dict[str, Any]] = {"server_lr": 1.0, "momentum": 0.0}
+    search: ClassVar[dict[str, Sequence[Any]]] = {"momentum": (0.3, 0.7, 0.9), "server_lr": (0.3, 1.0)}
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"algorithm.server_lr must be positive, got {self.server_lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"algorithm.momentum must lie in [0, 1), got {self.momentum}")
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """A step of momentum along the mean update."""
+        optimizer = ServerOptimizer("momentum", self.server_lr, (self.momentum, 0.0))
+        return optimizer.step(server, self.average(server, replies))

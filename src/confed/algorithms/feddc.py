@@ -1,0 +1,185 @@
+"""FedDC: local drift is tracked, penalised and corrected.
+
+Gao et al., "FedDC: federated learning with non-IID data via local drift decoupling and correction", CVPR 2022;
+details (weights, where g is scaled) follow the authors' code.
+
+Notation: w the weights received, theta the local weights, v_k = N_k / mean N, alpha_k = alpha / v_k; h_k client k's
+drift, g_k its estimate of its own gradient, g the server's of all clients' (all zero at first); S local steps of rate
+eta; K registered clients. Client k minimises
+
+    L_task(theta) + (alpha_k / 2) ||theta - (w - h_k)||^2 + <theta - w, g / v_k - g_k>
+
+and then, with Delta = theta - w,
+
+    h_k <- h_k + Delta,    g_k <- g_k - g / v_k - Delta / (S eta),
+
+and the server, with "change" the change of g_k,
+
+    g <- g + (1 / K) sum over the cohort of v_k change_k
+    w <- mean over the cohort of theta_k + (1 / K) sum over all k of h_k        (means not weighted by N_k).
+
+The last term of the loss, the gradient correction, reads gradients off the distance travelled: that holds for plain
+SGD of a constant rate only. With AdamW the distance says nothing about the size of the gradient, so ``correction =
+"auto"`` leaves the term out there; what remains is FedDyn's penalty. The server recomputes all changes from theta and
+the scalar v_k / (S eta): a client sends its weights only, where the authors' code sends both. The authors clip
+gradients at norm 10, which is ``local.clip = 10``.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.params import Mean, Params, Scope
+from confed.federation.protocols import Batch, Task
+from confed.federation.state import ServerState
+from confed.federation.train import Local, Objective, train
+
+__all__ = ["FedDC"]
+
+DRIFT, GRADIENT = "drift", "gradient"
+"""h_k and g_k in a client's state; among the server's slots the sum of all h_k, and K g."""
+PREFIX = "gradient/"
+"""What the names of g begin with in a message."""
+
+
+@dataclass(frozen=True)
+class FedDC(Algorithm):
+    """FedAvg with drift decoupling and correction.
+
+    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. A client that has
+    left the federation keeps its part in the sums.
+
+    Attributes:
+        alpha: weight of the penalty.
+        correction: the gradient correction: "on", "off", or "auto": on where clients train by SGD without momentum
+            at a constant rate. "on" with another optimiser is possible, and has no theory behind it.
+        statistics: names of the model's buffers, which are averaged and not corrected; read off the model.
+    """
+
+    alpha: float = 0.01
+    correction: Literal["auto", "on", "off"] = "auto"
+    statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
+    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0:
+            raise ValueError(f"algorithm.alpha must not be negative, got {self.alpha}")
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Notes which tensors are statistics of the data and no parameters."""
+        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """The initial model, and the sum of h_k, which is zero."""
+        (name, server), = super().init(params, scopes).items()  # fmt: skip
+        drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
+        return {name: replace(server, slots={DRIFT: drift})}
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """FedAvg's round; clients also receive their share of the examples, and g where there is one."""
+        mean = sum(max(c.num_examples, 1) for c in cohort) / len(cohort)
+        clients = server.clients or len(cohort)
+        extra = {PREFIX + n: g / clients for n, g in server.slots.get(GRADIENT, {}).items()}
+        calls: list[Call] = []
+        for client in cohort:
+            shared = self.broadcast(server, client).tensors
+            message = Message({**shared, **extra}, {"share": max(client.num_examples, 1) / mean})
+            calls.append(Call(client, "fit", message, expects=shared))
+        replies = yield calls
+        return self.aggregate(server, replies)
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """The mean of the cohort plus the mean drift; and the new g."""
+        known = server.slots[DRIFT]
+        plain, travelled = (Mean(getattr(torch, self.accumulator)) for _ in range(2))
+        asked, answered, correcting, rates = 0, 0, 0, 0.0
+        for reply in replies:
+            asked += 1
+            if reply.error is not None:
+                continue
+            answered += 1
+            plain.add(reply.message.tensors, 1.0)
+            rate = float(reply.message.scalars.get("rate", 0.0))
+            if rate > 0:
+                correcting, rates = correcting + 1, rates + rate
+                travelled.add({n: reply.message.tensors[n] for n in known}, rate)
+        clients = server.clients or asked
+        mean, before = plain.result(server.params), server.params
+        drift = {n: h + answered * (mean[n] - before[n]) for n, h in known.items()}
+        slots: dict[str, Params] = {**server.slots, DRIFT: drift}
+        if correcting:
+            # The sum of v_k change_k, with v_k change_k = -g - rate_k (theta_k - w).
+            old, to = server.slots.get(GRADIENT, {}), travelled.result({n: before[n] for n in known})
+            total = {n: old.get(n, torch.zeros_like(h)) for n, h in known.items()}
+            slots[GRADIENT] = {n: t - correcting * t / clients - rates * (to[n] - before[n]) for n, t in total.items()}
+        params = mean | {n: mean[n] + h / clients for n, h in drift.items()}
+        return replace(server, round=server.round + 1, params=params, slots=slots)
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains against penalty and correction, then moves h_k and g_k."""
+        shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
+        share = float(message.scalars.get("share", 1.0))
+        client.load(shared)
+        zeros = self._zeros(client)
+        drift = client.state.tensors.get(DRIFT, zeros)
+        correcting = self.correction == "on" or (self.correction == "auto" and _plain(client.local))
+        own = client.state.tensors.get(GRADIENT, zeros)
+        everyone = {n: message.tensors.get(PREFIX + n, z) / share for n, z in zeros.items()}
+        pull = {n: everyone[n] - own[n] for n in zeros} if correcting else None
+        loss = train(client, self._corrected(client, drift, pull, self.alpha / share))
+        client.remember()
+        steps = client.local.epochs * math.ceil(len(client.data) / client.local.batch_size)
+        per_distance = 1 / (steps * client.local.lr) if correcting else 0.0
+        reply = client.upload(loss=loss, rate=share * per_distance)
+        moved = {n: reply.tensors[n] - shared[n] for n in zeros}
+        client.state.tensors[DRIFT] = {n: drift[n] + moved[n] for n in zeros}
+        if correcting:
+            client.state.tensors[GRADIENT] = {n: own[n] - everyone[n] - per_distance * moved[n] for n in zeros}
+        return reply
+
+    def _corrected(self, client: Client, drift: Params, pull: Params | None, alpha: float) -> Objective:
+        """The task's loss plus (alpha / 2) ||theta - (w - h_k)||^2 plus, where given, <theta - w, pull>."""
+        local = [client.tensors[n] for n in drift]
+        anchor = [(client.incoming[n] - h).to(client.tensors[n].device) for n, h in drift.items()]
+        slope = None if pull is None else [pull[n].to(client.tensors[n].device) for n in drift]
+        # <w, pull> is a constant: without it the loss that is logged would begin anywhere.
+        start = 0.0 if pull is None else sum(float((client.incoming[n] * p).sum()) for n, p in pull.items())
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            loss = client.task.loss(model(batch), batch)
+            if self.alpha:
+                away = torch._foreach_sub(local, anchor)  # pyright: ignore
+                loss = loss + 0.5 * alpha * torch.stack([d.square().sum() for d in away]).sum()
+            if slope is not None:
+                loss = loss + torch.stack([(p * s).sum() for p, s in zip(local, slope, strict=True)]).sum() - start
+            yield loss
+
+        return losses
+
+    def _zeros(self, client: Client) -> dict[str, Tensor]:
+        shared = client.names(Scope.SHARED)
+        names = [n for n in shared if self._drifts(n, client.tensors[n])]
+        if names != [n for n in shared if client.tensors[n].requires_grad]:
+            raise ValueError("FedDC does not know this model's buffers; call suit(model, task) before the run")
+        return {n: torch.zeros_like(client.incoming[n]) for n in names}
+
+    def _drifts(self, name: str, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and name not in self.statistics
+
+
+def _plain(local: Local) -> bool:
+    """Whether S steps of rate eta travel S eta times the mean gradient."""
+    return local.optimizer == "sgd" and not local.momentum and local.schedule == "constant" and not local.warmup

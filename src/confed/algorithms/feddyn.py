@@ -1,0 +1,137 @@
+"""FedDyn: a regulariser that moves with the client, so that local and global optima agree.
+
+Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, Algorithm 1; the scale of h_k and the
+weights alpha_k follow the authors' code.
+
+Notation: w the weights received, theta the local weights, N_k the number of client k's examples, alpha_k =
+alpha / (N_k / mean N), h_k the sum of all moves theta - w that client k has made (zero before its first). Client k
+minimises
+
+    L_task(theta) + (alpha_k / 2) ||theta - w||^2 + alpha_k <theta, h_k>
+
+which is, but for a constant, L_task(theta) + (alpha_k / 2) ||theta - (w - h_k)||^2, the form computed here (the norm
+is squared). Then h_k grows by theta - w, and with S the cohort and K the number of registered clients
+
+    w <- (1 / |S|) sum over k in S of theta_k + (1 / K) sum over all k of h_k.
+
+Both means are plain, not weighted by N_k. The server knows theta and w, hence every increment of h_k: a client sends
+its weights and nothing else. The authors clip gradients at norm 10, which is ``local.clip = 10``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.params import Params, Scope
+from confed.federation.protocols import Batch, Task
+from confed.federation.state import ServerState
+from confed.federation.train import Objective, train
+
+__all__ = ["FedDyn"]
+
+DRIFT = "drift"
+"""A client's h_k in its state, and the sum of all h_k among the server's slots."""
+
+
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """FedAvg with a dynamic regulariser.
+
+    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. A client that has
+    left the federation keeps its part in the sum of h_k.
+
+    Attributes:
+        alpha: weight of the regulariser.
+        statistics: names of the model's buffers, which are averaged and have no h_k; read off the model.
+    """
+
+    alpha: float = 0.01
+    statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
+    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"algorithm.alpha must be positive, got {self.alpha}")
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Notes which tensors are statistics of the data and no parameters."""
+        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """The initial model, and the sum of h_k, which is zero."""
+        (name, server), = super().init(params, scopes).items()  # fmt: skip
+        drift = {n: torch.zeros_like(t) for n, t in server.params.items() if self._drifts(n, t)}
+        return {name: replace(server, slots={DRIFT: drift})}
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """FedAvg's round; each client is also told its share of the examples."""
+        mean = sum(max(c.num_examples, 1) for c in cohort) / len(cohort)
+        messages = [
+            Message(self.broadcast(server, c).tensors, {"share": max(c.num_examples, 1) / mean}) for c in cohort
+        ]
+        replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
+        return self.aggregate(server, replies)
+
+    def weight(self, reply: Reply) -> float:
+        """Every client counts the same."""
+        return 1.0
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """The mean of the cohort plus the mean of all clients' h_k."""
+        answered: list[bool] = []
+
+        def noted() -> Iterator[Reply]:
+            for reply in replies:
+                answered.append(reply.error is None)
+                yield reply
+
+        mean = self.average(server, noted())
+        # The sum over the cohort of theta - w; whoever did not answer kept its old h_k.
+        drift = {n: h + sum(answered) * (mean[n] - server.params[n]) for n, h in server.slots[DRIFT].items()}
+        clients = server.clients or len(answered)
+        params = mean | {n: mean[n] + h / clients for n, h in drift.items()}
+        return replace(server, round=server.round + 1, params=params, slots={**server.slots, DRIFT: drift})
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains against the regulariser, then adds the move to h_k."""
+        client.load(message.tensors)
+        drift = client.state.tensors.get(DRIFT) or self._zeros(client)
+        loss = train(client, self._regularised(client, drift, self.alpha / float(message.scalars.get("share", 1.0))))
+        client.remember()
+        reply = client.upload(loss=loss)
+        client.state.tensors[DRIFT] = {n: h + reply.tensors[n] - message.tensors[n] for n, h in drift.items()}
+        return reply
+
+    def _regularised(self, client: Client, drift: Params, alpha: float) -> Objective:
+        """The task's loss plus (alpha / 2) ||theta - (w - h_k)||^2."""
+        local = [client.tensors[n] for n in drift]
+        anchor = [(client.incoming[n] - h).to(client.tensors[n].device) for n, h in drift.items()]
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            loss = client.task.loss(model(batch), batch)
+            away = torch._foreach_sub(local, anchor)  # pyright: ignore
+            yield loss + 0.5 * alpha * torch.stack([d.square().sum() for d in away]).sum()
+
+        return losses
+
+    def _zeros(self, client: Client) -> dict[str, Tensor]:
+        shared = client.names(Scope.SHARED)
+        names = [n for n in shared if self._drifts(n, client.tensors[n])]
+        if names != [n for n in shared if client.tensors[n].requires_grad]:
+            raise ValueError("FedDyn does not know this model's buffers; call suit(model, task) before the run")
+        return {n: torch.zeros_like(client.incoming[n]) for n in names}
+
+    def _drifts(self, name: str, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and name not in self.statistics

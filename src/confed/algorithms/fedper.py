@@ -1,0 +1,59 @@
+"""FedPer: the body is everybody's, the head each client's own.
+
+Arivazhagan et al., "Federated learning with personalization layers", 2019 (arXiv 1912.00818), Algorithm 1: body and
+head train together; only the body is sent and averaged, as in FedAvg.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from torch import nn
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import ClientInfo
+from confed.federation.params import Rules, Scope, named_tensors
+from confed.federation.protocols import Task
+
+__all__ = ["FedPer"]
+
+
+@dataclass(frozen=True)
+class FedPer(Algorithm):
+    """FedAvg of the body, with a private head.
+
+    There is no model for a place without a head of its own, hence no global model: unseen places stay empty.
+
+    Attributes:
+        head: names of the submodules that are private; the model's ``answer_head`` if none are given.
+    """
+
+    head: tuple[str, ...] = ()
+    has_global: ClassVar[bool] = False
+    neutral: ClassVar[str] = "the head is never shared"
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the head in the model."""
+        known = getattr(model, "answer_head", None)
+        head = self.head or ((known,) if isinstance(known, str) else ())
+        if not head:
+            raise ValueError(
+                "FedPer keeps the answer head private, and this model does not say what its head is (attribute "
+                "answer_head); algorithm.head must name the submodules"
+            )
+        frozen: set[str] = set(getattr(model, "frozen", ()))
+        trained = set(named_tensors(model)) - frozen
+        for part in head:
+            if not any(name.startswith(f"{part}.") for name in trained):
+                modules = ", ".join(name for name, _ in model.named_children())
+                raise ValueError(
+                    f"algorithm.head must name submodules with trained tensors, got {part!r}; the model has {modules}"
+                )
+        if all(name.startswith(tuple(f"{part}." for part in head)) for name in trained):
+            raise ValueError(f"algorithm.head must leave something to share, got {head}, which is all that is trained")
+        return replace(self, head=head)
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The head is private, the rest is shared."""
+        if not self.head:
+            raise ValueError("FedPer does not know this model's head; call suit(model, task) before the run")
+        return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}

@@ -1,0 +1,97 @@
+"""FedRep: first the client's own head on a still body, then the shared body under a still head.
+
+Collins et al., "Exploiting shared representations for personalized federated learning", ICML 2021, Algorithm 1. The
+body is averaged as in FedAvg; the head never leaves its client. As in the paper's experiments, the two trainings
+divide a round's epochs between them, so that a client computes no more than in other methods.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.params import Rules, Scope, named_tensors
+from confed.federation.protocols import Task
+from confed.federation.train import train
+
+__all__ = ["FedRep"]
+
+
+@dataclass(frozen=True)
+class FedRep(Algorithm):
+    """FedAvg of the body; head and body are trained one after the other.
+
+    There is no model for a place without a head of its own, hence no global model: unseen places stay empty.
+
+    Attributes:
+        head_epochs: the first epochs of a round's ``local.epochs``, which train the head; the body gets the rest,
+            and one where nothing is left.
+        head: names of the submodules that are private; the model's ``answer_head`` if none are given.
+    """
+
+    head_epochs: int = 1
+    head: tuple[str, ...] = ()
+    has_global: ClassVar[bool] = False
+    neutral: ClassVar[str] = "the head is never shared"
+    search: ClassVar[dict[str, Sequence[Any]]] = {"head_epochs": (1, 2)}
+
+    def __post_init__(self) -> None:
+        if self.head_epochs < 1:
+            raise ValueError(f"algorithm.head_epochs must be at least 1, got {self.head_epochs}")
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the head in the model."""
+        known = getattr(model, "answer_head", None)
+        head = self.head or ((known,) if isinstance(known, str) else ())
+        if not head:
+            raise ValueError(
+                "FedRep keeps the answer head private, and this model does not say what its head is (attribute "
+                "answer_head); algorithm.head must name the submodules"
+            )
+        frozen: set[str] = set(getattr(model, "frozen", ()))
+        trained = set(named_tensors(model)) - frozen
+        for part in head:
+            if not any(name.startswith(f"{part}.") for name in trained):
+                modules = ", ".join(name for name, _ in model.named_children())
+                raise ValueError(
+                    f"algorithm.head must name submodules with trained tensors, got {part!r}; the model has {modules}"
+                )
+        if all(name.startswith(tuple(f"{part}." for part in head)) for name in trained):
+            raise ValueError(f"algorithm.head must leave something to share, got {head}, which is all that is trained")
+        return replace(self, head=head)
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The head is private, the rest is shared."""
+        if not self.head:
+            raise ValueError("FedRep does not know this model's head; call suit(model, task) before the run")
+        return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains the head, then the body; keeps the one and sends the other."""
+        client.load(message.tensors)
+        with _still(client, Scope.SHARED):
+            train(client, self.objective(client), self.head_epochs, order="order of the head")
+        with _still(client, Scope.PRIVATE):
+            loss = train(client, self.objective(client), max(1, client.local.epochs - self.head_epochs))
+        client.remember()
+        return client.upload(loss=loss)
+
+
+@contextmanager
+def _still(client: Client, scope: Scope) -> Generator[None]:
+    """Parameters of that scope are not trained inside the block."""
+    parameters = [client.tensors[n] for n in client.names(scope) if client.tensors[n].requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        # The workspace is the next client's too.
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -1,0 +1,51 @@
+"""FedYogi: Yogi on the server; its second moment forgets slowly.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2. With w the server's
+weights, m the weighted mean of the clients' and d = m - w, and no correction of the moments' bias:
+
+    v <- beta1 v + (1 - beta1) d,    s <- s - (1 - beta2) d^2 sign(s - d^2),    w <- w + eta v / (sqrt(s) + tau)
+
+with s = tau^2 at first. The same step is an option of every method that aggregates as FedAvg does:
+``algorithm.server.optimizer = "yogi"``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Reply
+from confed.federation.server_optimizer import ServerOptimizer
+from confed.federation.state import ServerState
+
+__all__ = ["FedYogi"]
+
+
+@dataclass(frozen=True)
+class FedYogi(Algorithm):
+    """FedAvg with Yogi on the server.
+
+    Attributes:
+        server_lr: the server's learning rate eta; about how far a weight moves per round.
+        betas: beta1 and beta2.
+        tau: adaptivity; a weight whose updates are small beside it moves in proportion to them.
+    """
+
+    server_lr: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.99)
+    tau: float = 1e-3
+    neutral: ClassVar[str] = "an adaptive step is FedAvg's only in the limit of a large tau"
+    search: ClassVar[dict[str, Sequence[Any]]] = {"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)}
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"algorithm.server_lr must be positive, got {self.server_lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"algorithm.betas must lie in [0, 1), got {self.betas}")
+        if not self.tau > 0:
+            raise ValueError(f"algorithm.tau must be positive, got {self.tau}")
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """A step of Yogi along the mean update."""
+        optimizer = ServerOptimizer("yogi", self.server_lr, self.betas, self.tau)
+        return optimizer.step(server, self.average(server, replies))

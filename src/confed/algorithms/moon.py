@@ -1,0 +1,174 @@
+"""MOON: the local representation is drawn to the global model's and pushed from the client's own previous one.
+
+Li, He and Song, "Model-contrastive federated learning", CVPR 2021 (arXiv 2103.16257), Eqs. 3 and 4.
+
+Notation: z the projected features of an example in the model being trained, z_glob in the model received this
+round, z_prev in the client's own model at the end of the last round it took part in; tau the temperature:
+
+    L = L_task + mu * mean of -log( e^(cos(z, z_glob) / tau) / (e^(cos(z, z_glob) / tau) + e^(cos(z, z_prev) / tau)) )
+
+In a client's first round there is no previous model and the term is absent: with the positive alone it is log 1.
+The server averages as FedAvg does, projection included.
+
+The released code puts the classifier on the projection; here it stays on the features, so that all methods that are
+compared have the same network, and the projection only serves the term.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Message
+from confed.federation.params import Params
+from confed.federation.protocols import Batch, Task
+from confed.federation.train import Objective, teacher
+from confed.losses.contrastive import model_contrastive
+
+__all__ = ["MOON"]
+
+NAME, WIDTH = "projection", 256
+PREVIOUS = "previous"
+"""The client's group of tensors that holds its model of the last round it took part in."""
+
+
+@dataclass(frozen=True)
+class MOON(Algorithm):
+    """FedAvg with the model-contrastive term.
+
+    Attributes:
+        mu: weight of the term; the paper tries 0.1, 1, 5 and 10.
+        temperature: tau.
+        projection: contrast a projection of the features (D -> D, ReLU, D -> 256) that is trained and averaged with
+            the model; otherwise the features themselves.
+    """
+
+    label: ClassVar[str] = "MOON"
+    mu: float = 1.0
+    temperature: float = 0.5
+    projection: bool = True
+    neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
+    search: ClassVar[dict[str, tuple[float, ...]]] = {"mu": (0.01, 0.1, 1.0, 5.0)}
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0 and math.isfinite(self.mu)):
+            raise ValueError(f"algorithm.mu must be a number from 0, got {self.mu}")
+        if not self.temperature > 0:
+            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Checks that the width of the features can be read off the model's answer head.
+
+        Raises:
+            ValueError: there is a projection to make, and the model does not say where its answer head is.
+        """
+        if self.mu and self.projection:
+            _feature_width(model)
+        return self
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """Adds the projection."""
+        if self.mu and self.projection:
+            width = _feature_width(model)
+            layers = _linear(width, width, rng), nn.ReLU(), _linear(width, WIDTH, rng)
+            model.add_module(NAME, nn.Sequential(*layers))
+
+    def objective(self, client: Client) -> Objective:
+        """The task's loss plus the contrastive term (Eq. 4)."""
+        previous = client.state.tensors.get(PREVIOUS)
+        if self.mu == 0 or previous is None:
+            return super().objective(client)
+        project = client.model.get_submodule(NAME) if self.projection else nn.Identity()
+        views = _once_per_round(client, [_view(client.model, p, project) for p in (client.incoming, previous)])
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            received, before = views(batch).unbind(dim=1)
+            output = model(batch)
+            term = model_contrastive(project(output.features), received, before, self.temperature)
+            yield client.task.loss(output, batch) + self.mu * term
+
+        return losses
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains as FedAvg does, and keeps the result for the next round's contrast."""
+        reply = super().fit(client, message)
+        if self.mu:
+            # The upload is a copy of what was trained: it is kept as it is, without another copy.
+            client.state.tensors[PREVIOUS] = dict(reply.tensors)
+        return reply
+
+
+def _feature_width(model: nn.Module) -> int:
+    """D of the features (B, D) that the answer head reads.
+
+    Raises:
+        ValueError: the model does not name its answer head, or the head has no weight matrix.
+    """
+    name = getattr(model, "answer_head", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            f"MOON's projection needs a model whose attribute answer_head names its answer head, "
+            f"{type(model).__name__} has none; algorithm.projection = false contrasts the features themselves"
+        )
+    matrix = next((p for p in model.get_submodule(name).parameters() if p.ndim == 2), None)
+    if matrix is None:
+        raise ValueError(f"MOON's projection needs an answer head with a weight matrix, {name!r} has none")
+    return matrix.shape[1]
+
+
+def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer with PyTorch's usual initial distribution, drawn from ``rng``."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = inputs**-0.5
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=rng)
+    return layer
+
+
+def _view(model: nn.Module, params: Params, project: nn.Module) -> Callable[[Batch], Tensor]:
+    """A frozen network's projected features of a batch, (B, P), without gradients."""
+    predict = teacher(model, params)
+    prefix = f"{NAME}."
+    device = next(model.parameters()).device
+    own = {name.removeprefix(prefix): t.to(device) for name, t in params.items() if name.startswith(prefix)}
+
+    def view(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return torch.func.functional_call(project, own, (predict(batch).features,))  # pyright: ignore
+
+    return view
+
+
+def _once_per_round(client: Client, views: list[Callable[[Batch], Tensor]]) -> Callable[[Batch], Tensor]:
+    """The views of a batch side by side, (B, number of views, P).
+
+    Where the client's inputs are deterministic each example is computed once per round, not once per epoch.
+    """
+
+    def compute(batch: Batch) -> Tensor:
+        return torch.stack([view(batch) for view in views], dim=1)
+
+    if not client.data.deterministic or client.local.epochs == 1:
+        return compute
+    table: list[Tensor] = []
+    known = torch.zeros(len(client.data), dtype=torch.bool)
+
+    def lookup(batch: Batch) -> Tensor:
+        rows = batch["index"].cpu()
+        if table and bool(known[rows].all()):
+            return table[0][batch["index"]]
+        values = compute(batch)
+        if not table:
+            table.append(values.new_zeros(len(known), *values.shape[1:]))
+        table[0][batch["index"]] = values
+        known[rows] = True
+        return values
+
+    return lookup

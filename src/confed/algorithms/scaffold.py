@@ -1,0 +1,169 @@
+"""SCAFFOLD: control variates take out what makes one client's gradient differ from everybody's.
+
+Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, Algorithm 1.
+
+Notation: w the weights received, theta the local weights, c_k client k's control variate and c the mean of all K
+clients' (all zero at first), eta_s the learning rate of local step s, S the cohort. Client k minimises
+
+    L_task(theta) + <theta - w, c - c_k>        (so that its gradient is g - c_k + c)
+
+and its variate becomes
+
+    option I:   the gradient of L_task at w over all its examples
+    option II:  c_k - c + (w - theta) / sum of eta_s.
+
+The server, with the paper's global rate 1 and means that are not weighted by N_k:
+
+    w <- mean over S of theta_k,    c <- c + (|S| / K) mean over S of the change of c_k.
+
+Messages carry c down and the change of c_k up, twice FedAvg's bytes both ways, as in the paper.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.params import Params, Scope
+from confed.federation.protocols import Batch, Task
+from confed.federation.state import ServerState
+from confed.federation.train import Objective, to_device, train
+
+__all__ = ["Scaffold"]
+
+VARIATE = "variate"
+"""A client's c_k in its state, and the sum of all c_k among the server's slots."""
+PREFIX = "variate/"
+"""What the names of c, and of the change of c_k, begin with in a message."""
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """FedAvg with control variates.
+
+    Option II reads the mean gradient off the distance travelled, which holds for SGD without momentum only. With
+    AdamW that distance says nothing about the size of the gradient, while the variates are added to gradients:
+    option I fits every optimiser, and costs one more pass over the client's examples per round. A client that has
+    left the federation keeps its part in c.
+
+    Attributes:
+        variate: "gradient" (option I), "steps" (option II), or "auto": option II where clients train by SGD without
+            momentum, else option I. Gradients of option I are taken in eval mode, without dropout.
+        statistics: names of the model's buffers, which are averaged and have no variate; read off the model.
+    """
+
+    label: ClassVar[str] = "SCAFFOLD"
+    variate: Literal["auto", "gradient", "steps"] = "auto"
+    statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    neutral: ClassVar[str] = "its variates cannot be switched off, and its means are not weighted"
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Notes which tensors are statistics of the data and no parameters."""
+        return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """The initial model, and the sum of the variates, which is zero."""
+        (name, server), = super().init(params, scopes).items()  # fmt: skip
+        variates = {n: torch.zeros_like(t) for n, t in server.params.items() if self._varies(n, t)}
+        return {name: replace(server, slots={VARIATE: variates})}
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """FedAvg's round with c beside the weights."""
+        clients = server.clients or len(cohort)
+        variate = {PREFIX + n: total / clients for n, total in server.slots[VARIATE].items()}
+        messages = [Message({**self.broadcast(server, client).tensors, **variate}) for client in cohort]
+        replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
+        return self.aggregate(server, replies)
+
+    def weight(self, reply: Reply) -> float:
+        """Every client counts the same."""
+        return 1.0
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """The mean of the cohort, and the sum of the variates with the cohort's changes."""
+        answered = 0
+
+        def noted() -> Iterator[Reply]:
+            nonlocal answered
+            for reply in replies:
+                answered += reply.error is None
+                yield reply
+
+        totals = server.slots[VARIATE]
+        unchanged = {PREFIX + n: torch.zeros_like(total) for n, total in totals.items()}
+        mean = self.average(replace(server, params={**server.params, **unchanged}), noted())
+        variates = {n: total + answered * mean.pop(PREFIX + n) for n, total in totals.items()}
+        return replace(server, round=server.round + 1, params=mean, slots={**server.slots, VARIATE: variates})
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains with the corrected gradient, renews c_k, and sends its change beside the weights."""
+        shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
+        everyone = {n.removeprefix(PREFIX): t for n, t in message.tensors.items() if n.startswith(PREFIX)}
+        client.load(shared)
+        trained = {n for n in client.names(Scope.SHARED) if client.tensors[n].requires_grad}
+        if trained != set(everyone):
+            raise ValueError("SCAFFOLD does not know this model's buffers; call suit(model, task) before the run")
+        local = client.local
+        by_steps = self.variate == "steps" or (
+            self.variate == "auto" and local.optimizer == "sgd" and not local.momentum
+        )
+        own = client.state.tensors.get(VARIATE) or {n: torch.zeros_like(c) for n, c in everyone.items()}
+        new = own if by_steps else _gradient(client, list(everyone))
+        loss = train(client, self._corrected(client, {n: c - own[n] for n, c in everyone.items()}))
+        client.remember()
+        reply = client.upload(loss=loss)
+        travelled = _travelled(client)
+        if by_steps and travelled > 0:
+            new = {n: own[n] - c + (shared[n] - reply.tensors[n]) / travelled for n, c in everyone.items()}
+        client.state.tensors[VARIATE] = new
+        return Message({**reply.tensors, **{PREFIX + n: c - own[n] for n, c in new.items()}}, reply.scalars)
+
+    def _corrected(self, client: Client, correction: Params) -> Objective:
+        """The task's loss plus <theta - w, c - c_k>."""
+        pairs = [(client.tensors[n], c.to(client.tensors[n].device)) for n, c in correction.items()]
+        # <w, c - c_k> is a constant: without it the loss that is logged would begin anywhere.
+        start = sum(float((client.incoming[n] * c).sum()) for n, c in correction.items())
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            slope = torch.stack([(p * c).sum() for p, c in pairs]).sum()
+            yield client.task.loss(model(batch), batch) + slope - start
+
+        return losses
+
+    def _varies(self, name: str, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and name not in self.statistics
+
+
+def _travelled(client: Client) -> float:
+    """The sum of the learning rates of this round's steps (eta times their number where the rate is constant)."""
+    local = client.local
+    steps = local.epochs * math.ceil(len(client.data) / local.batch_size)
+    return local.lr * sum(local.factor((client.round + step / steps) / client.rounds) for step in range(steps))
+
+
+def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:
+    """The gradient of the task's loss over all training examples at the workspace's values, in main memory."""
+    parameters = [client.tensors[n] for n in names]
+    device = parameters[0].device
+    total = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+    client.model.eval()
+    half = client.local.precision == "bf16"
+    for cpu_batch in client.data.train(client.local.batch_size, client.rng("variate")):
+        batch = to_device(cpu_batch, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            loss = client.task.loss(client.model(batch), batch)
+        part = len(batch["index"]) / len(client.data)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        torch._foreach_add_(total, gradients, alpha=part)  # pyright: ignore
+    return {n: t.to("cpu", copy=True) for n, t in zip(names, total, strict=True)}

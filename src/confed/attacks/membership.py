@@ -1,0 +1,66 @@
+r"""Membership inference by loss: was an example among those that a model was trained on?
+
+Yeom, Giacomelli, Fredrikson and Jha (2018), "Privacy risk in machine learning: analyzing the connection to
+overfitting", adversary 2: a model's loss tends to be smaller on the examples it was trained on, so the attack says
+"member" where the loss lies below a threshold. Over all thresholds its quality is the area under the ROC curve,
+
+    AUC = P(loss(member) < loss(other)) + 1/2 P(loss(member) = loss(other)),
+
+the probability that a random member has a smaller loss than a random other example. It is 1/2 where the losses say
+nothing, and it is the Mann-Whitney statistic divided by the number of pairs. The attack sees losses only; stronger
+attacks exist, so a low AUC is no guarantee.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from confed.federation.protocols import Batch, Forward, Output, Task
+
+__all__ = ["attack_auc", "example_losses"]
+
+
+def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Tensor:
+    """The task's loss of every example by itself, float64, shape (N,).
+
+    Args:
+        predict: the model, in eval mode and without gradients.
+        task: whose loss; called with one example at a time, since a task's loss is a mean over its batch.
+        batches: the examples.
+    """
+    losses: list[Tensor] = []
+    for batch in batches:
+        output = predict(batch)
+        for row in range(len(output.logits)):
+            one = slice(row, row + 1)
+            alone = Output(output.logits[one], output.features[one])
+            losses.append(task.loss(alone, {name: column[one] for name, column in batch.items()}).double().cpu())
+    return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64)
+
+
+def attack_auc(members: Tensor, others: Tensor) -> float:
+    """Area under the ROC curve of the loss-threshold attack, exact, ties counted half.
+
+    Args:
+        members: losses of examples that the model may have been trained on, shape (N,).
+        others: losses of examples of the same kind that it was not trained on, shape (M,).
+
+    Returns:
+        A number in [0, 1]; 0.5 where the losses tell members and others no better than chance.
+
+    Raises:
+        ValueError: one of them is empty or holds a value that is not finite.
+    """
+    for name, losses in (("members", members), ("others", others)):
+        if losses.ndim != 1 or not len(losses):
+            raise ValueError(f"{name} must be losses of shape (N,), at least one, got shape {tuple(losses.shape)}")
+        if not losses.isfinite().all():
+            raise ValueError(f"{name} must be finite, got {losses[~losses.isfinite()][0].item()}")
+    ordered = others.double().sort().values
+    wanted = members.double()
+    below = torch.searchsorted(ordered, wanted, right=False)
+    up_to = torch.searchsorted(ordered, wanted, right=True)
+    # Twice the number of pairs won, so that ties stay whole numbers.
+    doubled = int((2 * (len(ordered) - up_to) + (up_to - below)).sum())
+    return doubled / (2 * len(wanted) * len(ordered))

@@ -1,0 +1,135 @@
+"""Published checkpoints as safetensors files. The only part of confed that opens files made by pickle.
+
+``torch.load`` runs here with ``weights_only=True``: it rebuilds tensors and plain containers and refuses
+anything else, so a file cannot make it run code.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confed.models.scene_classifier import Architecture, build_scene_classifier, config_of
+
+__all__ = ["convert_places365", "rename_resnet"]
+
+_PATTERNS = (
+    (r"conv1\.weight", r"resnet.embedder.embedder.convolution.weight"),
+    (r"bn1\.(\w+)", r"resnet.embedder.embedder.normalization.\1"),
+    (r"fc\.(weight|bias)", r"classifier.1.\1"),
+)
+_BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(?:(conv|bn)([1-3])|(downsample)\.([01]))\.(\w+)")
+
+
+def convert_places365(source: Path, out: Path, architecture: Architecture | None = None) -> dict[str, Any]:
+    """A published Places365 ResNet as a safetensors file that the scene classifier reads.
+
+    Beside ``out`` the configuration is written as ``<name>.config.json``, so that ``transformers`` reads it too.
+
+    Args:
+        source: the checkpoint, ``resnet18_places365.pth.tar`` or ``resnet50_places365.pth.tar``.
+        out: the file to write, ending .safetensors.
+        architecture: of the network; default: what the checkpoint says under ``arch``.
+
+    Returns:
+        ``architecture``, ``parameters`` (their number), and SHA-256 of both files, ``source_sha256`` and
+        ``sha256``.
+
+    Raises:
+        ValueError: a file is missing, the checkpoint holds anything but tensors and plain values, or its
+            tensors are not those of the architecture.
+    """
+    from safetensors.torch import save_file
+
+    if out.suffix != ".safetensors":
+        raise ValueError(f"the file to write must end in .safetensors, got {out}")
+    checkpoint = _read(source)
+    state = checkpoint.get("state_dict", checkpoint)
+    arch = architecture or checkpoint.get("arch")
+    if not isinstance(arch, str):
+        raise ValueError(f"{source}: the checkpoint does not say its architecture; give --arch resnet18 or resnet50")
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{source}: expected tensors by name under 'state_dict', got {type(state).__name__}")
+    tensors = _fit(source, {str(name): tensor for name, tensor in state.items()}, arch)
+    digest = _sha256(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(out.name + ".part")
+    save_file(tensors, unfinished, metadata={"architecture": arch, "source_sha256": digest})
+    unfinished.replace(out)
+    config = json.dumps(config_of(arch), indent=1, sort_keys=True)
+    out.with_name(f"{out.stem}.config.json").write_text(config + "\n", encoding="utf-8")
+    return {
+        "architecture": arch,
+        "parameters": sum(t.numel() for n, t in tensors.items() if n.rpartition(".")[2] in ("weight", "bias")),
+        "source_sha256": digest,
+        "sha256": _sha256(out),
+    }
+
+
+def rename_resnet(name: str) -> str:
+    """What ``transformers`` calls a tensor that torchvision's ResNet calls ``name``.
+
+    Raises:
+        ValueError: no ResNet of torchvision has such a tensor.
+    """
+    plain = name.removeprefix("module.")
+    for pattern, replacement in _PATTERNS:
+        if re.fullmatch(pattern, plain):
+            return re.sub(pattern, replacement, plain)
+    found = _BLOCK.fullmatch(plain)
+    if found is None:
+        raise ValueError(f"no ResNet has a tensor {name!r}")
+    stage, block, kind, number, _, part, last = found.groups()
+    where = f"resnet.encoder.stages.{int(stage) - 1}.layers.{block}"
+    if kind:
+        return f"{where}.layer.{int(number) - 1}.{'convolution' if kind == 'conv' else 'normalization'}.{last}"
+    return f"{where}.shortcut.{'convolution' if part == '0' else 'normalization'}.{last}"
+
+
+def _read(source: Path) -> Mapping[str, Any]:
+    if not source.is_file():
+        raise ValueError(f"the checkpoint {source} does not exist")
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).split("\n")[0][:300]
+        raise ValueError(
+            f"{source}: refused, or not readable as a checkpoint of tensors and plain values only: {reason}"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{source}: expected a mapping with 'state_dict', got {type(content).__name__}")
+    return content
+
+
+def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
+    """The tensors under their new names, complete and of the right shapes."""
+    wanted = build_scene_classifier(arch).state_dict()
+    try:
+        renamed = {rename_resnet(name): tensor for name, tensor in state.items()}
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    # Counters of batch normalisation came with PyTorch 0.4.1; older checkpoints lack them, and nothing reads them.
+    counters = {
+        name: torch.zeros(t.shape, dtype=t.dtype) for name, t in wanted.items() if name.endswith("num_batches_tracked")
+    }
+    renamed = {**counters, **renamed}
+    if renamed.keys() != wanted.keys():
+        lacking, extra = sorted(wanted.keys() - renamed.keys())[:3], sorted(renamed.keys() - wanted.keys())[:3]
+        raise ValueError(f"{source}: not the tensors of a {arch}: lacking {lacking}, unknown {extra} (the first three)")
+    for name, tensor in renamed.items():
+        if tensor.shape != wanted[name].shape:
+            expected, came = tuple(wanted[name].shape), tuple(tensor.shape)
+            raise ValueError(f"{source}: {name} of a {arch} must have shape {expected}, got {came}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{source}: {name} holds values that are not finite")
+    return {name: tensor.to(wanted[name].dtype).contiguous().clone() for name, tensor in renamed.items()}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,184 @@
+"""Reading GQA's question files (Hudson and Manning, 2019), of which the largest do not fit in memory at once."""
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, get_args
+
+__all__ = ["Question", "Questions", "Source", "question_files"]
+
+Questions = Literal["balanced", "all"]
+"""GQA's balanced question files, or all questions (the training file then comes in parts)."""
+
+_CHUNK = 1 << 22
+_LONGEST = 1 << 24
+"""Characters of one entry above which the file is taken to be damaged."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One entry.
+
+    Attributes:
+        id: GQA's question id.
+        image: GQA's image id.
+        question: its text.
+        answer: the one right answer.
+        type: GQA's structural type (query, verify, logical, choose or compare), "other" where none is given.
+    """
+
+    id: str
+    image: str
+    question: str
+    answer: str
+    type: str
+
+
+@dataclass
+class Source:
+    """A question file; iterating reads it entry by entry and then knows its size and its hash.
+
+    Attributes:
+        file: where it lies: one JSON object, question id -> entry.
+        bytes: its size, once read.
+        sha256: of its bytes, once read.
+    """
+
+    file: Path
+    bytes: int = field(default=0, init=False)
+    sha256: str = field(default="", init=False)
+
+    def __iter__(self) -> Iterator[Question]:
+        """The entries in the file's order.
+
+        Raises:
+            ValueError: the file is truncated, no JSON, of another layout, or an entry lacks something.
+        """
+        for key, entry in self._entries():
+            yield self._question(key, entry)
+
+    def _question(self, key: str, entry: Any) -> Question:
+        if not isinstance(entry, dict):
+            raise ValueError(f"{self.file}: question {key!r}: expected an object, got {entry!r:.80}")
+        values = [entry.get(name) for name in ("imageId", "question", "answer")]
+        for name, value in zip(("imageId", "question", "answer"), values, strict=True):
+            if not isinstance(value, str) or not value.strip():
+                hint = "; GQA's test and challenge files have no answers" if name == "answer" and value is None else ""
+                raise ValueError(f"{self.file}: question {key!r}: expected a text as {name!r}, got {value!r:.80}{hint}")
+        types = entry.get("types")
+        kind = types.get("structural") if isinstance(types, dict) else None
+        image, question, answer = (str(value) for value in values)
+        return Question(key, image, question, answer, kind if isinstance(kind, str) and kind else "other")
+
+    def _entries(self) -> Iterator[tuple[str, Any]]:
+        with self.file.open("rb") as stream:
+            text = _Text(str(self.file), stream)
+            if text.take() != "{":
+                raise ValueError(f"{self.file}: expected one object, question id -> question, as GQA has it")
+            separator = text.take() if text.peek() == "}" else ","
+            while separator == ",":
+                text.peek()
+                key = text.value()
+                if not isinstance(key, str) or text.take() != ":":
+                    raise ValueError(f"{self.file}: expected a question id and ':', near {key!r:.40}")
+                text.peek()
+                yield key, text.value()
+                separator = text.take()
+            if separator != "}":
+                raise ValueError(f"{self.file}: expected ',' or '}}' after a question, got {separator!r}")
+            self.bytes, self.sha256 = text.finish()
+
+
+class _Text:
+    """A text file of which only a window is in memory."""
+
+    def __init__(self, name: str, stream: BinaryIO) -> None:
+        self._name, self._stream = name, stream
+        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
+        self._hash, self._bytes, self._window, self._at = hashlib.sha256(), 0, "", 0
+
+    def peek(self) -> str:
+        """The next character that is no white space; it stays unread."""
+        while True:
+            while self._at < len(self._window) and self._window[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._window):
+                return self._window[self._at]
+            if not self._more():
+                raise ValueError(f"{self._name}: ends too early, after {self._bytes} bytes; is it truncated?")
+
+    def take(self) -> str:
+        """The same, and goes behind it."""
+        character = self.peek()
+        self._at += 1
+        return character
+
+    def value(self) -> Any:
+        """The JSON value that starts here."""
+        while True:
+            try:
+                value, self._at = self._json.raw_decode(self._window, self._at)
+            except ValueError as error:
+                if len(self._window) - self._at > _LONGEST:
+                    raise ValueError(f"{self._name}: no JSON near byte {self._bytes}: {error}") from error
+                if not self._more():
+                    raise ValueError(
+                        f"{self._name}: the last entry is incomplete or no JSON (the file has {self._bytes} "
+                        "bytes); is it truncated?"
+                    ) from error
+            else:
+                return value
+
+    def finish(self) -> tuple[int, str]:
+        """Size and SHA-256 of the file, behind whose last entry nothing may follow."""
+        while not self._window[self._at :].strip():
+            if not self._more():
+                return self._bytes, self._hash.hexdigest()
+        raise ValueError(f"{self._name}: expected nothing behind the questions")
+
+    def _more(self) -> bool:
+        chunk = self._stream.read(_CHUNK)
+        self._hash.update(chunk)
+        self._bytes += len(chunk)
+        try:
+            self._window, self._at = self._window[self._at :] + self._utf8.decode(chunk), 0
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self._name}: expected UTF-8 text, got: {error}") from error
+        return bool(chunk)
+
+
+def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Source]]:
+    """The official files "train" and "val" of a GQA folder, also in its subfolder ``questions1.2`` or ``questions``.
+
+    Args:
+        folder: where the question archive was unpacked.
+        kind: "balanced", or "all": then ``train_all_questions/`` holds the training questions in parts.
+
+    Raises:
+        ValueError: the folder or one of the files is missing.
+    """
+    if kind not in get_args(Questions):
+        raise ValueError(f"questions must be one of {', '.join(get_args(Questions))}, got {kind!r}")
+    if not folder.is_dir():
+        raise ValueError(f"the GQA folder {folder} does not exist")
+    found: dict[str, list[Source]] = {}
+    for role in ("train", "val"):
+        stem = f"{role}_{kind}_questions"
+        for base in (folder, folder / "questions1.2", folder / "questions"):
+            parts = sorted((base / stem).glob("*.json"), key=_number) if (base / stem).is_dir() else []
+            files = [base / f"{stem}.json"] if (base / f"{stem}.json").is_file() else parts
+            if files:
+                found[role] = [Source(file) for file in files]
+                break
+        else:
+            raise ValueError(f"expected {stem}.json, or parts in a folder {stem}, in {folder}; found neither")
+    return found
+
+
+def _number(file: Path) -> tuple[int, str]:
+    digits = re.findall(r"\d+", file.stem)
+    return (int(digits[-1]) if digits else -1, file.name)

@@ -1,0 +1,80 @@
+"""Showing that two methods do not differ, or that one is no worse: two one-sided tests (TOST).
+
+A difference that is not significant is no evidence of equality. Here the burden of proof is reversed: the null
+hypothesis is that the mean difference lies outside (-margin, margin), and a small p-value rejects that.
+
+Source: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+equivalence of average bioavailability" (1987).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from confed.metrics.statistics import Sample, differences
+
+__all__ = ["Equivalence", "tost"]
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided paired t-tests.
+
+    Attributes:
+        difference: mean of a - b.
+        low: lower end of the interval of coverage 1 - 2 alpha; the two are equivalent at level alpha exactly if
+            the whole interval lies within the margin.
+        high: upper end.
+        margin: differences smaller than this do not matter, in the unit of a and b.
+        no_worse_p: p-value against "a is worse than b by the margin or more".
+        no_better_p: p-value against "a is better than b by the margin or more".
+        n: number of pairs.
+    """
+
+    difference: float
+    low: float
+    high: float
+    margin: float
+    no_worse_p: float
+    no_better_p: float
+    n: int
+
+    @property
+    def p(self) -> float:
+        """P-value against "they differ by the margin or more": the larger of the two."""
+        return max(self.no_worse_p, self.no_better_p)
+
+
+def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:
+    """Tests whether the paired difference a - b is smaller than a margin, both ways.
+
+    Equal differences have no spread: the interval is then a point, and the p-values are 0 or 1.
+
+    Args:
+        a: one value per seed, client or example; larger is better.
+        b: the same of the other method, in the same order.
+        margin: the largest difference that does not matter; to be chosen before looking at the data.
+        alpha: level of each of the two tests; the interval covers 1 - 2 alpha.
+
+    Raises:
+        ValueError: fewer than two pairs, unequal sizes, a margin that is not positive, or an alpha outside
+            (0, 0.5).
+    """
+    from scipy import stats
+
+    if not (margin > 0 and math.isfinite(margin)):
+        raise ValueError(f"margin must be a positive number, got {margin}")
+    if not 0 < alpha < 0.5:
+        raise ValueError(f"alpha must lie in (0, 0.5), got {alpha}")
+    d = differences(a, b, least=2)
+    n, difference = len(d), float(d.mean())
+    if np.ptp(d) == 0:
+        difference = float(d[0])
+        worse, better = float(difference <= -margin), float(difference >= margin)
+        return Equivalence(difference, difference, difference, margin, worse, better, n)
+    error = float(d.std(ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf(1 - alpha, n - 1)) * error
+    no_worse = float(stats.t.sf((difference + margin) / error, n - 1))
+    no_better = float(stats.t.cdf((difference - margin) / error, n - 1))
+    return Equivalence(difference, difference - half, difference + half, margin, no_worse, no_better, n)

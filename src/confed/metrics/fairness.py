@@ -1,0 +1,92 @@
+"""How a federation treats its clients: spread, the worst of them, and who would be better off otherwise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confed.metrics.statistics import mean
+
+__all__ = ["Clients", "Hurt", "across_clients", "hurt"]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How evenly a metric is spread over clients; larger values are better.
+
+    Attributes:
+        mean: mean over clients, each counted once.
+        sd: standard deviation over clients (divisor n - 1); NaN for one client.
+        worst: value of the worst client.
+        worst_client: which one it is.
+        bottom: mean of the worst tenth of the clients, at least one.
+        spread: best value minus worst.
+        n: number of clients.
+    """
+
+    mean: float
+    sd: float
+    worst: float
+    worst_client: str
+    bottom: float
+    spread: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """Clients who do worse than with a reference.
+
+    Attributes:
+        share: their share of all clients.
+        clients: who they are, the most hurt first.
+        worst: the largest loss, 0 if nobody is hurt.
+        n: number of clients.
+    """
+
+    share: float
+    clients: tuple[str, ...]
+    worst: float
+    n: int
+
+
+def across_clients(values: Mapping[str, float]) -> Clients:
+    """Mean, spread and worst of one metric over clients.
+
+    Args:
+        values: client -> value, larger is better.
+
+    Raises:
+        ValueError: there are no clients, or a value is not finite.
+    """
+    summary = mean(list(values.values()))
+    order = sorted(values, key=values.__getitem__)
+    bottom = [values[client] for client in order[: max(1, len(order) // 10)]]
+    worst, best = values[order[0]], values[order[-1]]
+    return Clients(
+        summary.mean,
+        summary.sd,
+        float(worst),
+        order[0],
+        sum(bottom) / len(bottom),
+        float(best - worst),
+        summary.n,
+    )
+
+
+def hurt(values: Mapping[str, float], reference: Mapping[str, float], margin: float = 0.0) -> Hurt:
+    """Clients whose value is below the reference's by more than a margin.
+
+    Args:
+        values: client -> value of the method, larger is better.
+        reference: client -> value of the reference (local training, or the global model).
+        margin: losses up to this size do not count.
+
+    Raises:
+        ValueError: there are no clients, or the two do not name the same ones.
+    """
+    if not values or values.keys() != reference.keys():
+        raise ValueError(
+            f"values and reference must name the same clients, got {sorted(values)} and {sorted(reference)}"
+        )
+    loss = {client: float(reference[client] - value) for client, value in values.items()}
+    clients = tuple(sorted((c for c in loss if loss[c] > margin), key=lambda c: -loss[c]))
+    return Hurt(len(clients) / len(values), clients, loss[clients[0]] if clients else 0.0, len(values))

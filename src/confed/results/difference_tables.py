@@ -1,0 +1,223 @@
+"""Differences between methods as tables: the main one, the same per client, and tests that are extras."""
+
+from collections.abc import Mapping, Sequence
+
+from confed.metrics.equivalence import Equivalence
+from confed.metrics.resampling import Bootstrap
+from confed.metrics.statistics import PairedT
+from confed.results import formats
+from confed.results.paired import MEASURES, Difference
+from confed.results.tables import spread_cell
+from confed.results.writers import Cell, Column, Table
+
+__all__ = ["client_table", "difference_table", "extra_table"]
+
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Measure -> method -> seed -> value."""
+
+
+def difference_table(
+    title: str,
+    reference: str,
+    labels: Mapping[str, str],
+    values: Values,
+    found: Sequence[Difference],
+    margin: float,
+    notes: Sequence[str] = (),
+) -> Table:
+    """Every method against one reference, a section per measure.
+
+    Args:
+        title: caption.
+        reference: the method that the others are compared with.
+        labels: method -> its name as people write it, in order.
+        values: of all methods.
+        found: the differences to this reference.
+        margin: of the tests of equivalence, a fraction.
+        notes: sentences below the table.
+    """
+    by_key = {(difference.measure, difference.method): difference for difference in found}
+    columns = _columns(margin, len({len(seeds) for of in values.values() for seeds in of.values()}) < 2)
+    sections = tuple(
+        tuple(
+            _row(measure, labels[method], of[method], by_key.get((measure, method)), method == reference, len(columns))
+            for method in labels
+            if method in of
+        )
+        for measure, of in values.items()
+    )
+    return Table(title, columns, sections, tuple(notes))
+
+
+def client_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
+    """McNemar's test for each client and unseen place: who was won and lost against one reference.
+
+    None without predictions, or if there is only one place.
+    """
+    found = [d for d in found if d.by_place]
+    places = list(dict.fromkeys(place for d in found for place in d.by_place))
+    if len(places) < 2:
+        return None
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        *(
+            column
+            for place in places
+            for column in (Column("won:lost", place, words=True), Column("p", place), Column("p uncorrected", place))
+        ),
+    )
+    columns = tuple(Column(c.title, c.group, words=c.words, detail=c.title == "p uncorrected") for c in columns)
+    sections: list[tuple[tuple[Cell, ...], ...]] = []
+    for measure, words in MEASURES.items():
+        rows: list[tuple[Cell, ...]] = []
+        for d in (d for d in found if d.measure == measure):
+            cells = [cell for place in places for cell in _won(d, place)]
+            rows.append((Cell(words.words), Cell(labels[d.method]), *cells))
+        sections.append(tuple(rows))
+    notes = (
+        "McNemar's exact test on the questions of each place, all seeds together; p-values are corrected by "
+        "Holm's procedure over all methods and places of a measure.",
+    )
+    return Table(f"Questions won and lost against {labels[reference]}, place by place", columns, tuple(sections), notes)
+
+
+def extra_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
+    """Tests that are read with care: Wilcoxon over places and seeds, bootstrap over seeds and examples.
+
+    None if there is neither.
+    """
+    if not any(d.pairs or d.over_both for d in found):
+        return None
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("pairs", "Wilcoxon, clients × seeds"),
+        Column("rank sum", "Wilcoxon, clients × seeds"),
+        Column("p", "Wilcoxon, clients × seeds"),
+        Column("least p", "Wilcoxon, clients × seeds"),
+        Column("95 % CI", "bootstrap, seeds and examples", words=True),
+        Column("low", "bootstrap, seeds and examples", "points", detail=True),
+        Column("high", "bootstrap, seeds and examples", "points", detail=True),
+        Column("p", "bootstrap, seeds and examples"),
+    )
+    sections = tuple(
+        tuple(
+            (
+                Cell(words.words),
+                Cell(labels[d.method]),
+                *(
+                    (
+                        Cell(str(d.pairs.n), d.pairs.n),
+                        Cell(f"{d.pairs.statistic:g}", d.pairs.statistic),
+                        p_cell(d.pairs.p),
+                        p_cell(d.pairs.smallest_p),
+                    )
+                    if d.pairs
+                    else (Cell(formats.MISSING),) * 4
+                ),
+                *_interval(d.over_both),
+                p_cell(d.over_both.p if d.over_both else None),
+            )
+            for d in found
+            if d.measure == measure
+        )
+        for measure, words in MEASURES.items()
+    )
+    notes = (
+        "Extras, for orientation only, and not corrected for the number of methods. Clients of one run share the "
+        "model and the rounds, so pairs of client and seed are not independent, and Wilcoxon's p-values are too "
+        "small. Pairs without a difference do not count. A bootstrap over few seeds gives intervals that are too "
+        "narrow.",
+    )
+    return Table(f"Extras: other tests against {labels[reference]}", columns, sections, notes)
+
+
+def p_cell(p: float | None, star: bool = False) -> Cell:
+    """A p-value, starred where it is claimed to be significant."""
+    return Cell(formats.p_value(p) + ("*" if star else ""), p)
+
+
+def _row(
+    measure: str,
+    label: str,
+    values: Mapping[int, float],
+    found: Difference | None,
+    is_reference: bool,
+    width: int,
+) -> tuple[Cell, ...]:
+    start = (
+        Cell(MEASURES[measure].words),
+        Cell(label),
+        Cell(str(len(values)), len(values)),
+        spread_cell(list(values.values())),
+    )
+    if found is None:
+        gap = Cell("reference" if is_reference else formats.MISSING)
+        return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
+    t, b, m, e = found.over_seeds, found.over_examples, found.discordant, found.equivalence
+    return (
+        *start,
+        Cell(formats.points(found.points) + ("*" if found.significant else ""), 100 * found.points),
+        *_interval(t),
+        p_cell(t.p if t else None),
+        p_cell(found.seeds_p),
+        *_interval(b),
+        p_cell(b.p if b else None),
+        p_cell(found.bootstrap_p),
+        Cell(f"{m.only_a}:{m.only_b}" if m else formats.MISSING),
+        p_cell(m.p if m else None),
+        p_cell(found.mcnemar_p),
+        *_interval(e)[1:],
+        p_cell(e.no_worse_p if e else None),
+        p_cell(found.no_worse_p, found.no_worse),
+        p_cell(e.p if e else None),
+        p_cell(found.equivalence_p, found.equivalent),
+    )
+
+
+def _columns(margin: float, equal_seeds: bool) -> tuple[Column, ...]:
+    group = f"p, margin {100 * margin:g}"
+    return (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("seeds", detail=equal_seeds),
+        Column("value", unit="%"),
+        Column("difference", unit="points"),
+        *_test_columns("over seeds"),
+        *_test_columns("over examples"),
+        Column("won:lost", "McNemar", words=True),
+        Column("p uncorrected", "McNemar", detail=True),
+        Column("p", "McNemar"),
+        Column("90 % low", "over seeds", "points", detail=True),
+        Column("90 % high", "over seeds", "points", detail=True),
+        Column("no worse uncorrected", group, detail=True),
+        Column("no worse", group),
+        Column("equal uncorrected", group, detail=True),
+        Column("equal", group),
+    )
+
+
+def _test_columns(group: str) -> tuple[Column, ...]:
+    return (
+        Column("95 % CI", group, words=True),
+        Column("low", group, "points", detail=True),
+        Column("high", group, "points", detail=True),
+        Column("p uncorrected", group, detail=True),
+        Column("p", group),
+    )
+
+
+def _won(difference: Difference, place: str) -> tuple[Cell, Cell, Cell]:
+    """Questions won and lost at one place, its corrected and its uncorrected p-value."""
+    test = difference.by_place.get(place)
+    if test is None:
+        return Cell(""), Cell(""), Cell("")
+    return Cell(f"{test.only_a}:{test.only_b}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
+
+
+def _interval(test: PairedT | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
+    if test is None:
+        return Cell(formats.MISSING), Cell(formats.MISSING), Cell(formats.MISSING)
+    text = f"[{formats.points(test.low)}, {formats.points(test.high)}]"
+    return Cell(text), Cell(text, 100 * test.low), Cell(text, 100 * test.high)

@@ -1,0 +1,93 @@
+"""How far a comparison of methods carries, in sentences: what may be claimed and what not."""
+
+from collections.abc import Sequence
+
+from confed.metrics.statistics import smallest_p
+from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
+from confed.results.tables import is_bound
+
+__all__ = ["remarks"]
+
+
+def remarks(found: Sequence[Difference], methods: Methods, margin: float) -> list[str]:
+    """What to know before reading a table of differences.
+
+    Args:
+        found: the differences.
+        methods: what was compared.
+        margin: of the tests of equivalence, a fraction.
+    """
+    return [*_on_seeds(found), *_on_margin(found, margin), *_on_examples(found), *_on_methods(found, methods)]
+
+
+def _on_seeds(found: Sequence[Difference]) -> list[str]:
+    """How far the tests over seeds carry."""
+    if not found:
+        return ["No method shares a seed and a measure with the reference: nothing can be compared."]
+    least, most = (choose(len(d.seeds) for d in found) for choose in (min, max))
+    if most < 2:
+        return ["One seed in common: nothing can be said about other seeds."]
+    seeds = f"{most}" if least == most else f"{least} to {most}"
+    lines = [
+        f"Over seeds: paired t-test over {seeds} seeds. A test of signs or ranks over {most} seeds cannot give "
+        f"a p-value below {smallest_p(most):.4g}."
+    ]
+    if least < MIN_SEEDS:
+        few = least if most >= MIN_SEEDS else seeds
+        lines.append(
+            f"With {few} seeds no significance is claimed at the level of seeds (that takes {MIN_SEEDS}); "
+            "intervals and p-values over seeds are for orientation."
+        )
+    if any(d.over_seeds and not d.over_seeds.sd and d.points for d in found):
+        lines.append(
+            "Where all seeds show the same difference there is no spread: the interval is a point, and its p-values "
+            "say nothing beyond that."
+        )
+    if most >= MIN_SEEDS:
+        lines.append(f"* p-value over seeds at most {LEVEL} after Holm's correction.")
+    return lines
+
+
+def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
+    """What the tests of equivalence say."""
+    if not any(d.equivalence for d in found):
+        return []
+    points = f"{100 * margin:g} point" + ("" if margin == 0.01 else "s")
+    return [
+        f"Margin: two one-sided t-tests over seeds (TOST). A small p says that the method loses less than {points} "
+        f"(no worse), or differs by less than {points} either way (equal). A large p shows nothing: a difference "
+        "that is not significant is not equality."
+    ]
+
+
+def _on_examples(found: Sequence[Difference]) -> list[str]:
+    """How far the tests over examples carry."""
+    resampled = [d.over_examples for d in found if d.over_examples]
+    discordant = [d.discordant for d in found if d.discordant]
+    if not resampled:
+        return ["No tests over examples: predictions of both methods on the same examples are missing."] * bool(found)
+    line = (
+        "Over examples: these trained models on this test data, clients pooled; it says nothing about other seeds. "
+        f"The bootstrap ({resampled[0].resamples} resamples) cannot give a p-value below "
+        f"{2 / (resampled[0].resamples + 1):.1g}"
+    )
+    bound = max((test.smallest_p for test in discordant if test.only_a + test.only_b), default=0.0)
+    lines = [line + (f", McNemar's test in some rows none below {bound:.2g}." if bound > 1e-4 else ".")]
+    if discordant and any(len(d.seeds) > 1 for d in found):
+        lines.append("McNemar counts an example once per seed, which makes its p-values over several seeds too small.")
+    return lines
+
+
+def _on_methods(found: Sequence[Difference], methods: Methods) -> list[str]:
+    """Holm's families, and which rows are bounds."""
+    lines: list[str] = []
+    references = dict.fromkeys(d.reference for d in found)
+    families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
+    if max(families, default=0) > 1:
+        of = "measure and reference" if len(references) > 1 else "measure"
+        lines.append(f"p-values are corrected by Holm's procedure over up to {max(families)} methods per {of}.")
+    firsts = [next(iter(runs.values())) for runs in methods.values()]
+    bounds = [run.label for run in firsts if is_bound(run.summary)]
+    if bounds:
+        lines.append(f"{', '.join(bounds)}: all data in one place, a bound and not a federated method.")
+    return lines

@@ -1,0 +1,326 @@
+"""Tuning: the same number of configurations for every method, chosen on the clients' validation data.
+
+What is tried is the learning rate that all methods share, crossed with what the method itself names as worth trying
+(``Algorithm.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
+tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011), and a
+configuration whose score after a round lies below the median of the earlier ones' is stopped (the median rule of
+Golovin et al., "Google Vizier", KDD 2017). Scores are the mean over clients of their own model's validation score.
+Test examples and unseen places are taken out of the data before anything is trained.
+
+A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
+from), ``scores.csv`` and ``tuned.toml`` (:mod:`confed.tuned`).
+"""
+
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confed import cells
+from confed.federation.checkpoint import write_atomically
+from confed.grid import differing, exclusive, joined, refusals
+from confed.recipe import Recipe, load_recipe
+from confed.results.folder import read_jsonl
+from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["FACTORS", "search_space", "tune", "tune_row", "validation_scores"]
+
+FACTORS = (0.1, 0.3, 1.0, 3.0)
+"""Learning rates tried, as multiples of the recipe's, where it names none itself."""
+
+RANDOM_FIRST = 3
+"""Configurations before the estimator has something to go by; also before any is stopped early."""
+
+LR = "local.lr"
+
+
+def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
+    """Knob -> the values tried for a row, the recipe's own among them.
+
+    Args:
+        recipe: its ``[study] lr``, or multiples of the row's own learning rate.
+        row: one of its rows.
+
+    Raises:
+        ValueError: the method names a hyper-parameter that it does not have.
+    """
+    single = recipe.method(row)
+    own = single.local.lr
+    rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
+    space = {LR: _with(rates, own)}
+    algorithm = single.sections["algorithm"]
+    for name, values in type(single.construct("algorithm")).search.items():
+        if name not in algorithm:
+            raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
+        space[name] = _with(tuple(values), algorithm[name])
+    return space
+
+
+def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
+    return tuple(values) if own in values else (own, *values)
+
+
+def validation_scores(recipe: Recipe) -> Iterator[float]:
+    """Trains a single-run recipe and yields, after every round, how good it is on validation data; keeps nothing.
+
+    A method that does something after the last round (fine-tuning) yields once more after it.
+
+    Yields:
+        The headline metric's mean over clients: of each one's own model, or, where a method gives none, of the
+        model that serves everybody.
+
+    Raises:
+        ValueError: the recipe or its data are faulty, or the method cannot work with them.
+        RuntimeError: a client failed: a mean without it would be that of an easier federation.
+    """
+    import torch
+
+    from confed.data.examples import TableData
+    from confed.engines.local import Members, Presence, Simulation, Workspace, simulate
+    from confed.experiment import prepare
+    from confed.federation.state import MemoryStore
+    from confed.tasks.vqa import summarise
+
+    run = recipe.run
+    torch.set_num_threads(run.threads)
+    setup, materials = prepare(recipe)
+    pooled = setup.algorithm.pooled
+    clients: dict[str, TableData] = {}
+    for name, data in materials.clients.items():
+        train, validation, _ = data.tables
+        clients[name] = TableData(train, validation, validation.take(0))
+    # Whoever trains on everybody's data has one member; the clients only look on.
+    population = setup.population if pooled else Members(clients, setup.population.info(0).modalities)
+    setup = replace(setup, population=population, observers=clients if pooled else {})
+    there = {} if pooled else clients
+    presence = Presence(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
+    workspace = Workspace(setup.model(), setup.device)
+    with Simulation(setup, MemoryStore(), cohort=run.cohort_size, presence=presence) as simulation:
+        for record in simulate(simulation, simulation.start(workspace)):
+            for client, error in record.errors.items():
+                raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
+            views = simulation.evaluate(record.servers, record.round, split="validation", most=None)
+            places = views["unseen"] if pooled else views["personal"] or views["global"]
+            scores = [summarise(tally)[setup.task.metric] for tally in places.values()]
+            yield sum(scores) / len(scores)
+
+
+def tune(
+    recipe: Recipe,
+    root: Path,
+    *,
+    budget: int,
+    seed: int,
+    workers: int,
+    show: Callable[[Sequence[str], int], cells.Listen],
+) -> list[Tuned]:
+    """Tries configurations of every row of a recipe; what a folder holds already is not tried again.
+
+    Args:
+        recipe: with the rows as its methods; see :meth:`confed.recipe.Recipe.with_rows`.
+        root: the tuning folder.
+        budget: configurations per row, the recipe's own included; fewer where there are not so many.
+        seed: of all tuning runs.
+        workers: rows at a time, each in a process of its own. The figures are the same for any number.
+        show: given the rows' titles and 0, it returns who is told what happens to them.
+
+    Raises:
+        ValueError: a budget below 1, faulty data, or a folder that was tuned with other settings.
+    """
+    from confed.materials import load_materials
+
+    if budget < 1:
+        raise ValueError(f"budget must be at least 1, got {budget}")
+    asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
+    errors = refusals(asked, seed)
+    if workers > 1:
+        load_materials.cache_clear()  # the processes read the data themselves
+    (root / "trials").mkdir(parents=True, exist_ok=True)
+    with exclusive(root):
+        file = root / "tuning.toml"  # not recipe.toml: this is no run folder
+        before = load_recipe(file) if file.is_file() else asked
+        recipe = joined(before, asked)
+        _check_settings(before, recipe, root)
+        for row in recipe.methods:
+            _open(recipe, row, _file(root, row))
+        write_atomically(file, recipe.to_toml().encode())
+        rows = [row for row in asked.methods if row not in errors]
+        shown = show([recipe.label(row) for row in rows], 0)
+
+        def listen(event: cells.Event) -> None:
+            if event.kind in ("refused", "failed"):
+                errors[rows[event.job]] = event.text
+            shown(event)
+
+        jobs = [{"root": str(root), "row": row, "budget": budget} for row in rows]
+        cells.carry_out("confed.tune:tune_row", jobs, workers, listen)
+        found = [
+            Tuned(row, recipe.label(row), tuple(_trials(_file(root, row))[:budget]), errors.get(row, ""))
+            for row in recipe.methods
+        ]
+        write_atomically(root / "scores.csv", scores_csv(found).encode())
+        write_atomically(root / "tuned.toml", tuned_toml(recipe, found, budget).encode())
+    return found
+
+
+def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
+    """Tries the configurations of one row that its file does not hold yet, and returns the best in one line.
+
+    Args:
+        job: "root" (the tuning folder), "row" and "budget".
+        watch: told of every round.
+    """
+    import optuna
+
+    from confed.experiment import Progress
+
+    root, row = Path(job["root"]), str(job["row"])
+    recipe = load_recipe(root / "tuning.toml")
+    file, space = _file(root, row), search_space(recipe, row)
+    budget = min(int(job["budget"]), math.prod(map(len, space.values())))
+    done = _trials(file)[:budget]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=RANDOM_FIRST - 1, n_warmup_steps=recipe.run.rounds // 3)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    for trial in done:
+        _retell(study, trial, space)
+    for number in range(len(done), budget):
+        # Seeded anew for each: what comes next depends on what was found, not on when it was found.
+        study.sampler = optuna.samplers.TPESampler(seed=_derive(recipe, row, number), n_startup_trials=RANDOM_FIRST)
+        asked = _ask(study, space, [trial.choice for trial in done], _own(recipe, row, space))
+        choice = dict(asked.params)
+        single = _configured(recipe, row, {knob: space[knob][at] for knob, at in choice.items()})
+
+        def tell(round: int, text: str, number: int = number) -> None:
+            watch(Progress(round, recipe.run.rounds, f"configuration {number + 1}/{budget}{text}"))
+
+        tell(0, "")
+        done.append(_try(study, asked, single, choice, space, tell))
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(vars(done[-1])) + "\n")
+    best = Tuned(row, "", tuple(done)).best
+    found = f"best {best.scores[-1]:.1%} with {in_words(best.values)}" if best else "none of them worked"
+    return f"{len(done)} configurations tried, {found}"
+
+
+def _try(
+    study: "optuna.Study",
+    asked: "optuna.Trial",
+    recipe: Recipe,
+    choice: Mapping[str, int],
+    space: Mapping[str, Sequence[Any]],
+    tell: Callable[[int, str], None],
+) -> Trial:
+    """Trains one configuration, as far as it is worth it."""
+    from optuna.trial import TrialState
+
+    began, scores, state, error = time.perf_counter(), list[float](), TrialState.COMPLETE, ""
+    try:
+        for score in validation_scores(recipe):
+            scores.append(score)
+            asked.report(score, len(scores))
+            tell(min(len(scores), recipe.run.rounds), f", {score:.1%}")
+            if len(scores) < recipe.run.rounds and asked.should_prune():
+                state = TrialState.PRUNED
+                break
+    except (RuntimeError, ValueError) as failure:  # a learning rate at which training diverges is a finding
+        state, error = TrialState.FAIL, str(failure)
+    study.tell(asked, scores[-1] if state == TrialState.COMPLETE else None, state)
+    names = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    values = {knob: space[knob][at] for knob, at in choice.items()}
+    return Trial(choice, values, names[state], tuple(scores), round(time.perf_counter() - began, 2), error)
+
+
+def _ask(
+    study: "optuna.Study",
+    space: Mapping[str, Sequence[Any]],
+    tried: Sequence[Mapping[str, int]],
+    own: Mapping[str, int],
+) -> "optuna.Trial":
+    """The next configuration: the recipe's own first, then what the sampler proposes and was not tried yet."""
+    from optuna.trial import TrialState
+
+    distributions = _distributions(space)
+    if not tried:
+        study.enqueue_trial(dict(own))
+        return study.ask(distributions)
+    asked = study.ask(distributions)
+    if asked.params not in tried:
+        return asked
+    study.tell(asked, state=TrialState.FAIL)
+    points = [dict(zip(space, at, strict=True)) for at in itertools.product(*(range(len(v)) for v in space.values()))]
+    left = [point for point in points if point not in tried]
+    study.enqueue_trial(random.Random(json.dumps([*tried, asked.params])).choice(left))
+    return study.ask(distributions)
+
+
+def _distributions(space: Mapping[str, Sequence[Any]]) -> "dict[str, optuna.distributions.BaseDistribution]":
+    from optuna.distributions import CategoricalDistribution
+
+    return {knob: CategoricalDistribution(range(len(values))) for knob, values in space.items()}
+
+
+def _retell(study: "optuna.Study", trial: Trial, space: Mapping[str, Sequence[Any]]) -> None:
+    """Tells Optuna of a configuration that an earlier call tried."""
+    from optuna.trial import TrialState, create_trial
+
+    state = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}[trial.state]
+    study.add_trial(
+        create_trial(
+            state=state,
+            value=trial.score,
+            params=dict(trial.choice),
+            distributions=_distributions(space),
+            intermediate_values=dict(enumerate(trial.scores, 1)),
+        )
+    )
+
+
+def _derive(recipe: Recipe, row: str, number: int) -> int:
+    from confed.federation.randomness import derive
+
+    return derive(recipe.run.seed, number, row, "tune") % 2**32
+
+
+def _own(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    single = recipe.method(row)
+    values = {LR: single.local.lr, **single.sections["algorithm"]}
+    return {knob: choices.index(values[knob]) for knob, choices in space.items()}
+
+
+def _configured(recipe: Recipe, row: str, values: Mapping[str, Any]) -> Recipe:
+    return recipe.with_rows([row], {row: merge(recipe.overrides.get(row, {}), values)}).method(row)
+
+
+def _file(root: Path, row: str) -> Path:
+    return root / "trials" / f"{row}.jsonl"
+
+
+def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
+    """Trials that are there must have been made as they would be now."""
+    for row in before.methods:
+        different = differing(before.method(row), recipe.method(row))
+        if different and _file(root, row).is_file():
+            raise ValueError(f"{root}: {row} was tuned with {different}; give another folder with --out")
+
+
+def _open(recipe: Recipe, row: str, file: Path) -> None:
+    """Starts a row's file, or checks that its trials are of the same space."""
+    space = {knob: list(values) for knob, values in search_space(recipe, row).items()}
+    lines = read_jsonl(file) or [{"space": space}]
+    # Written anew, because what a kill left of a line would run into the next one.
+    write_atomically(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    if lines[0]["space"] != json.loads(json.dumps(space)):
+        raise ValueError(f"{file} holds trials of {lines[0]['space']}, not of {space}; give another folder with --out")
+
+
+def _trials(file: Path) -> list[Trial]:
+    return [Trial(**{**line, "scores": tuple(line["scores"])}) for line in read_jsonl(file)[1:]]

@@ -1,0 +1,229 @@
+"""Tuning: the same budget for all, validation data only, the same choice however often it was interrupted."""
+
+import csv
+import json
+import tomllib
+import warnings
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from confed import tune as tuning
+from confed.data.examples import TableData
+from confed.experiment import run
+from confed.recipe import Recipe, load_recipe
+from confed.tune import search_space, tune, validation_scores
+from confed.tuned import apply, read_tuned
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+TINY = [
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
+    "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=2", "run.gallery=0",
+]  # fmt: skip
+
+SEARCH = {"lam": (0.001, 0.1), "top_n": (5, 20)}
+
+
+def tiny(*rows: str) -> Recipe:
+    return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6"]).with_rows(rows)
+
+
+def silent(titles, there):
+    return lambda event: None
+
+
+def invented(recipe: Recipe):
+    """Six rounds of scores that depend on the configuration alone; two configurations are as good as each other."""
+    lr, lam = recipe.local.lr, recipe.sections["algorithm"].get("lam", 0.0)
+    top = 0.9 - abs(np.log10(lr / 1e-3)) / 4 - abs(lam - 0.003)
+    for round in range(1, 7):
+        yield float(top * (1 - 0.5**round))
+
+
+@pytest.fixture
+def synthetic(monkeypatch: pytest.MonkeyPatch):
+    calls: list[Recipe] = []
+
+    def scores(recipe: Recipe):
+        calls.append(recipe)
+        return invented(recipe)
+
+    monkeypatch.setattr(tuning, "validation_scores", scores)
+    monkeypatch.setattr("confed.algorithms.fedp3.FedP3.search", SEARCH)
+    return calls
+
+
+def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confed.algorithms.fedp3.FedP3.search", SEARCH)
+    recipe = load_recipe("fedvqa_scenes", ["local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
+    assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.003, 0.009)}
+    assert search_space(recipe, "fedprox")["local.lr"] == (0.001, 0.003, 0.01, 0.03)
+    # The recipe's own value is always among those tried.
+    assert search_space(recipe, "fedp3")["lam"] == (0.003, 0.001, 0.1)
+    own = load_recipe("fedvqa_scenes", ["study.lr=[1e-3, 3e-3]"])
+    assert search_space(own, "fedavg") == {"local.lr": (0.001, 0.003)}
+
+
+def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
+    synthetic: list[Recipe], tmp_path: Path
+) -> None:
+    found = tune(tiny("fedavg", "fedp3"), tmp_path, budget=8, seed=100, workers=1, show=silent)
+    assert [len(tuned.trials) for tuned in found] == [4, 8]  # FedAvg's space has four points
+    assert all(recipe.run.seed == 100 for recipe in synthetic)
+    for tuned in found:
+        space = search_space(tiny(tuned.row), tuned.row)
+        points = [tuple(trial.values.values()) for trial in tuned.trials]
+        assert len(set(points)) == len(points)
+        assert set(points) <= set(product(*space.values()))
+        assert tuned.trials[0].values["local.lr"] == 0.003  # the recipe's own comes first
+        complete = [t for t in tuned.trials if t.state == "complete"]
+        assert tuned.best is not None
+        assert tuned.best.score == max(t.scores[-1] for t in complete)
+        assert all(len(t.scores) == 6 for t in complete)
+    assert found[0].best is not None
+    assert found[0].best.values == {"local.lr": 0.0009}
+    # The median rule by hand: stopped after a round in which the best so far is below the median of finished ones.
+    stopped = 0
+    for tuned in found:
+        finished: list[tuple[float, ...]] = []
+        for trial in tuned.trials:
+            if trial.state == "pruned":
+                stopped += 1
+                at = len(trial.scores) - 1
+                assert 2 <= len(trial.scores) < 6
+                assert max(trial.scores) < np.median([scores[at] for scores in finished])
+            else:
+                finished.append(trial.scores)
+    assert stopped > 0
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert len(rows) == 12
+    assert {row["score"] == "" for row in rows if row["state"] == "pruned"} == {True}
+    written = tomllib.loads((tmp_path / "tuned.toml").read_text())
+    assert written["tuning"] == {"recipe": "fedvqa_scenes", "seed": 100, "budget": 8}
+    assert written["methods"]["fedavg"] == {"local": {"lr": 0.0009}}
+
+
+def _without_seconds(root: Path) -> list[dict[str, str]]:
+    return [{**row, "seconds": ""} for row in csv.DictReader((root / "scores.csv").read_text().splitlines())]
+
+
+def test_interrupted_and_enlarged_it_chooses_the_same(
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, show=silent)
+    assert len(synthetic) == 9
+    tune(tiny("fedp3"), cut, budget=3, seed=100, workers=1, show=silent)
+
+    def interrupted(recipe: Recipe):
+        raise KeyboardInterrupt
+        yield 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "validation_scores", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, show=silent)
+    with (cut / "trials/fedp3.jsonl").open("a") as file:
+        file.write('{"choice": {"lo')  # what a kill leaves
+    tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, show=silent)
+    assert _without_seconds(cut) == _without_seconds(whole)
+    # Another row later keeps what is there; other settings are another folder's.
+    found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, show=silent)
+    assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
+    assert len(synthetic) == 9 + 9 + 4
+    other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5"]).with_rows(["fedp3"])
+    with pytest.raises(ValueError, match=r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
+        tune(other, cut, budget=9, seed=100, workers=1, show=silent)
+    with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
+        tune(other, cut, budget=0, seed=100, workers=1, show=silent)
+
+
+def test_a_configuration_that_diverges_is_a_finding(
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverging(recipe: Recipe):
+        if recipe.local.lr > 0.005:
+            raise RuntimeError("client 'a' failed in round 1: training diverged")
+        yield from invented(recipe)
+
+    monkeypatch.setattr(tuning, "validation_scores", diverging)
+    (found,) = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+    assert sorted(t.state for t in found.trials).count("failed") == 1
+    assert "diverged" in (tmp_path / "scores.csv").read_text()
+    assert found.best is not None
+
+
+@pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])
+def test_scores_are_those_of_a_run_and_test_data_are_out_of_reach(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("fedvqa_scenes", TINY).method(row).with_run(seed=100, workers=1, evaluate_examples=0)
+    run(recipe, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    places = [line["personal"] for line in lines if line["event"] == "evaluation" and line["round"] > 0]
+    expected = [sum(v["accuracy"] for v in p.values()) / 2 for p in places]
+
+    def untouchable(self, batch_size):
+        raise AssertionError("test data were read")
+
+    monkeypatch.setattr(TableData, "test", untouchable)
+    assert list(validation_scores(recipe)) == pytest.approx(expected, abs=1e-12)
+    assert len(expected) == (3 if row == "fedavg_ft" else 2)
+
+
+def test_tuned_values_come_back_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.toml"
+    path.write_text("[methods.fedp3]\nlam = 0.2\ntop_n = 5\n[methods.fedp3.local]\nlr = 0.5\n[methods.x]\ny = 1\n")
+    values, seed = read_tuned(path)
+    assert values["fedp3"] == {"lam": 0.2, "top_n": 5, "local.lr": 0.5}
+    assert seed is None
+    recipe = load_recipe("fedvqa_scenes").with_rows(["fedavg", "fedp3"])
+    full, used = apply(recipe, values)
+    single = full.method("fedp3")
+    assert (single.sections["algorithm"]["lam"], single.sections["algorithm"]["top_n"], single.local.lr) == (
+        0.2,
+        5,
+        0.5,
+    )
+    assert full.method("fedavg").local.lr == recipe.local.lr
+    assert used == {"fedp3": values["fedp3"]}
+    for override, knob in (("algorithm.lam=1", "lam"), ("local.lr=1", "local.lr"), ("methods.fedp3.top_n=9", "top_n")):
+        _, used = apply(recipe, values, [override])
+        assert used == {"fedp3": {k: v for k, v in values["fedp3"].items() if k != knob}}
+    path.write_text("methods = 3")
+    with pytest.raises(ValueError, match=r"no tuned\.toml"):
+        read_tuned(path)
+
+
+def test_the_command_prints_what_it_chose(
+    synthetic: list[Recipe], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", "--methods", "fedavg,fedbn", "--workers", "1"]
+    arguments += ["--out", str(tmp_path / "t"), "--budget", "3"]
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, *more])
+        assert stop.value.code == 0
+        out, err = capfd.readouterr()
+        if more:
+            found = json.loads(out)
+            assert [len(tuned["trials"]) for tuned in found["methods"]] == [3, 0]
+            assert err == ""
+        else:
+            assert "without FedBN: FedBN keeps" in " ".join(out.split())
+            assert "3 configurations tried, best" in err
+    assert len(synthetic) == 3
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    recipe = replace(load_recipe("fedvqa_scenes", TINY), lr=(0.003,)).with_rows(["local", "fedavg"])
+    for workers in (1, 2):
+        tune(recipe, tmp_path / f"{workers}", budget=2, seed=100, workers=workers, show=silent)
+    assert _without_seconds(tmp_path / "1") == _without_seconds(tmp_path / "2")
