@@ -56,7 +56,7 @@ NEEDS: Mapping[str, Need] = {
         name: Need()
         for name in (
             "central", "fedadam", "fedavg", "fedavgm", "fedavg_ft", "fedbn", "feddc", "feddyn", "fedper", "fedprox",
-            "fedyogi", "local", "scaffold",
+            "fedyogi", "local",
         )
     },
     **dict.fromkeys(("crd", "dkd", "fedp3", "sp", "st"), TEACHER),
@@ -64,6 +64,7 @@ NEEDS: Mapping[str, Need] = {
     "fedkd": Need(trained=2, why="mentor and mentee"),
     "fedrep": Need(why="every epoch trains a part, at most a whole pass"),
     "moon": Need(forward=2, why="the global and the previous model's features, once a round"),
+    "scaffold": Need(trained=1 + 1 / LOCAL.epochs, why="the gradient over all examples, once a round"),
 }  # fmt: skip
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"fedbn": {"layers": "all"}}

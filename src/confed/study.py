@@ -101,11 +101,12 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     for number, job in enumerate(jobs):
         folder = root / job.folder
         if (folder / "summary.json").exists():
-            summaries.append(json.loads((folder / "summary.json").read_text()))
-            continue
-        own = recipe.method(job.method).with_run(seed=job.seed)
-        watcher = watch(number, len(jobs), job)
-        summaries.append(run(own, folder, resume=is_run(folder), watch=watcher))
+            summary = json.loads((folder / "summary.json").read_text())
+        else:
+            own = recipe.method(job.method).with_run(seed=job.seed)
+            summary = run(own, folder, resume=is_run(folder), watch=watch(number, len(jobs), job))
+        # Rows of one method are told apart by the study's labels, which a run does not know.
+        summaries.append({**summary, "label": index["labels"][job.method]})
     return summaries
 
 

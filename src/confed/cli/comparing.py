@@ -1,6 +1,7 @@
 """Verbs that compare methods: compare."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
     from confed.recipe import Recipe
     from confed.results.compare import Comparison
 
-__all__ = ["compare", "default_workers", "finish_grid"]
+__all__ = ["Judged", "compare", "default_workers", "finish_grid"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How methods are judged: what they are compared with (none: the usual references), and the margin of equality."""
+
+    references: tuple[str, ...] = ()
+    margin: float = 0.01
 
 
 @app.command()
@@ -36,7 +45,11 @@ def compare(
         int | None, typer.Option(help="Runs at a time, a process each. [default: one per core; one on a GPU]")
     ] = None,
     tuned: Annotated[Path | None, typer.Option(help="Use the values of this tuned.toml of `confed tune`.")] = None,
-    reference: Annotated[str, typer.Option(help="The method that the others are compared with.")] = "fedavg",
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(help="A method that the others are compared with; may be repeated. [default: fedavg, fedavg_ft]"),
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Points within which methods count as equal (equivalence test).")] = 1.0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
@@ -52,12 +65,13 @@ def compare(
 
     from confed.results.compare import compare as compare_folders
 
+    references = Judged(tuple(reference or ()), margin / 100)
     if recipe is not None:
-        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, reference, out, as_json)
+        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, references, out, as_json)
         return
     if methods is not None or workers is not None or tuned is not None or seeds != 1:
         raise ValueError("--methods, --seeds, --workers and --tuned need --recipe")
-    comparison = compare_folders([Path(folder) for folder in folders or ()], reference)
+    comparison = compare_folders([Path(folder) for folder in folders or ()], reference or None, margin / 100)
     if out is not None:
         _write(comparison, out)
         console.print(escape(f"written: {out}/compare.md, compare.csv, compare.tex"), soft_wrap=True, highlight=False)
@@ -74,7 +88,7 @@ def _compare_recipe(
     seeds: int,
     workers: int | None,
     tuned: Path | None,
-    reference: str,
+    judged: "Judged",
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -98,10 +112,10 @@ def _compare_recipe(
             complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
     folder = out or Path("runs") / f"{loaded.name}-compare"
     open_grid(loaded, folder, numbers, used)
-    finish_grid(folder, workers, reference, as_json)
+    finish_grid(folder, workers, as_json, judged)
 
 
-def finish_grid(folder: Path, workers: int | None, reference: str, as_json: bool) -> None:
+def finish_grid(folder: Path, workers: int | None, as_json: bool, judged: Judged = Judged()) -> None:
     """Runs what a grid lacks, prints its tables, and writes them and the report into its folder.
 
     Raises:
@@ -117,7 +131,7 @@ def finish_grid(folder: Path, workers: int | None, reference: str, as_json: bool
         grid = run_grid(folder, count, display)
     if not grid.summaries:
         raise ValueError("no run could be made: " + next(iter(_grouped(grid.errors))))
-    _show(grid, reference, as_json)
+    _show(grid, judged, as_json)
     if grid.failed:
         raise typer.Exit(FAILED)
 
@@ -129,27 +143,29 @@ def default_workers(recipe: "Recipe") -> int:
     return free_cores() if recipe.run.device == "cpu" else 1
 
 
-def _show(grid: "Grid", reference: str, as_json: bool) -> None:
+def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     from dataclasses import asdict
 
     from confed.results.compare import compare as compare_folders
     from confed.results.report import write_report
-    from confed.results.tables import study_table
+    from confed.results.runs import load
+    from confed.results.tables import paper_table, write_tables
+    from confed.results.writers import to_rich
     from confed.tuned import in_words
 
-    there = dict.fromkeys(run.method for run in _finished(grid.folder))
-    if reference not in there:
-        other = next(iter(there))
-        complain(f"reference {reference!r} has no finished run; comparing with {other!r}", "note")
-        reference = other
-    comparison = compare_folders([grid.folder], reference)
-    _write(comparison, grid.folder)
+    study = load(grid.folder)
+    there = {run.method for run in study.runs if run.complete}
+    for absent in [name for name in judged.references if name not in there]:
+        complain(f"reference {absent!r} has no finished run", "note")
+    references = [name for name in judged.references if name in there] or None
+    comparison = compare_folders([grid.folder], references, judged.margin)
+    write_tables(grid.folder, references, judged.margin)
     page = write_report(grid.folder)
     if as_json:
         found = {"folder": str(grid.folder), "report": str(page), "runs": grid.summaries, "errors": grid.errors}
         print_json(plain({**found, "tuned": grid.tuned, "comparison": asdict(comparison)}))
         return
-    print_table(study_table(grid.summaries))
+    print_table(to_rich(paper_table(study)))
     print_table(comparison.rich())
     shown = Console()
     if grid.tuned:
@@ -159,14 +175,10 @@ def _show(grid: "Grid", reference: str, as_json: bool) -> None:
         shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
     for cell in sorted(grid.failed):
         shown.print(escape(f"what went wrong in {cell}: {grid.folder / cell}/error.txt"), soft_wrap=True)
-    shown.print(escape(f"tables: {grid.folder}/compare.md, .csv, .tex"), soft_wrap=True, highlight=False)
+    shown.print(
+        escape(f"tables: {grid.folder}/table and compare, each as .md, .csv and .tex"), soft_wrap=True, highlight=False
+    )
     shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
-
-
-def _finished(folder: Path) -> list[Any]:
-    from confed.results.runs import load
-
-    return [run for run in load(folder).runs if run.complete]
 
 
 def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:

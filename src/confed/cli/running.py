@@ -71,7 +71,7 @@ def resume(
     from confed.progress import Display
 
     if is_grid(folder):
-        finish_grid(folder, None, "fedavg", as_json)
+        finish_grid(folder, None, as_json)
         return
     with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
         summaries = study.resume(folder, watch)

@@ -9,7 +9,7 @@ from confed.results.runs import Run
 __all__ = ["differing_keys", "flat", "named_apart"]
 
 # What must agree for two runs to differ in nothing but the algorithm.
-_FAIR = ("data.", "model.", "local.", "task.", "run.rounds", "run.cohort")
+_FAIR = ("data.", "model.", "local.", "task.", "run.rounds", "run.cohort", "run.joins", "run.leaves", "run.without")
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

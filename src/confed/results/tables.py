@@ -270,13 +270,14 @@ def _paper_notes(
     return notes
 
 
-def write_tables(folder: Path, references: Sequence[str] | None = None) -> list[Path]:
+def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
     """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
 
     Args:
         folder: a run or study folder.
         references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
             they are there.
+        margin: how much worse still counts as no worse, a fraction.
 
     Returns:
         The files. There is no comparison of a single method.
@@ -290,7 +291,7 @@ def write_tables(folder: Path, references: Sequence[str] | None = None) -> list[
     table = paper_table(study)
     texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "table.tex": to_latex(table)}
     if len(study.methods) > 1:
-        comparison = compare_runs(study.runs, references)
+        comparison = compare_runs(study.runs, references, margin)
         texts |= {
             "compare.md": comparison.markdown(),
             "compare.csv": comparison.csv(),
