@@ -64,20 +64,46 @@ def test_json_is_all_there_is_on_stdout(study: Path, tmp_path: Path, capfd: pyte
     ask = ["predict", run, "--image", picture, "--question", "is there a dog?"]
     capfd.readouterr()
     for arguments in (
-        ["resume", study], ["report", study], ["list", "recipes"], ["doctor"], ["compare", study],
+        ["resume", study], ["report", study, "--figures"], ["list", "recipes"], ["doctor"], ["compare", study],
         [*ask, "--client", "sports"], ["export", run, tmp_path / "out"],
         ["data", "describe", "scenes", "train=40", "validation=20", "test=40"],
     ):  # fmt: skip
         assert confed(*arguments, "--json") == 0, arguments
         assert json.loads(capfd.readouterr().out), arguments
+    assert (study / "figures/clients.png").is_file()
     assert confed(*ask) == 0
     assert capfd.readouterr().out.count("%") == 3
 
 
-def test_compare_writes_three_files(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_rows_of_one_method_are_not_taken_for_seeds(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    rows = ['study.methods=["mild", "strong"]', "methods.mild={name='fedprox', mu=0.01}",
+            "methods.strong={name='fedprox', mu=10}"]  # fmt: skip
+    folder = tmp_path / "study"
+    few = ("run.rounds=1", "run.gallery=0", "run.evaluate_every=0", "data.preset=quantity", "data.clients=2")
+    for arguments in (["run", *TINY, *few, *rows, "--out", folder], ["resume", folder], ["report", folder]):
+        assert confed(*arguments) == 0
+        out = capfd.readouterr().out
+        assert "FedProx (mild)" in out
+        assert "FedProx (strong)" in out
+        assert "±" not in out
+    # A folder whose index has the same label twice.
+    index = json.loads((folder / "summary.json").read_text())
+    assert index["labels"] == {"mild": "FedProx (mild)", "strong": "FedProx (strong)"}
+    index["labels"] = dict.fromkeys(index["labels"], "FedProx")
+    (folder / "summary.json").write_text(json.dumps(index))
+    for verb in ("resume", "report"):
+        assert confed(verb, folder, "--json") == 0
+        runs = json.loads(capfd.readouterr().out)["runs"]
+        assert [run["label"] for run in runs] == ["FedProx (mild)", "FedProx (strong)"]
+
+
+def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert confed("compare", study, "--out", tmp_path / "tables") == 0
-    assert {p.name for p in (tmp_path / "tables").iterdir()} == {"compare.md", "compare.csv", "compare.tex"}
-    assert "Local only" in capfd.readouterr().out
+    names = {p.name for p in (tmp_path / "tables").iterdir()}
+    assert names == {"compare.md", "compare.csv", "compare.tex", "compare-clients.csv", "compare-extras.csv"}
+    out = capfd.readouterr().out
+    assert "Local only" in out
+    assert "compare-clients.csv" in out
     assert confed("compare", study, "--reference", "fedp3") == 2
 
 

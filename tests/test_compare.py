@@ -91,6 +91,65 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert any("One seed in common" in remark for remark in comparison.remarks)
 
 
+def test_seeds_with_other_settings_are_named(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"{method}-{seed}", method, seed) for seed in (0, 1) for method in ("fedavg", "fedp3")]
+    assert compare(runs).warnings == ()
+    for folder in runs[2:]:  # both methods of seed 1: within each seed, the methods still agree
+        recipe = folder / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.3"))
+    comparison = compare(runs)
+    assert list(comparison.labels) == ["fedavg", "fedp3"]
+    change = "differ in more than the seed: local.lr (0.3, not 0.003)"
+    assert comparison.warnings == (f"the seeds of fedavg {change}", f"the seeds of fedp3 {change}")
+
+
+def test_tuned_settings_are_named_once_and_no_warning(tmp_path: Path) -> None:
+    study = make_rows(tmp_path / "study", {"fedavg": "fedavg", "fedp3": "fedp3"})
+    for seed in (0, 1):
+        recipe = study / f"fedp3/seed-{seed}/recipe.toml"
+        recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.3"))
+    assert compare([study]).warnings == (
+        "fedp3 and fedavg differ in more than the algorithm: local.lr (0.3, not 0.003)",
+    )
+    index = study / "summary.json"
+    tuned = {"fedp3": {"lam": 0.1, "local.lr": 0.3}}
+    index.write_text(json.dumps({**json.loads(index.read_text()), "tuned": tuned}))
+    comparison = compare([study])
+    assert comparison.warnings == ()
+    said = [remark for remark in comparison.remarks if "local.lr" in remark]
+    assert len(said) == 1
+    assert said[0].startswith("Tuned on validation data: FedP³ lam=0.1, local.lr=0.3. Not tuned: FedAvg. A difference")
+    assert "Tuned on validation data" in comparison.markdown()
+
+
+def test_equal_results_are_no_evidence_of_equality(tmp_path: Path) -> None:
+    comparison = compare([make_rows(tmp_path / "study", {"fedavg": "fedavg", "twin": "fedavg"})])
+    difference = found(comparison, "personal_mean", "twin")
+    assert difference.points == 0
+    assert difference.equivalence is not None
+    assert difference.equivalence.p == 0
+    assert any("there is no spread" in remark for remark in comparison.remarks)
+
+
+def test_clients_that_left_are_in_no_test(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / method, method) for method in ("fedavg", "fedp3")]
+    means: list[float] = []
+    for folder in folders:
+        path = folder / "summary.json"
+        content = json.loads(path.read_text())
+        del content["personal_mean"]
+        path.write_text(json.dumps({**content, "left": ["school"]}))
+        means.append(float(np.mean([content["personal"][client] for client in CLIENTS if client != "school"])))
+    difference = found(compare(folders), "personal_mean", "fedp3")
+    assert difference.points == pytest.approx(means[1] - means[0])
+    assert difference.over_examples is not None
+    assert difference.over_examples.n == 3 * 200
+    assert difference.over_examples.difference == pytest.approx(means[1] - means[0])
+    assert list(difference.by_place) == [client for client in CLIENTS if client != "school"]
+    assert difference.pairs is not None
+    assert difference.pairs.n <= 3
+
+
 def test_variants_of_one_algorithm_are_told_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "x", "fedavg")
     make_run(tmp_path / "y", "fedprox", extra="mu = 0.1")
@@ -149,7 +208,13 @@ def test_default_references_are_fedavg_and_fedavg_ft(tmp_path: Path) -> None:
     assert [table.title.split(" to ")[1] for table in comparison.tables()] == [f"{name} in points" for name in names]
     lines = list(csv.DictReader(io.StringIO(comparison.csv())))
     assert [line["reference"] for line in lines] == [name for name in names for _ in range(10)]
-    assert comparison.latex().count(r"\begin{table}") == 2
+    assert comparison.latex().count(r"\begin{table}") == 2 * 3  # differences, places, extras
+    files = comparison.files()
+    for name, column in {"compare-clients.csv": "school p uncorrected", "compare-extras.csv": "p"}.items():
+        lines = list(csv.DictReader(io.StringIO(files[name])))
+        each = 3 + 2 + 2  # local training has no global model
+        assert [line["reference"] for line in lines] == [label for label in names for _ in range(each)]
+        assert any(key.endswith(column) for key in lines[0])
 
 
 def test_reference_without_fedavg_is_the_first_federated_method(tmp_path: Path) -> None:

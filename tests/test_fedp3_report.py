@@ -130,9 +130,10 @@ def test_the_report_draws_both_figures(study: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_rows_that_differ_otherwise_are_no_curve(study: Path) -> None:
+@pytest.mark.parametrize("change", [("top_n = 5", "top_n = 5\nlam = 2.0"), ("lr = 0.003", "lr = 0.3")])
+def test_rows_that_differ_otherwise_are_no_curve(study: Path, change: tuple[str, str]) -> None:
     recipe = study / "n5" / "seed-0" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("top_n = 5", "top_n = 5\nlam = 2.0"))
+    recipe.write_text(recipe.read_text().replace(*change))
     assert filter_size.points(load(study)) == []
     assert 'id="filter"' not in render(load(study))
     with pytest.raises(ValueError, match="must hold FedP³ rows that differ in top_n only, found fedavg, kl, n20, n5"):

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ from confed.attacks.membership import attack_auc, example_losses
 from confed.cli import main
 from confed.engines.local import Workspace
 from confed.experiment import run
+from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
 from confed.federation.protocols import Output
 from confed.federation.state import ClientState
-from confed.forget import Approximation, ascend, forget
+from confed.forget import Approximation, folder_without, forget
 from confed.recipe import Recipe, load_recipe
-from confed.results.folder import RunFolder
+from confed.results.folder import RunFolder, read_jsonl
+from confed.tasks.vqa import VQA
 from confed.toy import ToyTask, toy_clients, toy_setup
+from confed.unlearning import ascend
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",
@@ -174,6 +178,30 @@ def test_the_reference_is_the_mean_of_the_others_updates(single: Path, tmp_path:
         np.testing.assert_allclose(value.numpy(), by_hand, rtol=1e-4, atol=1e-6)
 
 
+def test_where_a_client_keeps_other_than_it_sent_the_reference_is_the_final_model(tmp_path: Path) -> None:
+    # What Ditto keeps is v; what it sent cannot be taken out of the mean.
+    run(_tiny(*APPROXIMATE, "algorithm.name=ditto"), tmp_path / "ditto")
+    still = Approximation(rounds=1, epochs=1, lr=1e-12)
+    result = forget(tmp_path / "ditto", "sports", tmp_path / "out", approximate=still)
+    assert result["ascent"]["reference"] == "final model"
+    start = load_file(next((tmp_path / "out/checkpoint/round-000001").glob("*.safetensors")))
+    final = load_file(tmp_path / "ditto/models/global/trained.safetensors")
+    for name, value in final.items():
+        torch.testing.assert_close(start[name], value)
+
+
+def test_a_client_that_never_took_part_starts_the_approximation_with_no_state(tmp_path: Path) -> None:
+    run(_tiny(*APPROXIMATE, "run.cohort=1"), tmp_path / "one")
+    (asked,) = (set(line["loss"]) for line in read_jsonl(tmp_path / "one/metrics.jsonl") if line["event"] == "round")
+    clients = {"transport", "sports", "natural"}
+    assert {path.name for path in (tmp_path / "one/models/personal").iterdir()} == clients  # two of them stand-ins
+    forgotten = min(clients - asked)
+    forget(tmp_path / "one", forgotten, tmp_path / "out", approximate=Approximation(rounds=1, epochs=1))
+    store = Checkpoints(tmp_path / "out/checkpoint").store
+    store.begin(1)
+    assert {name for name in clients if store.load(name)} == asked
+
+
 def test_the_approximation_is_a_run_without_the_client_and_deterministic(single: Path, tmp_path: Path) -> None:
     how = Approximation(rounds=1, epochs=2)
     first = forget(single, "sports", tmp_path / "a", approximate=how)
@@ -236,6 +264,33 @@ def test_one_step_of_ascent_by_hand_and_the_limit_on_the_loss() -> None:
         torch.testing.assert_close(moved[name], reference[name] + 1e-2 / 2 * gradient)
 
 
+@pytest.mark.parametrize(
+    ("objective", "limit"), [("ce", math.log(3)), ("bce", 3 * math.log(2))]
+)  # of a model that knows nothing
+def test_ascent_stops_at_the_loss_of_zero_logits(objective: Literal["ce", "bce"], limit: float) -> None:
+    client, reference = _client()
+    client.task = VQA(3, objective)
+    batch = next(iter(client.data.validation(100)))
+    stopped = set[bool]()
+    for scale in (0.0, 0.3, 1.0, 3.0, 10.0):
+        params = {n: t * scale if n.startswith("head") else t for n, t in reference.items()}
+        client.load(params)
+        logits = client.model(batch).logits.detach().double().numpy()
+        truth = np.eye(3)[batch["label"].numpy()]
+        if objective == "ce":
+            loss = (np.log(np.exp(logits).sum(1)) - (logits * truth).sum(1)).mean()
+        else:
+            loss = (np.log1p(np.exp(logits)) - logits * truth).sum(1).mean()
+        _, facts = ascend(client, params, Approximation(lr=1e-12, epochs=2, batch_size=100))
+        assert facts["loss"] == pytest.approx(loss, rel=1e-5)
+        if scale:
+            assert facts["steps"] == (1 if loss >= limit else 2)
+            stopped.add(facts["steps"] == 1)
+        else:
+            assert loss == pytest.approx(limit)
+    assert stopped == {True, False}
+
+
 # The attack ------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +338,24 @@ def test_the_attack_finds_what_a_model_has_learnt_by_heart() -> None:
     assert attack_auc(losses(inside, labels), losses(outside, others)) > 0.9
 
 
+def test_a_run_is_named_from_within_too(
+    single: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Path] = []
+
+    def note(root, client, out, **more):
+        made.append(out)
+        raise ValueError("enough")
+
+    monkeypatch.chdir(single)
+    assert folder_without(Path("."), "sports") == single.resolve().with_name("single-without-sports")
+    monkeypatch.setattr("confed.forget.forget", note)
+    with pytest.raises(SystemExit):
+        main(["forget", ".", "--client", "sports"])
+    assert "enough" in capfd.readouterr().err
+    assert made == [single.resolve().with_name("single-without-sports")]
+
+
 # The command -----------------------------------------------------------------------------------------------
 
 
@@ -301,5 +374,8 @@ def test_the_command(single: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
     result = json.loads(capfd.readouterr().out)
     assert result["approximate"]["rounds"] == 1
     assert json.loads((tmp_path / "approximate/forget.json").read_text())["result"] == result["result"]
+    for client in ("nobody", "a/b", ""):
+        assert confed("forget", single, "--client", client) == 2
+        assert f"no client is called {client!r}" in capfd.readouterr().err
     assert confed("forget", single, "--client", "nobody") == 2
     assert "no client is called 'nobody'" in capfd.readouterr().err

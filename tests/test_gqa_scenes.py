@@ -22,9 +22,11 @@ from confed.data.gqa_scenes.places import PUBLISHED, SCENES, category_name, read
 from confed.data.gqa_scenes.prepare import Options, prepare
 from confed.data.gqa_scenes.questions import Source, question_files
 from confed.data.picture_files import PictureFiles, find_pictures
+from confed.federation.protocols import Output
 from confed.models.scene_classifier import build_scene_classifier, classify, load_scene_classifier, prepare_picture
 from confed.models.tokenizer import WordTokenizer
 from confed.recipe import load_recipe
+from confed.tasks.vqa import VQA, summarise
 
 # One category per scene, in the order of the scenes.
 CATEGORIES = ("pharmacy", "campus", "crosswalk", "marsh", "ski_slope", "kitchen")
@@ -268,10 +270,26 @@ def test_a_small_vocabulary_drops_training_questions_and_counts_test_questions(g
     facts = manifest["scenes"]["home"]
     assert (facts["train"]["questions"], facts["train"]["outside_vocabulary"]) == (4, 4)
     assert (facts["test"]["questions"], facts["test"]["outside_vocabulary"]) == (4, 2)
+    dropped = gqa_scenes(tmp_path / "out", image_size=8, validation=0.5, unanswerable="drop")
+    assert dropped.answers == ("blue", "no")
+    assert (len(dropped.unseen["home"]), dropped.outside) == (2, False)
+    assert "left out: transport 2 of 4" in dropped.facts["outside the vocabulary"]
     data = gqa_scenes(tmp_path / "out", image_size=8, validation=0.5)
-    assert data.answers == ("blue", "no")
-    assert len(data.unseen["home"]) == 2
+    assert "counted as wrong: transport 2 of 4" in data.facts["outside the vocabulary"]
     assert "home 2 of 4" in data.facts["outside the vocabulary"]
+    with pytest.raises(ValueError, match="unanswerable must be 'wrong' or 'drop', got 'skip'"):
+        gqa_scenes(tmp_path / "out", unanswerable="skip")  # type: ignore[arg-type]
+    # Only test questions may be unanswerable; a model that always says "no" gets those right whose answer it is.
+    for split in data.clients.values():
+        assert {*split.train.answers, *split.validation.answers} <= set(data.answers)
+    home = data.unseen["home"]
+    table = encode(home, WordTokenizer(data.words), data.answers, ("query", "verify"), outside=True)
+    assert table.columns["label"].tolist() == [{"blue": 0, "no": 1}.get(answer, -1) for answer in home.answers]
+    logits = torch.tensor([[0.0, 1.0]]).repeat(4, 1)
+    values = summarise(VQA(2, types=("query", "verify")).tally(Output(logits, logits), table.batch(torch.arange(4))))
+    assert values["accuracy"] == home.answers.count("no") / 4 == 0.25
+    with pytest.raises(ValueError, match=r"example 'gqa-\d+': the answer .* is not in the voc"):
+        encode(home, WordTokenizer(data.words), data.answers, ("query", "verify"))
 
 
 def test_a_cap_and_a_threshold(gqa: Path, tmp_path: Path):
@@ -299,6 +317,19 @@ def test_missing_pictures_and_predictions(gqa: Path, tmp_path: Path):
     manifest = made(gqa, tmp_path / "out", max_missing=0.03)
     assert manifest["pictures"]["missing"] == 1
     assert manifest["pictures"]["first_missing"] == ["2354000"]
+    # The list has them all.
+    gone = ["2354000", "2354001", "2354002", "2354004", "2354005", "2354006"]
+    for image in gone[1:]:
+        (gqa / "images" / f"{image}.jpg").unlink()
+    several = made(gqa, tmp_path / "several", max_missing=0.5)
+    content = (tmp_path / "several" / "missing.txt").read_bytes()
+    assert content.decode().splitlines() == gone
+    assert several["files"]["missing.txt"] == {"bytes": 48, "sha256": hashlib.sha256(content).hexdigest()}
+    for image in gone:
+        Image.new("RGB", (4, 4)).save(gqa / "images" / f"{image}.jpg")
+    assert "missing.txt" not in made(gqa, tmp_path / "several")["files"]
+    assert not (tmp_path / "several" / "missing.txt").exists()
+    (gqa / "images" / "2354000.jpg").unlink()
     assert manifest["scenes"]["commercial"]["train"]["pictures"] == 3
     lines = (gqa / "predictions.csv").read_text().splitlines()
     (gqa / "predictions.csv").write_text("\n".join(lines[:-4]) + "\n")
@@ -306,8 +337,43 @@ def test_missing_pictures_and_predictions(gqa: Path, tmp_path: Path):
         made(gqa, tmp_path / "out", max_missing=0.03)
     with pytest.raises(ValueError, match="folder of pictures"):
         prepare(gqa, gqa / "nowhere", tmp_path / "out", predictions=gqa / "predictions.csv")
-    with pytest.raises(ValueError, match="either a file of scene predictions"):
+    asked = "--predictions FILE.*--weights FILE; `confed convert places365`.*got"
+    with pytest.raises(ValueError, match=rf"{asked} neither"):
         prepare(gqa, gqa / "images", tmp_path / "out")
+    with pytest.raises(ValueError, match=rf"{asked} both"):
+        prepare(gqa, gqa / "images", tmp_path / "out", predictions=gqa / "predictions.csv", weights=gqa / "w")
+
+
+def test_a_call_that_fails_leaves_what_is_there(gqa: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    made(gqa, tmp_path / "good")
+    before = {file: file.read_bytes() for file in (tmp_path / "good").rglob("*") if file.is_file()}
+    for out in ("good", "new"):
+        arguments = ["--gqa", gqa, "--images", gqa / "images", "--out", tmp_path / out, "--threshold", "1.0"]
+        assert confed("data", "prepare", "gqa-scenes", *arguments, "--predictions", gqa / "predictions.csv") == 2
+        assert "no train question is left for the scene 'commercial'" in capfd.readouterr().err.replace("\n", " ")
+        assert confed("data", "prepare", "gqa-scenes", *arguments, "--weights", gqa / "none.safetensors") == 2
+    assert {file: file.read_bytes() for file in (tmp_path / "good").rglob("*") if file.is_file()} == before
+    assert gqa_scenes(tmp_path / "good", image_size=8).name == "gqa_scenes"
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_folder_has_a_default_and_missing_files_are_named(
+    gqa: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["data", "prepare", "gqa-scenes", "--gqa", gqa, "--images", gqa / "images"]
+    assert confed(*arguments) == 2
+    shown = capfd.readouterr().err
+    assert "--predictions FILE" in shown
+    assert "confed convert places365" in shown
+    assert confed(*arguments, "--predictions", gqa / "predictions.csv") == 0
+    assert (tmp_path / "gqa_scenes" / "manifest.json").is_file()
+    (gqa / "val_balanced_questions.json").rename(gqa / "testdev_balanced_questions.json")
+    named = r"expected val_balanced_questions\.json.*found testdev_balanced_questions\.json, train_balanced_questions"
+    with pytest.raises(ValueError, match=named):
+        question_files(gqa)
+    with pytest.raises(ValueError, match=r"expected train_balanced_questions\.json.*found no question file"):
+        question_files(gqa / "images")
 
 
 def test_repeated_questions_shared_images_and_bad_options(gqa: Path, tmp_path: Path):

@@ -16,10 +16,13 @@ from rich.console import Console
 
 from confed.cells import Event, carry_out
 from confed.federation.algorithm import Algorithm
+from confed.federation.checkpoint import write_atomically
 from confed.grid import exclusive, open_grid, rows_of, run_grid
 from confed.progress import GridDisplay
 from confed.recipe import Recipe, load_recipe
 from confed.registry import algorithms
+from confed.results.folder import is_run
+from confed.study import StudyWatch, create_study, read_study, resume
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -65,6 +68,20 @@ class Breaks(Algorithm):
 
     def aggregate(self, server, replies):
         raise ZeroDivisionError("by design")
+
+@dataclass(frozen=True)
+class Unsuited(Algorithm):
+    """FedAvg with a mistake in its code."""
+
+    def suit(self, model, task):
+        return model.nothing
+
+@dataclass(frozen=True)
+class Late(Algorithm):
+    """FedAvg that raises a ValueError only when the first round is over."""
+
+    def aggregate(self, server, replies):
+        raise ValueError("too late for a refusal")
 '''
 
 
@@ -254,11 +271,13 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     out, err = capfd.readouterr()
     assert "[4/4] Local only, seed 1: personal" in err
     assert "without fedbn/seed-0, fedbn/seed-1: FedBN" in out
-    assert {f"compare.{ending}" for ending in ("md", "csv", "tex")} | {"report.html"} <= {
+    assert {f"compare.{ending}" for ending in ("md", "csv", "tex")} | {"report.html", "figures"} <= {
         path.name for path in root.iterdir()
     }
     assert not (root / "fedbn").exists()
+    assert "FedBN, seeds 0, 1, cannot run here: FedBN" in (root / "table.md").read_text(encoding="utf-8")
     monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")  # it takes a while
+    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
     assert confed(*command, "--methods", "breaking:Breaks,fedbn", "--json") == 1
     found = json.loads(capfd.readouterr().out)
     assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"
@@ -277,10 +296,114 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert "need --recipe" in capfd.readouterr().err
 
 
+def test_a_mistake_in_a_method_fails_its_cells_only(
+    worker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    root = tmp_path / "grid"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
+    assert confed(*command, "breaking:Unsuited") == 1
+    assert "failed: no run could be made: AttributeError: " in capfd.readouterr().err
+    assert confed(*command, "local,breaking:Late", "--seeds", "1") == 1
+    out = capfd.readouterr().out
+    assert "without breaking:Unsuited/seed-0: AttributeError: " in out
+    assert "without breaking:Late/seed-0: ValueError: too late for a refusal" in out
+    for row in ("Unsuited", "Late"):
+        assert "Traceback" in (root / f"breaking:{row}/seed-0/error.txt").read_text()
+    assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
+
+
+def test_one_method_has_a_table_and_nothing_to_compare(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    root = tmp_path / "grid"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
+    assert confed(*command) == 0
+    assert f"{root}/table as .md, .csv and .tex" in capfd.readouterr().out
+    assert not (root / "compare.md").exists()
+
+
+def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for margin in ("0", "100", "nan"):
+        assert confed("compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin) == 2
+        assert f"--margin must lie between 0 and 100 points, got {margin}" in capfd.readouterr().err
+    assert not (tmp_path / "g").exists()
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
+    root, victim = tmp_path / "grid", tmp_path / "victim"
+    open_grid(tiny("local"), root, [0])
+    (victim / "seed-0").mkdir(parents=True)
+    (victim / "seed-0/file").write_text("mine")
+    index = json.loads((root / "summary.json").read_text())
+    for method, seed, folder in (
+        ("local", 0, str(victim)), ("local", 0, "../victim"), ("../victim", 0, "../victim/seed-0"),
+        ("local", "0/../../../victim", "local/seed-0/../../../victim"), ("fedavg", 0, "fedavg/seed-0"),
+    ):  # fmt: skip
+        runs = [{"method": method, "seed": seed, "folder": folder}]
+        (root / "summary.json").write_text(json.dumps({**index, "runs": runs}))
+        with pytest.raises(ValueError, match=r"a run must lie in ROW/seed-N with a row of local, got"):
+            run_grid(root, 1, silent)
+    (root / "summary.json").write_text(json.dumps(index))
+    (root / "local").symlink_to(victim)
+    assert "leads out of" in run_grid(root, 1, silent).errors["local/seed-0"]
+    assert (victim / "seed-0/file").read_text() == "mine"
+
+
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path) -> None:
+    root = tmp_path / "grid"
+    root.mkdir()
+    with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
+        open_grid(tiny("local"), root, [0])
+    assert not list(root.iterdir())
+    with pytest.raises(ValueError, match=r"data|clients"):
+        open_grid(tiny("local", "data.clients=0"), tmp_path / "faulty", [0])
+    assert not (tmp_path / "faulty").exists()
+
+
+@pytest.mark.parametrize("grid", [True, False])
+def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: bool
+) -> None:
+    root, written = tmp_path / "study", list[str]()
+
+    def full(path: Path, data: bytes) -> None:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path.name)
+        write_atomically(path, data)
+
+    def make(rows: str) -> None:
+        open_grid(tiny(rows), root, [0]) if grid else create_study(tiny(rows), root)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("confed.study.write_atomically", full)
+        with pytest.raises(OSError, match="No space"):
+            make("local")
+        with pytest.raises(ValueError, match=r"no recipe\.toml: making it was interrupted"):
+            resume(root, StudyWatch())
+        assert not is_run(root)
+    make("local")
+    assert read_study(root)[1]["methods"] == ["local"]
+    if grid:  # one that grows stays what it was
+        written.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("confed.study.write_atomically", full)
+            with pytest.raises(OSError, match="No space"):
+                make("fedavg")
+        assert read_study(root)[1]["methods"] == ["local"]
+        make("fedavg")
+        assert read_study(root)[1]["methods"] == ["local", "fedavg"]
+
+
 def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]

@@ -267,12 +267,32 @@ def test_ditto_shuffles_its_own_training_anew() -> None:
     assert len(orders) == len({tuple(order) for order in orders}) == 4
 
 
-def test_a_diverged_personal_model_is_not_kept() -> None:
+def test_a_diverged_personal_model_is_not_kept_and_costs_the_federation_nothing() -> None:
     # lambda times the rate is far above 2: the personal model explodes, the shared one does not.
     local = replace(FULL, epochs=30)
-    setup = toy_setup(Ditto(1e6), local=local, noisy=False, rounds=1)
-    with pytest.raises(RuntimeError, match=r"every client failed in round 1.* of the personal model holds a NaN"):
-        run(setup)
+    setup = toy_setup(Ditto(1e6), local=local, noisy=False, rounds=2)
+    with pytest.warns(UserWarning, match=r"'client-\d' diverged in round \d: .* the client has none yet"):
+        records, store, _ = run(setup)
+    plain, _, _ = run(toy_setup(FedAvg(), local=local, noisy=False, rounds=2))
+    for one, other in zip(records, plain, strict=True):
+        assert one.losses == other.losses
+        assert not one.errors
+        assert all(torch.equal(t, other.servers["main"].params[n]) for n, t in one.servers["main"].params.items())
+    assert not any(store.load(name) for name in CLIENTS)
+
+
+def test_a_diverging_personal_model_keeps_the_one_before() -> None:
+    setup = toy_setup(Ditto(0.1), local=replace(FULL, epochs=30), noisy=False, rounds=1)
+    _, store, simulation = run(setup)
+    before = {name: store.load(name).tensors["personal"] for name in CLIENTS}
+    worse = Simulation(replace(setup, algorithm=Ditto(1e6), rounds=2), store)
+    assert isinstance(simulation.answerer, InProcess)
+    with pytest.warns(UserWarning, match="keeps the one before"):
+        (record, *_) = simulate(worse, worse.start(simulation.answerer.workspace), 1)
+    assert not record.errors
+    for name in CLIENTS:
+        after = store.load(name).tensors["personal"]
+        assert all(torch.equal(t, after[n]) for n, t in before[name].items())
 
 
 def test_misuse_is_explained() -> None:

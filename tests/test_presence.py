@@ -18,6 +18,8 @@ from confed.federation.messages import ClientInfo, Flow
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.runs import load
+from confed.results.tables import table_of
 from confed.toy import toy_clients, toy_setup
 
 TINY = (
@@ -164,6 +166,14 @@ def test_a_changing_federation_resumes_exactly_and_writes_what_happened(tmp_path
     summary = run(recipe, tmp_path / "whole")
     assert load_recipe(tmp_path / "whole/recipe.toml").run == recipe.run
     assert set(summary["personal"]) == {"transport", "sports", "educational", "natural"}
+    for view in ("personal", "global_seen"):  # who left keeps its cell and is in no mean
+        stayed = [value for client, value in summary[view].items() if client != "sports"]
+        assert summary[f"{view}_mean"] == pytest.approx(sum(stayed) / 3)
+    stayed = [value for client, value in summary["personal"].items() if client != "sports"]
+    assert (summary["personal_worst"], summary["personal_spread"]) == (min(stayed), max(stayed) - min(stayed))
+    assert summary["left"] == ["sports"]
+    assert any("left before the end" in note and "sports" in note for note in summary["notes"])
+    assert "Left before the last round and in no mean: sports." in table_of(load(tmp_path / "whole")).notes
     lines = read_jsonl(RunFolder(tmp_path / "whole").metrics)
     for line in lines:
         present = set(line["loss" if line["event"] != "evaluation" else "global"])
@@ -184,5 +194,9 @@ def test_a_changing_federation_resumes_exactly_and_writes_what_happened(tmp_path
 
 
 def test_a_pooled_run_has_no_comings_and_goings(tmp_path: Path) -> None:
-    summary = run(_tiny("algorithm.name=central", "run.joins.natural=3", "run.rounds=3"), tmp_path / "run")
+    changes = ("run.joins.natural=3", "run.leaves.sports=3", "run.rounds=3")
+    summary = run(_tiny("algorithm.name=central", *changes), tmp_path / "run")
     assert len(summary["global_seen"]) == 4
+    # Its means are over the clients that the federated methods' are over.
+    stayed = [value for client, value in summary["global_seen"].items() if client != "sports"]
+    assert summary["global_seen_mean"] == pytest.approx(sum(stayed) / 3)

@@ -46,6 +46,8 @@ def test_another_name_brings_its_own_keywords() -> None:
         ("local.batch_size=0", r"local\.batch_size must be at least 1, got 0"),
         ("run.rounds=0", r"run\.rounds must be at least 1, got 0"),
         ("run.rouns=3", r"unknown key run\.rouns=3; did you mean 'rounds'"),
+        ("run.keep_checkpoints=foo", r"run\.keep_checkpoints: .*valid integer.*'joins'; got 'foo'"),
+        ("run.joins.x=soon", r"run\.joins\.x: .*valid integer.*got 'soon'"),
         ("run.workers=-1", r"run\.workers must not be negative"),
         ("model.answers=3", r"unknown key model\.answers=3"),
         ("data.root=x", r"unknown key data\.root='x'"),
@@ -67,6 +69,27 @@ def test_missing_recipe_and_broken_toml(tmp_path: Path) -> None:
     path.write_text("[algorithm\n")
     with pytest.raises(ValueError, match=r"broken\.toml: not TOML"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    "row", ["..", ".hidden", ":Method", "a/b", "summary.json", "Report.html", "table.tex", "compare.md.part", "figures"]
+)
+def test_a_row_is_called_neither_like_another_folder_nor_like_a_file_of_the_study(row: str) -> None:
+    with pytest.raises(ValueError, match=rf"study\.methods: a row.*got '{row}'"):
+        load_recipe("fedvqa_scenes", [f'study.methods=["{row}"]'])
+
+
+def test_rows_may_be_versions_signs_and_classes() -> None:
+    recipe = load_recipe("fedvqa_scenes", [])
+    for row in ("v1.5", "+noise", "confed.algorithms.fedavg:FedAvg", "fedavg_json"):
+        assert recipe.with_rows([row], {row: {"name": "fedavg"}}).methods == (row,)
+
+
+@pytest.mark.parametrize("name", ["fedvqa_gqa_a", "fedvqa_gqa_b"])
+def test_the_gqa_recipes_have_the_table_of_the_built_in_benchmark(name: str) -> None:
+    recipe = load_recipe(name, ["data.root=somewhere"])
+    assert recipe.table == load_recipe("fedvqa_scenes").table
+    assert recipe.with_rows(recipe.table).methods == recipe.table  # every row is sound
 
 
 def test_cohort_sizes() -> None:

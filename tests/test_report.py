@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -61,6 +62,22 @@ def html(study: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(("unfinished", "mention"), [("fedavg", ""), ("local", " (seed 0)")])
+def test_clients_are_compared_with_local_training_on_shared_seeds(
+    tmp_path: Path, unfinished: str, mention: str
+) -> None:
+    # Seed 1 was easy: a method that has not run it yet would look worse everywhere.
+    study = make_study(tmp_path / "study")
+    levels = {("local", 0): 0.5, ("local", 1): 0.9, ("fedavg", 0): 0.6, ("fedavg", 1): 0.95}
+    for (method, seed), level in levels.items():
+        path = study / method / f"seed-{seed}" / "summary.json"
+        content = json.loads(path.read_text())
+        own = dict.fromkeys(CLIENTS, level) | ({"school": 0.25} if method == "fedavg" else {})
+        path.write_text(json.dumps({**content, "personal": own}))
+    (study / unfinished / "seed-1" / "summary.json").unlink()
+    assert f"<td>1 of 4: school, up to 25.0 points{mention}</td>" in render(load(study)).replace(" class=left", "")
+
+
 def test_page_is_complete_in_itself(html: str) -> None:
     page = Page(html)
     assert not page.open
@@ -110,6 +127,33 @@ def test_pictures_are_stored_once_and_answers_judged(html: str) -> None:
     assert html.count(f"base64,{picture(0)}") == 1
     assert "<span class=right>✓ red</span>" in html
     assert "<span class=wrong>✗ blue</span>" in html
+
+
+def test_what_an_error_ended_is_told_once_and_compared_with_nothing(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", seeds=1)
+    (folder / "fedprox/seed-0/summary.json").unlink()
+    shutil.rmtree(folder / "local")
+    index = json.loads((folder / "summary.json").read_text())
+    index |= {"errors": {"fedprox/seed-0": "RuntimeError: broke", "local/seed-0": "no single answers"}}
+    index |= {"tuned": {"fedp3": {"lam": 0.1}}}
+    (folder / "summary.json").write_text(json.dumps(index))
+    html = render(load(folder))
+    text = "".join(Page(html).words)
+    assert "FedProx, seed 0, failed: RuntimeError: broke" in text
+    assert "Local, seed 0, cannot run here: no single answers" in text
+    assert "was interrupted" not in text
+    assert "3 methods compared" in text
+    assert "Three methods (FedAvg, FedP³ and Central)" in text
+    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
+    assert "FedP³" in drawn
+    assert "FedProx" not in drawn
+    settings = html.split('id="data"', maxsplit=1)[1]
+    assert "Tuned on validation data: FedP³ lam=0.1. Not tuned: FedAvg, Central." in settings
+    for path in folder.glob("*/seed-0/summary.json"):
+        path.unlink()
+    index["errors"] |= dict.fromkeys(("fedavg/seed-0", "fedp3/seed-0", "central/seed-0"), "RuntimeError: broke")
+    (folder / "summary.json").write_text(json.dumps(index))
+    assert "was interrupted" not in render(load(folder))  # nothing but failures: they are said, and that is all
 
 
 def test_single_run(study: Path) -> None:

@@ -238,6 +238,18 @@ def test_study_keeps_the_order_of_its_index(study: Path) -> None:
     assert all(run.complete and not run.missing for run in found.runs)
 
 
+def test_rows_with_one_label_are_told_apart(tmp_path: Path) -> None:
+    entries = [{"method": row, "seed": 0, "folder": f"{row}/seed-0"} for row in ("mild", "strong", "fedavg")]
+    for entry in entries:
+        make_run(tmp_path / str(entry["folder"]), "fedavg" if entry["method"] == "fedavg" else "fedprox")
+    expected = {"mild": "FedProx (mild)", "strong": "FedProx (strong)", "fedavg": "FedAvg"}
+    assert load(tmp_path).labels == expected  # an index is missing: the labels are the runs' own
+    labels = {"mild": "FedProx", "strong": "FedProx", "fedavg": "FedAvg"}
+    index = {"methods": list(labels), "labels": labels, "runs": entries}
+    (tmp_path / "summary.json").write_text(json.dumps(index))
+    assert load(tmp_path).labels == load(tmp_path).rows == expected
+
+
 def test_run_on_its_own_is_a_study_of_one(study: Path) -> None:
     found = load(study / "fedavg" / "seed-1")
     assert found.single

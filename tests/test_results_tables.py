@@ -159,6 +159,7 @@ def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
         "method",
         *(f"personal {client}" for client in CLIENTS),
         "personal average",
+        "personal hurt",
         *(f"unseen {scene}" for scene in SCENES),
         "unseen average",
     ]
@@ -170,7 +171,7 @@ def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
     assert (cell.value, cell.sd) == pytest.approx(((a + b) / 2, abs(a - b) / 2**0.5))
     unseen = [100 * sum(s["global_unseen"].values()) / 2 for s in summaries]
     assert rows["FedP³"][-1].value == pytest.approx(sum(unseen) / 2)
-    assert [cell.text for cell in rows["Local"]][5:] == ["–"] * 3  # no global model
+    assert [cell.text for cell in rows["Local"]][5:] == ["–"] * 4  # no global model
 
 
 def test_paper_table_ranks_federated_methods_only(study: Path) -> None:
@@ -184,12 +185,61 @@ def test_paper_table_ranks_federated_methods_only(study: Path) -> None:
 def test_failed_cells_are_dashes_with_the_error_as_a_note(study: Path) -> None:
     table = paper_table(load(study))
     failed = next(row for row in table.rows if row[0].text == "FedProx")
-    assert [cell.text for cell in failed[1:]] == ["–"] * 8
-    assert "FedProx, seeds 0, 1, failed: ValueError: no single answers" in table.notes
+    assert [cell.text for cell in failed[1:]] == ["–"] * 9
+    assert "FedProx, seeds 0, 1, cannot run here: ValueError: no single answers" in table.notes
     assert "Local, seed 1, failed: RuntimeError: killed" in table.notes
     assert any("FedProx 0" in note and "Local 1" in note for note in table.notes)
     local = next(row for row in table.rows if row[0].text == "Local")
     assert local[1].sd is None  # one seed
+
+
+def test_the_index_says_which_cells_were_refused(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "study")
+    index = json.loads((study / "summary.json").read_text())
+    index["refused"] = ["fedprox/seed-1", "local/seed-1"]
+    (tmp_path / "study/summary.json").write_text(json.dumps(index))
+    assert load(tmp_path / "study").failed == (
+        "FedProx, seed 0, failed: ValueError: no single answers",
+        "FedProx, seed 1, cannot run here: ValueError: no single answers",
+        "Local, seed 1, cannot run here: RuntimeError: killed",
+    )
+
+
+def test_hurt_clients_are_counted_over_shared_seeds(tmp_path: Path) -> None:
+    # Local training has seed 0 only, where FedAvg is worse at two of four clients; seed 1 would hide one of them.
+    folder = make_study(tmp_path / "study")
+    levels = {
+        ("local", 0): (0.5, 0.5, 0.5, 0.5),
+        ("fedavg", 0): (0.4, 0.4, 0.5, 0.6),
+        ("fedavg", 1): (0.9, 0.9, 0.9, 0.9),
+    }
+    for (method, seed), values in levels.items():
+        path = folder / method / f"seed-{seed}" / "summary.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "personal": dict(zip(CLIENTS, values, strict=True))}))
+    (folder / "local/seed-1/summary.json").unlink()
+    table = paper_table(load(folder))
+    cells = {row[0].text: row[6] for row in table.rows}
+    assert (cells["FedAvg"].text, cells["FedAvg"].value) == ("2 of 4", 2)
+    assert cells["Local"].text == cells["Central"].text == "–"
+    assert any("worse than with Local" in note for note in table.notes)
+    shutil.rmtree(folder / "local")
+    cells = {row[0].text: row[6] for row in paper_table(load(folder)).rows}
+    assert cells["FedAvg"].text == "–"
+    assert cells["FedP³"].text.endswith("of 4")  # by FedAvg, where nobody trained alone
+
+
+def test_notes_name_the_rows_as_the_paper_does_and_tuned_values(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", seeds=1)
+    index = json.loads((folder / "summary.json").read_text())
+    tuned = {"fedavg": {"local.lr": 0.01}, "fedprox": {"mu": 0.1, "local.lr": 0.003}}
+    (folder / "summary.json").write_text(json.dumps({**index, "tuned": tuned}))
+    notes = paper_table(load(folder)).notes
+    assert "In the FedVQA chapter, Local is DT and Central is CT." in notes
+    assert (
+        "Tuned on validation data: FedAvg local.lr=0.01; FedProx mu=0.1, local.lr=0.003. Not tuned: Local, FedP³, "
+        "Central." in notes
+    )
 
 
 def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
@@ -198,12 +248,13 @@ def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
     many = replace(run, summary={**run.summary, "clients": clients, "personal": dict.fromkeys(clients, 0.5)})
     table = paper_table(Study(study, "", (many,)))
     assert [column.full_title for column in table.brief().columns] == ["method", "personal average", "unseen average"]
-    assert len(table.columns) == 1 + 9 + 1 + 2 + 1
+    assert len(table.columns) == 1 + 9 + 1 + 2 + 1  # nobody to be compared with
 
 
 def test_tables_are_written_beside_the_runs(study: Path) -> None:
     paths = write_tables(study)
-    assert [path.name for path in paths] == [f"{n}.{e}" for n in ("table", "compare") for e in ("md", "csv", "tex")]
+    names = [f"{n}.{e}" for n in ("table", "compare") for e in ("md", "csv", "tex")]
+    assert [path.name for path in paths] == [*names, "compare-clients.csv", "compare-extras.csv"]
     rows = list(csv.reader(io.StringIO((study / "table.csv").read_text(encoding="utf-8"))))
     assert rows[0][:3] == ["method", "personal transport (%)", "personal transport sd (%)"]
     assert "differences to FedAvg in points" in (study / "compare.md").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Server optimisers: against NumPy, as methods of their own and as an option of others, and through recipes."""
 
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -161,6 +162,26 @@ def test_moments_survive_a_resume_of_any_method(optimizer: str) -> None:
     method = FedProx(server=ServerOptimizer(optimizer, 0.05))  # pyright: ignore[reportArgumentType]
     for check in ("resumes exactly", "survives the wire", "the order of clients is irrelevant"):
         CHECKS[check](method)
+
+
+def test_the_learning_rate_that_is_not_given() -> None:
+    for optimizer in ("none", "momentum"):
+        assert ServerOptimizer(optimizer) == ServerOptimizer(optimizer, 1.0)
+    assert ServerOptimizer().plain
+    assert not ServerOptimizer(lr=0.01).plain
+    # The first step has the length lr (1 - beta1) / sqrt(1 - beta2); Adagrad's has no root below.
+    for optimizer, step in (
+        (ServerOptimizer("adam", tau=1e-9), 0.01),
+        (ServerOptimizer("yogi", tau=1e-9), 0.01),
+        (ServerOptimizer("adagrad", tau=1e-9), 0.001),
+    ):
+        state = optimizer.step(ServerState(0, {"w": torch.ones(1)}), {"w": torch.zeros(1)})
+        assert state.params["w"].item() == pytest.approx(1 - step, abs=1e-6)
+    given = ["algorithm.name=fedavg", "algorithm.server.optimizer=yogi"]
+    recipe = load_recipe("fedvqa_scenes", given)
+    assert tomllib.loads(recipe.to_toml())["algorithm"]["server"]["lr"] == 0.01
+    plain = tomllib.loads(load_recipe("fedvqa_scenes", given[:1]).to_toml())["algorithm"]["server"]
+    assert plain == {"optimizer": "none", "lr": 1.0, "betas": [0.9, 0.99], "tau": 0.001}  # as in older run folders
 
 
 def test_recipes_name_the_servers_optimiser(tmp_path: Path) -> None:

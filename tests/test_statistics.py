@@ -223,6 +223,19 @@ def test_tost_is_two_one_sided_tests_and_an_interval():
         assert test.no_worse_p == pytest.approx(tost(B, A, margin).no_better_p)
 
 
+def test_differences_that_are_equal_on_paper_have_no_spread():
+    # 0.53 - 0.51 and its like are 0.02 only up to 1e-17: without rounding t is 7e14, with rounding infinite.
+    b = [0.51, 0.62, 0.73, 0.44, 0.55]
+    a = [round(x + 0.02, 2) for x in b]
+    assert len({x - y for x, y in zip(a, b, strict=True)}) > 1
+    test = paired_t(a, b)
+    assert (test.difference, test.sd, test.low, test.high) == (0.02, 0, 0.02, 0.02)
+    assert (test.statistic, test.p) == (math.inf, 0)
+    # A loss of exactly the margin is not smaller than the margin.
+    assert tost(b, a, margin=0.02).p == tost(a, b, margin=0.02).p == 1
+    assert tost(b, a, margin=0.021).p == 0
+
+
 def test_tost_of_equal_differences():
     assert tost([3, 3], [2, 2], margin=1.5).p == 0
     outside = tost([1, 1], [2, 2], margin=1.0)
@@ -283,6 +296,8 @@ def test_bootstrap_over_seeds_in_its_limits():
         (lambda: tost([1, 2], [1, 2], margin=1, alpha=0.5), r"alpha must lie in \(0, 0.5\), got 0.5"),
         (lambda: holm({"x": 1.5}), r"p\['x'\] must lie in \[0, 1\], got 1.5"),
         (lambda: hurt({"a": 1}, {"b": 1}), r"the same clients, got \['a'\] and \['b'\]"),
+        (lambda: hurt({"a": 1, "b": math.nan}, {"a": 1, "b": 1}), r"values\['b'\] must be finite, got nan"),
+        (lambda: hurt({"a": 1}, {"a": math.inf}), r"reference\['a'\] must be finite, got inf"),
     ],
 )
 def test_errors_name_what_is_wrong(call, message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from confed.attacks.membership import example_losses
 from confed.federation.protocols import Output, Task
 from confed.registry import tasks
 from confed.tasks.vqa import VQA, summarise
@@ -102,6 +103,34 @@ def test_half_precision_and_divergence():
     assert math.isnan(tally["loss"][0])
     assert summarise(tally)["ece"] == pytest.approx(summarise(tally)["accuracy"])
     assert VQA(4).tally(output(LOGITS[:0]), {"label": torch.zeros(0, dtype=torch.int64)}) == {}
+
+
+@pytest.mark.parametrize("objective", ["ce", "bce"])
+def test_examples_without_a_possible_answer_are_wrong_and_have_no_loss(objective):
+    task = VQA(4, objective, types=("a", "b"))
+    rng = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(6, 4, generator=rng), torch.tensor([0, -1, 2, 3, -1, 1])
+    kind, answerable = torch.tensor([0, 0, 1, 1, 1, 0]), label >= 0
+    batch = {"label": label, "type": kind, "answerable": answerable}
+    found = task.tally(output(logits), batch)
+    known = {"label": label[answerable], "type": kind[answerable]}
+    alone = task.tally(output(logits[answerable]), known)
+    # The same sums as without those two examples, over six examples instead of four; the loss is over the four.
+    assert found["loss"] == pytest.approx(alone["loss"])
+    assert found["loss"][1] == 4
+    assert found[task.metric] == (alone[task.metric][0], 6)
+    for name, count in (("a", 3), ("b", 3)):
+        assert found[f"{task.metric}/{name}"] == (alone[f"{task.metric}/{name}"][0], count)
+    assert sum(weight for key, (_, weight) in found.items() if key.endswith("/confidence")) == 6
+    right = task.predictions(output(logits), batch)
+    assert right[~answerable].tolist() == [0, 0]
+    assert right.sum() == alone[task.metric][0]
+    assert "loss" not in task.tally(output(logits[1:2]), {name: column[1:2] for name, column in batch.items()})
+    with pytest.raises(ValueError, match="every label must lie in"):
+        task.tally(output(logits), {**batch, "answerable": torch.ones(6, dtype=torch.bool)})
+    losses = example_losses(lambda _: output(logits), task, [batch])
+    assert len(losses) == 4
+    assert losses.sum().item() == pytest.approx(alone["loss"][0], rel=1e-5)
 
 
 @pytest.mark.parametrize("label", [-100, -1, 4])

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.feddc import FedDC
+from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.client import Client
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, generator, isolated, sample_cohort
 from confed.federation.state import ClientState, MemoryStore
-from confed.federation.train import Local, global_logits, teacher, train
+from confed.federation.train import Local, epoch_steps, global_logits, teacher, train
 from confed.toy import ToyTask, toy_clients, toy_model, toy_setup
 
 
@@ -70,6 +72,46 @@ def test_two_losses_are_two_successive_steps() -> None:
 
     train(client, objective)
     assert not torch.equal(seen[0], seen[1])
+
+
+class Still(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> nn.BatchNorm1d:
+        return super().train(False)
+
+
+def test_batch_normalisation_leaves_out_a_last_batch_of_one() -> None:
+    seen: list[int] = []
+
+    def objective(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        seen.append(len(batch["index"]))
+        yield ToyTask().loss(model(batch), batch)
+
+    for size, noisy, wanted in [(19, True, [19]), (19, False, [19, 1]), (18, True, [18, 2]), (20, True, [20])]:
+        client = _client(Local(epochs=2, batch_size=size), noisy=noisy)  # 20 examples
+        seen.clear()
+        train(client, objective)
+        assert seen == 2 * wanted
+        assert epoch_steps(client) == len(wanted)
+    # Layers whose statistics stand still need no second example.
+    client = _client(Local(epochs=1, batch_size=19), noisy=True)
+    client.model.add_module("norm", Still(8))
+    seen.clear()
+    train(client, objective)
+    assert seen == [19, 1]
+
+
+def test_batch_normalisation_needs_two_examples() -> None:
+    with pytest.raises(ValueError, match=r"at least two examples per batch.*'client-1' has 20 .*batch_size is 1"):
+        train(_client(Local(batch_size=1), noisy=True), _objective)
+    client = _client(Local(batch_size=4), noisy=True)
+    client.data = toy_clients(sizes=(1, 1))["client-1"]
+    with pytest.raises(ValueError, match="has 1 training examples"):
+        train(client, _objective)
+    for method in (FedAvg(), FedDC(correction="on"), Scaffold("steps")):
+        setup = toy_setup(method, clients=toy_clients(sizes=(13, 5, 8)), rounds=2)
+        with Simulation(setup, MemoryStore()) as simulation:
+            records = list(simulate(simulation, simulation.start(Workspace(setup.model()))))
+        assert not any(record.errors for record in records)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from confed import experiment
 from confed import tune as tuning
 from confed.data.examples import TableData
 from confed.experiment import run
@@ -28,10 +30,11 @@ TINY = [
 ]  # fmt: skip
 
 SEARCH = {"lam": (0.001, 0.1), "top_n": (5, 20)}
+FOUR = "study.lr=[3e-4, 9e-4, 3e-3, 9e-3]"
 
 
 def tiny(*rows: str) -> Recipe:
-    return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6"]).with_rows(rows)
+    return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6", FOUR]).with_rows(rows)
 
 
 def silent(titles, there):
@@ -61,9 +64,9 @@ def synthetic(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("confed.algorithms.fedp3.FedP3.search", SEARCH)
-    recipe = load_recipe("fedvqa_scenes", ["local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
-    assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.003, 0.009)}
-    assert search_space(recipe, "fedprox")["local.lr"] == (0.001, 0.003, 0.01, 0.03)
+    recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
+    assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.0018, 0.003, 0.006, 0.009)}
+    assert search_space(recipe, "fedprox")["local.lr"] == (0.001, 0.003, 0.006, 0.01, 0.02, 0.03)
     # The recipe's own value is always among those tried.
     assert search_space(recipe, "fedp3")["lam"] == (0.003, 0.001, 0.1)
     own = load_recipe("fedvqa_scenes", ["study.lr=[1e-3, 3e-3]"])
@@ -137,7 +140,7 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, show=silent)
     assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
     assert len(synthetic) == 9 + 9 + 4
-    other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5"]).with_rows(["fedp3"])
+    other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
     with pytest.raises(ValueError, match=r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
         tune(other, cut, budget=9, seed=100, workers=1, show=silent)
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
@@ -157,6 +160,71 @@ def test_a_configuration_that_diverges_is_a_finding(
     assert sorted(t.state for t in found.trials).count("failed") == 1
     assert "diverged" in (tmp_path / "scores.csv").read_text()
     assert found.best is not None
+
+
+def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
+    tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, show=silent)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for budget in (1, 4):
+        with pytest.raises(ValueError, match=rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
+            tune(tiny("fedadam"), tmp_path, budget=budget, seed=100, workers=1, show=silent)
+    with pytest.raises(ValueError, match="fedprox was tuned with a budget of 3, not 4"):
+        tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    found = tune(tiny("fedavg", "fedprox", "fedadam"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+    assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
+    # A folder whose files do not say their budget had at least as many configurations as it holds.
+    for file in (tmp_path / "trials").iterdir():
+        head, *trials = file.read_text().splitlines(keepends=True)
+        file.write_text(json.dumps({"space": json.loads(head)["space"]}) + "\n" + "".join(trials))
+    with pytest.raises(ValueError, match="tuned with a budget of 4, not 2"):
+        tune(tiny("fedadam"), tmp_path, budget=2, seed=100, workers=1, show=silent)
+
+
+def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
+    synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", "fedvqa_scenes", *TINY, "run.rounds=6", FOUR, "--methods", "fedavg", "--workers", "1"]
+    arguments += ["--budget", "2", "--out", str(tmp_path / "t")]
+    shortages = [torch.OutOfMemoryError("CUDA"), OSError(28, "No space left on device"), MemoryError("no"),
+                 RuntimeError("client 'a' failed in round 1: OutOfMemoryError: CUDA out of memory")]  # fmt: skip
+    for error in shortages:
+
+        def short(recipe: Recipe, error: Exception = error):
+            if recipe.local.lr != 0.003:
+                raise error
+            yield from invented(recipe)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tuning, "validation_scores", short)
+            with pytest.raises(SystemExit) as stop:
+                main(arguments)
+        assert stop.value.code == 1
+        assert f"without FedAvg: {type(error).__name__}" in " ".join(capfd.readouterr().out.split())
+        assert len((tmp_path / "t/trials/fedavg.jsonl").read_text().splitlines()) == 2  # the head, the recipe's own
+    rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["complete", "failed"]
+    for more in ([], ["--methods", "fedbn"], []):  # a row that was refused before is no failure of a later call
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, *more])
+        assert stop.value.code == 0
+    rows = list(csv.DictReader((tmp_path / "t/scores.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["complete", "complete"]
+
+
+def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bare(recipe: Recipe, read=experiment.load_data):
+        there = read(recipe)
+        parts = {name: data.tables for name, data in there.clients.items()}
+        return replace(there, clients={name: TableData(a, b.take(0), c) for name, (a, b, c) in parts.items()})
+
+    monkeypatch.setattr(experiment, "load_data", bare)
+    recipe = load_recipe("fedvqa_scenes", TINY)
+    with pytest.raises(ValueError, match=r"none; see data\.validation"):
+        tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, show=silent)
+    assert not (tmp_path / "t").exists()
+    with pytest.raises(ValueError, match=r"none; see data\.validation"):
+        list(validation_scores(recipe.method("local").with_run(workers=1)))
 
 
 @pytest.mark.parametrize("row", ["local", "fedavg_ft", "central"])

@@ -7,6 +7,7 @@ anything else, so a file cannot make it run code.
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,15 +96,25 @@ def _read(source: Path) -> Mapping[str, Any]:
     if not source.is_file():
         raise ValueError(f"the checkpoint {source} does not exist")
     try:
-        content = torch.load(source, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(source, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"{source}: cannot be read: {error.strerror}") from error
     except Exception as error:
-        reason = str(error).split("\n")[0][:300]
-        raise ValueError(
-            f"{source}: refused, or not readable as a checkpoint of tensors and plain values only: {reason}"
-        ) from error
+        # Not in the words of torch, which suggests to read the file without this protection.
+        raise ValueError(f"{source}: refused, {_reason(error)}") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"{source}: expected a mapping with 'state_dict', got {type(content).__name__}")
     return content
+
+
+def _reason(error: Exception) -> str:
+    """Why torch did not read a file; none of it was run."""
+    name = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
+    if name:
+        return f"since it asks for {name[1]}: only tensors and plain values are read, and nothing of it was run"
+    return "or not readable: no checkpoint of tensors and plain values, but another kind of file or a damaged one"
 
 
 def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:

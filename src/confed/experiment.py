@@ -61,7 +61,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     """The federation that a single-run recipe describes.
 
     Raises:
-        ValueError: the recipe or its data are faulty (the message names the thing).
+        ValueError: the recipe or its data are faulty, or the method cannot work with them (the message names the
+            thing).
     """
     run = recipe.run
     model, materials = dict(recipe.sections["model"]), load_data(recipe)
@@ -82,6 +83,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         algorithm = algorithm.suit(build(), task)
     clients: Mapping[str, ClientData] = materials.clients
     observers: dict[str, ClientData] = dict(materials.unseen)
+    _check_method(algorithm, run, materials.clients)
     if algorithm.pooled:
         train = pool([c.tables[0] for c in materials.clients.values()])
         observers = {**clients, **observers}
@@ -119,12 +121,29 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     keep_freed_memory()
     setup, materials = prepare(recipe)
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
+    watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
     return _Runner(recipe, setup, materials, folder, watch).run()
 
 
 def _presence(run: Run, clients: Collection[str]) -> Presence:
     """Who joins late and who leaves, of the clients that there are."""
     return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+
+
+def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+    """Raises ValueError where a method cannot work with the section ``[run]``."""
+    name = algorithm.label or type(algorithm).__name__
+    leaves = _presence(run, clients).leaves
+    if leaves and not algorithm.leavers:
+        raise ValueError(
+            f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
+            "clients that have left put into them"
+        )
+    if not algorithm.has_global and not run.keep_personal:
+        raise ValueError(
+            f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
+            "to evaluate"
+        )
 
 
 def _without(materials: Materials, names: Sequence[str]) -> Materials:

@@ -22,7 +22,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.settings import flat
-from confed.study import Job, read_study, write_study
+from confed.study import Job, is_free, read_study, write_study
 
 __all__ = [
     "Grid",
@@ -30,6 +30,7 @@ __all__ = [
     "exclusive",
     "is_grid",
     "joined",
+    "keep",
     "open_grid",
     "refusals",
     "rows_of",
@@ -67,8 +68,8 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
 
     Args:
         recipe: the recipe.
-        wanted: names with commas between them; "all" for the recipe's table, or for every registered method where it
-            has none; None for its table, its study's methods, or its one method: the first that there is.
+        wanted: names with commas between them, "all" among them for the recipe's table, or for every registered method
+            where it has none; None for its table, its study's methods, or its one method: the first that there is.
 
     Raises:
         ValueError: no name at all.
@@ -77,15 +78,19 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
 
     if wanted is None:
         return recipe.table or recipe.methods or (recipe.sections["algorithm"]["name"],)
-    names = tuple(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
+    names: dict[str, None] = {}
+    for name in filter(None, map(str.strip, wanted.split(","))):
+        names |= dict.fromkeys((recipe.table or algorithms.names()) if name == "all" else [name])
     if not names:
         raise ValueError(f"methods must name at least one method, got {wanted!r}")
-    return (recipe.table or tuple(algorithms.names())) if names == ("all",) else names
+    return tuple(names)
 
 
 def is_grid(folder: Path) -> bool:
     """Whether a folder is a grid's: a study whose index also marks cells that went wrong."""
-    return is_study(folder) and "errors" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if not is_study(folder) or is_free(folder):
+        return False
+    return "errors" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 def open_grid(
@@ -103,8 +108,26 @@ def open_grid(
         ValueError: the folder holds something else, faulty data, or a cell that was run with other settings; or
             another process is working in it.
     """
-    with exclusive(root) if is_grid(root) else contextlib.nullcontext():
+    from confed.experiment import load_data
+
+    if not is_grid(root):
+        _check_free(root)
+        # Faulty data must not leave a folder behind.
+        load_data(recipe.with_run(seed=seeds[0]))
+        root.mkdir(parents=True, exist_ok=True)
+    with exclusive(root):  # another process may have made the grid meanwhile
         _open(recipe, root, seeds, tuned or {})
+
+
+def keep(root: Path, **entries: Any) -> None:
+    """Writes further entries into a grid's index, such as how its methods are to be judged."""
+    index = json.loads((root / "summary.json").read_text(encoding="utf-8")) | entries
+    write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
+
+
+def _check_free(root: Path) -> None:
+    if not is_free(root):
+        raise ValueError(f"{root} exists already and is no grid of `confed compare`; give another folder with --out")
 
 
 def _open(recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, Mapping[str, Any]]) -> None:
@@ -112,14 +135,9 @@ def _open(recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, 
         before, index = read_study(root)
         old = [Job(**run) for run in index["runs"]]
         used = {row: values for row, values in index["tuned"].items() if row not in recipe.methods} | dict(tuned)
-    elif root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(f"{root} exists already and is no grid of `confed compare`; give another folder with --out")
     else:
-        from confed.experiment import load_data
-
+        _check_free(root)
         before, old, used = recipe, [], dict(tuned)
-        # Faulty data must not leave a folder behind that blocks the corrected command.
-        load_data(recipe.with_run(seed=seeds[0]))
     merged = joined(before, recipe)
     rows = merged.methods
     wanted = {(job.method, job.seed) for job in old} | {(row, seed) for row in recipe.methods for seed in seeds}
@@ -185,6 +203,9 @@ def _begun(folder: Path) -> bool:
 def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
     """The rows that cannot be run with this recipe -> why; worked out without training.
 
+    A row that breaks instead of refusing (a mistake in a method's own code) is not among them: it breaks again where
+    it is run, which is where the traceback is kept.
+
     Raises:
         ValueError: faulty data.
     """
@@ -197,6 +218,8 @@ def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
             prepare(recipe.method(row).with_run(seed=seed))
         except ValueError as error:
             refused[row] = str(error)
+        except Exception:  # the other rows go on
+            continue
     return refused
 
 
@@ -222,7 +245,8 @@ def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cell
             if todo:
                 _run_missing(recipe, root, todo, workers, show, len(everything) - len(todo), outcome)
         finally:
-            index = {**index, "errors": outcome.errors}
+            refused = [cell for cell in outcome.errors if cell not in outcome.failed]
+            index = {**index, "errors": outcome.errors, "refused": refused}
             write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
         for job in everything:
             if (root / job.folder / "summary.json").is_file():
@@ -283,6 +307,8 @@ def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
     root = Path(job["root"])
     folder = root / job["folder"]
     if folder.exists() and not _begun(folder):
+        if not folder.resolve().is_relative_to(root.resolve()):
+            raise ValueError(f"{folder} leads out of {root}, so nothing is deleted there")
         shutil.rmtree(folder)  # an attempt that came to nothing
     (folder / "error.txt").unlink(missing_ok=True)
     recipe = _cell(read_study(root)[0], Job(job["method"], job["seed"], job["folder"]))

@@ -64,18 +64,20 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     types = tuple(sorted({t for part in parts for t in part.types}))
     pictures: dict[int, Tensor | StoredPictures] = {}
 
-    def table(examples: Examples) -> Table:
+    def table(examples: Examples, *, outside: bool = False) -> Table:
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
             pictures[id(examples.images)] = channels_first(examples.images)
-        return encode(examples, tokenizer, dataset.answers, types, pictures[id(examples.images)])
+        stored = pictures[id(examples.images)]
+        return encode(examples, tokenizer, dataset.answers, types, stored, outside=outside)
 
     clients = {
-        name: TableData(table(s.train), table(s.validation), table(s.test)) for name, s in dataset.clients.items()
+        name: TableData(table(s.train), table(s.validation), table(s.test, outside=dataset.outside))
+        for name, s in dataset.clients.items()
     }
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
-        rows = table(examples)
+        rows = table(examples, outside=dataset.outside)
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")

@@ -18,7 +18,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_origin, get_type_hints
 
 import tomli_w
 
@@ -194,9 +195,14 @@ class Recipe:
         return study
 
     def check_row(self, row: str) -> None:
-        """Raises ValueError if a row's name or keywords are faulty."""
-        if not re.fullmatch(r"[\w.:+-]+", row):
-            raise ValueError(f"study.methods: a row's name has letters, digits and _ . : + - only, got {row!r}")
+        """Raises ValueError if a row's name or keywords are faulty; its name is also a folder's in the study's."""
+        if not re.fullmatch(r"[\w+-][\w.:+-]*", row):
+            raise ValueError(
+                "study.methods: a row's name has letters, digits and _ . : + - only, and begins with none of . :, "
+                f"got {row!r}"
+            )
+        if re.fullmatch(r".*\.(json|toml|html|md|csv|tex|txt|part)|figures|filter_size", row, re.IGNORECASE):
+            raise ValueError(f"study.methods: a row must not be called like a file of a study's folder, got {row!r}")
         single = self.method(row)
         _ = single.local, single.construct("algorithm")
 
@@ -287,13 +293,24 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join([where, *map(str, first["loc"])])
+        first, key = _first_fault(error.errors(), model, values)
+        key = ".".join([where, *key])
         if first["type"] == "missing":
             raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
         raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
     # Paths become absolute, so that a run folder can be resumed from anywhere.
     return {name: _absolute(getattr(checked, name)) for name in names}
+
+
+def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The first fault and its key; where several types are allowed, what all of them expect."""
+    first, name = faults[0], str(faults[0]["loc"][0])
+    own = [fault for fault in faults if fault["loc"][0] == name]
+    # Behind a name pydantic gives the type that did not fit, or a position in a sequence or mapping.
+    if get_origin(model.model_fields[name].annotation) in (Union, UnionType) and len(own) > 1:
+        rest = [str(fault["msg"]).removeprefix("Input should be ") for fault in own[1:]]
+        return {"type": "union", "msg": ", or ".join([own[0]["msg"], *rest]), "input": values[name]}, [name]
+    return first, [str(part) for part in first["loc"]]
 
 
 @lru_cache(maxsize=256)

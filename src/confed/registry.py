@@ -70,7 +70,7 @@ class Registry:
         self._load()
         if name not in self._entries:
             near = get_close_matches(name, self._entries, 2)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
             raise ValueError(f"no {self.kind} is called {name!r}{hint} There are: {', '.join(self.names())}")
         return self._entries[name]
 

@@ -10,8 +10,9 @@ from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
+from confed.results.runs import distinct_labels
 
-__all__ = ["Job", "create_study", "free_folder", "read_study", "resume", "run_study", "write_study"]
+__all__ = ["Job", "create_study", "free_folder", "is_free", "read_study", "resume", "run_study", "write_study"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
         number += 1
 
 
+def is_free(root: Path) -> bool:
+    """Whether a study can be made in a folder: nothing is there, or only what :func:`write_study` began with."""
+    if not root.is_dir():
+        return not root.exists()
+    there = {path.name for path in root.iterdir() if path.suffix != ".tmp"}
+    return not there or (there == {"summary.json"} and is_study(root))
+
+
 def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     """Writes a study's index and recipe; no run is started.
 
@@ -42,18 +51,19 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
         seeds: number of seeds, counted from the recipe's.
 
     Raises:
-        ValueError: the folder exists, or fewer than one seed.
+        ValueError: the folder exists, fewer than one seed, or a row that cannot be run with this recipe.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    if not is_free(root):
         raise ValueError(
             f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
         )
     methods = recipe.methods or (recipe.sections["algorithm"]["name"],)
     numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
-    # Faulty data must not leave a folder behind that blocks the corrected command.
-    prepare(recipe.method(methods[0]).with_run(seed=numbers[0]))
+    # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
+    for method in methods:
+        prepare(recipe.method(method).with_run(seed=numbers[0]))
     jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
     write_study(recipe, methods, root, jobs)
     return jobs
@@ -70,22 +80,41 @@ def write_study(recipe: Recipe, methods: Sequence[str], root: Path, jobs: Sequen
         more: further entries of the index.
     """
     root.mkdir(parents=True, exist_ok=True)
-    write_atomically(root / "recipe.toml", recipe.to_toml().encode())
     index = {
         "recipe": recipe.name,
         "methods": list(methods),
-        "labels": {method: recipe.label(method) for method in methods},
+        "labels": distinct_labels({method: recipe.label(method) for method in methods}),
         "seeds": sorted({job.seed for job in jobs}),
         "runs": [vars(job) for job in jobs],
         **more,
     }
-    write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
+    files = {"recipe.toml": recipe.to_toml(), "summary.json": json.dumps(index, indent=1, ensure_ascii=False)}
+    # Stopped in between, a new folder must not look like a run's (a recipe and no index), and a folder that grows
+    # must have a recipe with all rows of its index.
+    for name in files if (root / "recipe.toml").exists() else reversed(files):
+        write_atomically(root / name, files[name].encode())
 
 
 def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
-    """A study folder's recipe and index."""
+    """A study folder's recipe and index.
+
+    Raises:
+        ValueError: there is no recipe, or the index has runs that are not the recipe's or lie elsewhere.
+    """
     index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
-    return replace(load_recipe(root / "recipe.toml"), name=index["recipe"]), index
+    if not (root / "recipe.toml").is_file():
+        raise ValueError(f"{root} has no recipe.toml: making it was interrupted; give that command again")
+    recipe = replace(load_recipe(root / "recipe.toml"), name=index["recipe"])
+    rows = recipe.methods or (recipe.sections["algorithm"]["name"],)
+    for entry in index["runs"]:
+        method, seed, folder = entry["method"], entry["seed"], entry["folder"]
+        # Runs are written, and failed attempts deleted, where the index says: it must not point anywhere else.
+        if method not in rows or type(seed) is not int or folder != f"{method}/seed-{seed}":
+            raise ValueError(
+                f"{root}/summary.json: a run must lie in ROW/seed-N with a row of {', '.join(rows)}, got {folder!r} "
+                f"for method {method!r} and seed {seed!r}"
+            )
+    return recipe, index
 
 
 def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
@@ -97,7 +126,7 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     """
     recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
-    jobs = [Job(**entry) for entry in index["runs"]]
+    jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])
     for number, job in enumerate(jobs):
         folder = root / job.folder
         if (folder / "summary.json").exists():
@@ -106,7 +135,7 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
             own = recipe.method(job.method).with_run(seed=job.seed)
             summary = run(own, folder, resume=is_run(folder), watch=watch(number, len(jobs), job))
         # Rows of one method are told apart by the study's labels, which a run does not know.
-        summaries.append({**summary, "label": index["labels"][job.method]})
+        summaries.append({**summary, "label": labels[job.method]})
     return summaries
 
 

@@ -33,13 +33,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FACTORS", "search_space", "tune", "tune_row", "validation_scores"]
 
-FACTORS = (0.1, 0.3, 1.0, 3.0)
+FACTORS = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
 """Learning rates tried, as multiples of the recipe's, where it names none itself."""
 
 RANDOM_FIRST = 3
 """Configurations before the estimator has something to go by; also before any is stopped early."""
 
 LR = "local.lr"
+
+SHORTAGES = ("MemoryError", "out of memory", "enough memory", "allocate memory", "No space left")
+"""In the text of an error that says nothing about a configuration: a later call tries it again."""
+
+
+NOTHING = "tuning chooses on the clients' validation examples, and there are none; see data.validation"
 
 
 def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
@@ -78,7 +84,8 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         model that serves everybody.
 
     Raises:
-        ValueError: the recipe or its data are faulty, or the method cannot work with them.
+        ValueError: the recipe or its data are faulty, there are no validation examples, or the method cannot work
+            with them.
         RuntimeError: a client failed: a mean without it would be that of an easier federation.
     """
     import torch
@@ -110,6 +117,8 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
             views = simulation.evaluate(record.servers, record.round, split="validation", most=None)
             places = views["unseen"] if pooled else views["personal"] or views["global"]
             scores = [summarise(tally)[setup.task.metric] for tally in places.values()]
+            if not scores:
+                raise ValueError(NOTHING)
             yield sum(scores) / len(scores)
 
 
@@ -133,14 +142,19 @@ def tune(
         show: given the rows' titles and 0, it returns who is told what happens to them.
 
     Raises:
-        ValueError: a budget below 1, faulty data, or a folder that was tuned with other settings.
+        ValueError: a budget below 1, faulty data or no validation examples, or a folder that was tuned with other
+            settings or whose other rows had another budget.
     """
+    from confed.experiment import load_data
     from confed.materials import load_materials
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    errors = refusals(asked, seed)
+    clients = load_data(asked).clients
+    if not any(len(data.tables[1]) for name, data in clients.items() if name not in asked.run.without):
+        raise ValueError(NOTHING)
+    errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
         load_materials.cache_clear()  # the processes read the data themselves
     (root / "trials").mkdir(parents=True, exist_ok=True)
@@ -149,8 +163,9 @@ def tune(
         before = load_recipe(file) if file.is_file() else asked
         recipe = joined(before, asked)
         _check_settings(before, recipe, root)
+        _check_budget([row for row in before.methods if row not in asked.methods], root, budget)
         for row in recipe.methods:
-            _open(recipe, row, _file(root, row))
+            _open(recipe, row, _file(root, row), budget)
         write_atomically(file, recipe.to_toml().encode())
         rows = [row for row in asked.methods if row not in errors]
         shown = show([recipe.label(row) for row in rows], 0)
@@ -158,12 +173,14 @@ def tune(
         def listen(event: cells.Event) -> None:
             if event.kind in ("refused", "failed"):
                 errors[rows[event.job]] = event.text
+            if event.kind == "failed":
+                failed.add(rows[event.job])
             shown(event)
 
         jobs = [{"root": str(root), "row": row, "budget": budget} for row in rows]
         cells.carry_out("confed.tune:tune_row", jobs, workers, listen)
         found = [
-            Tuned(row, recipe.label(row), tuple(_trials(_file(root, row))[:budget]), errors.get(row, ""))
+            Tuned(row, recipe.label(row), tuple(_trials(_file(root, row))[:budget]), errors.get(row, ""), row in failed)
             for row in recipe.methods
         ]
         write_atomically(root / "scores.csv", scores_csv(found).encode())
@@ -232,6 +249,8 @@ def _try(
                 state = TrialState.PRUNED
                 break
     except (RuntimeError, ValueError) as failure:  # a learning rate at which training diverges is a finding
+        if any(shortage in f"{type(failure).__name__}: {failure}" for shortage in SHORTAGES):
+            raise
         state, error = TrialState.FAIL, str(failure)
     study.tell(asked, scores[-1] if state == TrialState.COMPLETE else None, state)
     names = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -312,14 +331,28 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
             raise ValueError(f"{root}: {row} was tuned with {different}; give another folder with --out")
 
 
-def _open(recipe: Recipe, row: str, file: Path) -> None:
+def _check_budget(rows: Sequence[str], root: Path, budget: int) -> None:
+    """Rows that a call leaves alone must have had its budget: what one folder chose was chosen on equal terms."""
+    for row in rows:
+        head, *trials = read_jsonl(_file(root, row)) or [{}]
+        # A folder of an earlier version says at least how much was tried.
+        held = head.get("budget", max(budget, len(trials)))
+        if trials and held != budget:
+            raise ValueError(
+                f"{root}: {row} was tuned with a budget of {held}, not {budget}; give --budget {held}, name {row} in "
+                "--methods too, or give another folder with --out"
+            )
+
+
+def _open(recipe: Recipe, row: str, file: Path, budget: int) -> None:
     """Starts a row's file, or checks that its trials are of the same space."""
     space = {knob: list(values) for knob, values in search_space(recipe, row).items()}
-    lines = read_jsonl(file) or [{"space": space}]
+    head, *trials = read_jsonl(file) or [{"space": space}]
+    if head["space"] != json.loads(json.dumps(space)):
+        raise ValueError(f"{file} holds trials of {head['space']}, not of {space}; give another folder with --out")
     # Written anew, because what a kill left of a line would run into the next one.
+    lines = [{**head, "budget": budget}, *trials]
     write_atomically(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-    if lines[0]["space"] != json.loads(json.dumps(space)):
-        raise ValueError(f"{file} holds trials of {lines[0]['space']}, not of {space}; give another folder with --out")
 
 
 def _trials(file: Path) -> list[Trial]:

@@ -50,13 +50,15 @@ class Tuned:
         row: its name.
         label: how tables write it.
         trials: in order; the first is the recipe's own configuration.
-        error: why there are none.
+        error: why there are none, or no more.
+        failed: it broke on the way, instead of being refused beforehand.
     """
 
     row: str
     label: str
     trials: tuple[Trial, ...] = ()
     error: str = ""
+    failed: bool = False
 
     @property
     def best(self) -> Trial | None:
@@ -85,7 +87,7 @@ def scores_csv(found: Sequence[Tuned]) -> str:
             row = [tuned.row, number, in_words(trial.values), trial.state, score, rounds, trial.seconds, trial.error]
             table.writerow(row)
         if tuned.error:
-            table.writerow([tuned.row, "", "", "refused", "", "", "", tuned.error])
+            table.writerow([tuned.row, "", "", "failed" if tuned.failed else "refused", "", "", "", tuned.error])
     return out.getvalue()
 
 

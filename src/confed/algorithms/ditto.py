@@ -11,6 +11,7 @@ from w) with
 This is a second training of the same length: a client computes twice as much as in FedAvg.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,17 +50,30 @@ class Ditto(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """FedAvg's fit, then the personal model's training."""
-        own = client.state.tensors.get("personal", message.tensors)
+        """FedAvg's fit, then the personal model's training.
+
+        Where that diverges the client keeps the v it had before, if any, with a warning: its update of the shared
+        model is sound and is sent.
+        """
+        before = client.state.tensors.get("personal")
+        own = message.tensors if before is None else before
         reply = super().fit(client, message)
         client.load(own)
         train(client, self._near(client, message.tensors), order="personal")
         client.keep_personal = True
         client.remember()
         # The engine checks what is sent; this model is not.
-        for name, value in client.state.tensors["personal"].items():
-            if value.is_floating_point() and not torch.isfinite(value).all():
-                raise ValueError(f"training diverged: {name!r} of the personal model holds a NaN or an infinity")
+        trained = client.state.tensors.pop("personal")
+        lost = [n for n, t in trained.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+        if lost:
+            warnings.warn(
+                f"Ditto's personal model of {client.info.id!r} diverged in round {client.round + 1}: {lost[0]!r} holds "
+                f"a NaN or an infinity; the client {'has none yet' if before is None else 'keeps the one before'}",
+                stacklevel=2,
+            )
+        kept = before if lost else trained
+        if kept is not None:
+            client.state.tensors["personal"] = kept
         return reply
 
     def _near(self, client: Client, received: Params) -> Objective:

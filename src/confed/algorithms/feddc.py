@@ -25,7 +25,6 @@ the scalar v_k / (S eta): a client sends its weights only, where the authors' co
 gradients at norm 10, which is ``local.clip = 10``.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
@@ -39,7 +38,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
-from confed.federation.train import Local, Objective, train
+from confed.federation.train import Local, Objective, epoch_steps, train
 
 __all__ = ["FedDC"]
 
@@ -53,8 +52,8 @@ PREFIX = "gradient/"
 class FedDC(Algorithm):
     """FedAvg with drift decoupling and correction.
 
-    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. A client that has
-    left the federation keeps its part in the sums.
+    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. No client may
+    leave the federation: the server's sums would hold its h_k and g_k for good, and be divided by a smaller K.
 
     Attributes:
         alpha: weight of the penalty.
@@ -66,6 +65,7 @@ class FedDC(Algorithm):
     alpha: float = 0.01
     correction: Literal["auto", "on", "off"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    leavers: ClassVar[bool] = False
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
@@ -141,8 +141,7 @@ class FedDC(Algorithm):
         pull = {n: everyone[n] - own[n] for n in zeros} if correcting else None
         loss = train(client, self._corrected(client, drift, pull, self.alpha / share))
         client.remember()
-        steps = client.local.epochs * math.ceil(len(client.data) / client.local.batch_size)
-        per_distance = 1 / (steps * client.local.lr) if correcting else 0.0
+        per_distance = 1 / (client.local.epochs * epoch_steps(client) * client.local.lr) if correcting else 0.0
         reply = client.upload(loss=loss, rate=share * per_distance)
         moved = {n: reply.tensors[n] - shared[n] for n in zeros}
         client.state.tensors[DRIFT] = {n: drift[n] + moved[n] for n in zeros}

@@ -43,8 +43,8 @@ DRIFT = "drift"
 class FedDyn(Algorithm):
     """FedAvg with a dynamic regulariser.
 
-    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. A client that has
-    left the federation keeps its part in the sum of h_k.
+    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. No client may
+    leave the federation: the server's sum would hold its h_k for good, and be divided by a smaller K.
 
     Attributes:
         alpha: weight of the regulariser.
@@ -53,6 +53,7 @@ class FedDyn(Algorithm):
 
     alpha: float = 0.01
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    leavers: ClassVar[bool] = False
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 

@@ -19,7 +19,6 @@ The server, with the paper's global rate 1 and means that are not weighted by N_
 Messages carry c down and the change of c_k up, twice FedAvg's bytes both ways, as in the paper.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
@@ -33,7 +32,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, to_device, train
+from confed.federation.train import Objective, epoch_steps, to_device, train
 
 __all__ = ["Scaffold"]
 
@@ -49,8 +48,8 @@ class Scaffold(Algorithm):
 
     Option II reads the mean gradient off the distance travelled, which holds for SGD without momentum only. With
     AdamW that distance says nothing about the size of the gradient, while the variates are added to gradients:
-    option I fits every optimiser, and costs one more pass over the client's examples per round. A client that has
-    left the federation keeps its part in c.
+    option I fits every optimiser, and costs one more pass over the client's examples per round. No client may leave
+    the federation: the server's sum would hold its c_k for good, and be divided by a smaller K.
 
     Attributes:
         variate: "gradient" (option I), "steps" (option II), or "auto": option II where clients train by SGD without
@@ -61,6 +60,7 @@ class Scaffold(Algorithm):
     label: ClassVar[str] = "SCAFFOLD"
     variate: Literal["auto", "gradient", "steps"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
+    leavers: ClassVar[bool] = False
     neutral: ClassVar[str] = "its variates cannot be switched off, and its means are not weighted"
 
     def suit(self, model: nn.Module, task: Task) -> Self:
@@ -148,7 +148,7 @@ class Scaffold(Algorithm):
 def _travelled(client: Client) -> float:
     """The sum of the learning rates of this round's steps (eta times their number where the rate is constant)."""
     local = client.local
-    steps = local.epochs * math.ceil(len(client.data) / local.batch_size)
+    steps = local.epochs * epoch_steps(client)
     return local.lr * sum(local.factor((client.round + step / steps) / client.rounds) for step in range(steps))
 
 

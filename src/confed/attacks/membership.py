@@ -27,12 +27,15 @@ def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Te
     Args:
         predict: the model, in eval mode and without gradients.
         task: whose loss; called with one example at a time, since a task's loss is a mean over its batch.
-        batches: the examples.
+        batches: the examples; those whose ``answerable`` is false have no loss and are left out.
     """
     losses: list[Tensor] = []
     for batch in batches:
         output = predict(batch)
+        answerable = batch.get("answerable")
         for row in range(len(output.logits)):
+            if answerable is not None and not answerable[row]:
+                continue
             one = slice(row, row + 1)
             alone = Output(output.logits[one], output.features[one])
             losses.append(task.loss(alone, {name: column[one] for name, column in batch.items()}).double().cpu())

@@ -65,6 +65,8 @@ def compare(
 
     from confed.results.compare import compare as compare_folders
 
+    if not 0 < margin < 100:
+        raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
     references = Judged(tuple(reference or ()), margin / 100)
     if recipe is not None:
         _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, references, out, as_json)
@@ -92,14 +94,22 @@ def _compare_recipe(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from confed.grid import open_grid, rows_of
+    from dataclasses import asdict
+
+    from confed.grid import is_grid, keep, open_grid, rows_of
     from confed.recipe import load_recipe
+    from confed.study import read_study
     from confed.tuned import apply, read_tuned
 
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     loaded = load_recipe(name, overrides)
     loaded = loaded.with_rows(rows_of(loaded, methods))
+    folder = out or Path("runs") / f"{loaded.name}-compare"
+    there = {*loaded.methods, *(read_study(folder)[0].methods if is_grid(folder) else ())}
+    for wanted in judged.references:
+        if wanted not in there:
+            raise ValueError(f"--reference {wanted} is none of the methods compared: {', '.join(sorted(there))}")
     numbers = range(loaded.run.seed, loaded.run.seed + seeds)
     used: Mapping[str, Mapping[str, Any]] = {}
     if tuned is not None:
@@ -110,26 +120,35 @@ def _compare_recipe(
         without = [row for row in loaded.methods if row not in values]
         if without:
             complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
-    folder = out or Path("runs") / f"{loaded.name}-compare"
     open_grid(loaded, folder, numbers, used)
-    finish_grid(folder, workers, as_json, judged)
+    keep(folder, judged=asdict(judged))  # for `confed resume`
+    finish_grid(folder, workers, as_json)
 
 
-def finish_grid(folder: Path, workers: int | None, as_json: bool, judged: Judged = Judged()) -> None:
+def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
     """Runs what a grid lacks, prints its tables, and writes them and the report into its folder.
+
+    How its methods are judged stands in its index.
 
     Raises:
         ValueError: not one cell could be run.
+        RuntimeError: the same, and one of them failed on the way.
         typer.Exit: a cell failed on the way.
     """
     from confed.grid import run_grid
     from confed.progress import GridDisplay
     from confed.study import read_study
 
-    count = workers if workers is not None else default_workers(read_study(folder)[0])
+    recipe, index = read_study(folder)
+    said = index.get("judged", {})
+    judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin))
+    count = workers if workers is not None else default_workers(recipe)
     with interruptible(folder), GridDisplay(console, quiet=as_json) as display:
         grid = run_grid(folder, count, display)
     if not grid.summaries:
+        if grid.failed:
+            first = min(grid.failed)
+            raise RuntimeError(f"no run could be made: {grid.errors[first]}; see {folder / first}/error.txt")
         raise ValueError("no run could be made: " + next(iter(_grouped(grid.errors))))
     _show(grid, judged, as_json)
     if grid.failed:
@@ -147,6 +166,7 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     from dataclasses import asdict
 
     from confed.results.compare import compare as compare_folders
+    from confed.results.figures import save_figures
     from confed.results.report import write_report
     from confed.results.runs import load
     from confed.results.tables import paper_table, write_tables
@@ -159,7 +179,8 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
         complain(f"reference {absent!r} has no finished run", "note")
     references = [name for name in judged.references if name in there] or None
     comparison = compare_folders([grid.folder], references, judged.margin)
-    write_tables(grid.folder, references, judged.margin)
+    tables = [p.stem for p in write_tables(grid.folder, references, judged.margin) if p.suffix == ".md"]
+    figures = save_figures(grid.folder)
     page = write_report(grid.folder)
     if as_json:
         found = {"folder": str(grid.folder), "report": str(page), "runs": grid.summaries, "errors": grid.errors}
@@ -175,9 +196,11 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
         shown.print(f"[red]without[/] {escape(', '.join(cells))}: {escape(text)}", highlight=False)
     for cell in sorted(grid.failed):
         shown.print(escape(f"what went wrong in {cell}: {grid.folder / cell}/error.txt"), soft_wrap=True)
-    shown.print(
-        escape(f"tables: {grid.folder}/table and compare, each as .md, .csv and .tex"), soft_wrap=True, highlight=False
-    )
+    each = ", each" if len(tables) > 1 else ""
+    text = f"tables: {grid.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"
+    shown.print(escape(text), soft_wrap=True, highlight=False)
+    if figures:
+        shown.print(escape(f"figures: {figures[0].parent}, as .png and .svg"), soft_wrap=True, highlight=False)
     shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
 
 
@@ -191,6 +214,5 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _write(comparison: "Comparison", folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"md": comparison.markdown(), "csv": comparison.csv(), "tex": comparison.latex()}
-    for ending, text in texts.items():
-        (folder / f"compare.{ending}").write_text(text, encoding="utf-8")
+    for name, text in comparison.files().items():
+        (folder / name).write_text(text, encoding="utf-8")

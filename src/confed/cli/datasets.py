@@ -55,7 +55,9 @@ def makers() -> None:
 def gqa_scenes(
     gqa: Annotated[Path, typer.Option(help="Folder with GQA's question files.")],
     images: Annotated[Path, typer.Option(help="Folder with GQA's pictures, <image id>.jpg.")],
-    out: Annotated[Path, typer.Option(help="Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")
+    ] = Path("gqa_scenes"),
     predictions: Annotated[
         Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
     ] = None,
@@ -101,7 +103,8 @@ def _print_counts(manifest: dict[str, Any]) -> None:
             scene, str(train["pictures"] + test["pictures"]), *map(str, counts), str(test["outside_vocabulary"])
         )
     shown.print(table)
-    missing = f" (the first: {', '.join(pictures['first_missing'])})" if pictures["missing"] else ""
+    first = ", ".join(pictures["first_missing"])
+    missing = f" (the first: {first}; all: missing.txt)" if pictures["missing"] else ""
     dropped = sum(roles["train"]["outside_vocabulary"] for roles in manifest["scenes"].values())
     shown.print(
         f"pictures: {pictures['asked_about']} asked about, {pictures['missing']} missing{escape(missing)}, "

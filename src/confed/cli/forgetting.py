@@ -34,14 +34,16 @@ def forget(
 
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
-    from confed.forget import Approximation, recipe_of
+    from confed.forget import Approximation, check_client, folder_without, recipe_of
     from confed.forget import forget as forget_client
     from confed.progress import Display
     from confed.study import Job
 
     how = Approximation(rounds=rounds) if approximate else None
-    target = folder.with_name(f"{folder.resolve().name}-without-{client}") if out is None else out
-    job = Job(f"without {client}", recipe_of(folder).run.seed, ".")
+    recipe = recipe_of(folder)
+    check_client(recipe, client)
+    target = folder_without(folder, client) if out is None else out
+    job = Job(f"without {client}", recipe.run.seed, ".")
     with interruptible(target), Display(console, target, quiet=as_json) as watch:
         result = forget_client(folder, client, target, approximate=how, watch=watch(0, 1, job))
     if as_json:

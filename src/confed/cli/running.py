@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from confed.cli.app import (
     Json,
     app,
+    complain,
     console,
     interruptible,
     show,
@@ -81,10 +82,24 @@ def resume(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A run or study folder, finished or not.")],
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also write the drawings into figures/, as PNG and SVG.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write report.html again and show the table."""
+    from confed.results.figures import save_figures
     from confed.results.folder import run_folders
+    from confed.results.runs import load
 
-    found = [f / "summary.json" for f in run_folders(folder)]
-    show(folder, [json.loads(f.read_text(encoding="utf-8")) for f in found if f.is_file()], as_json)
+    there = run_folders(folder)
+    # Rows of one method are told apart by the study's labels, which a run does not know.
+    labels = {run.folder: run.label for run in load(folder).runs if run.complete}
+    summaries = [{**_summary(place), "label": labels[place]} for place in there if place in labels]
+    if figures and not save_figures(folder):
+        complain(f"{folder} has no results to draw yet", "note")
+    show(folder, summaries, as_json)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -66,7 +66,7 @@ def tune(
             if tuned.error:
                 shown.print(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}", highlight=False)
         shown.print(escape(f"written: {folder}/tuned.toml, scores.csv"), soft_wrap=True, highlight=False)
-    if any(tuned.best is None and not tuned.error for tuned in found):
+    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in found):
         raise typer.Exit(FAILED)
 
 

@@ -83,7 +83,8 @@ class Examples:
         images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for.
         image_index: which picture each question is about, int64, shape (N,).
         questions: N questions, none empty.
-        answers: N answers, each a word of the dataset's answer vocabulary.
+        answers: N answers, each a word of the dataset's answer vocabulary (test questions: see
+            :class:`FederatedDataset`).
         types: N question types (rows of the per-type accuracy).
         names: N identifiers, stable across runs (used to pair methods example by example).
     """
@@ -145,6 +146,7 @@ class FederatedDataset:
         unseen: scene -> test examples of a scene nobody trains on.
         words: every word that questions may contain (the vocabulary of an offline tokenizer).
         facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
+        outside: whether test questions may have an answer outside the vocabulary, which no model can give.
     """
 
     name: str
@@ -153,6 +155,7 @@ class FederatedDataset:
     unseen: Mapping[str, Examples]
     words: tuple[str, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class Table:
         images: picture table, uint8, shape (M, 3, H, W), in memory or not.
         image_index: (N,) int64.
         columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
-            ``label`` (N,), all int64.
+            ``label`` (N,), all int64, and ``answerable`` (N,), bool.
     """
 
     images: Tensor | StoredPictures
@@ -226,6 +229,8 @@ def encode(
     answers: Sequence[str],
     types: Sequence[str],
     images: Tensor | StoredPictures | None = None,
+    *,
+    outside: bool = False,
 ) -> Table:
     """Examples as tensors.
 
@@ -235,26 +240,29 @@ def encode(
         answers: the answer vocabulary.
         types: the question types; a row's ``type`` is the position of its own.
         images: the picture table as a tensor (M, 3, H, W), where it was made before.
+        outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
 
     Raises:
-        ValueError: an answer is not in the vocabulary (names the example and the answer).
+        ValueError: without ``outside``, an answer is not in the vocabulary (names the example and the answer).
     """
     label_of = {answer: label for label, answer in enumerate(answers)}
     for name, answer in zip(examples.names, examples.answers, strict=True):
-        if answer not in label_of:
+        if not outside and answer not in label_of:
             raise ValueError(
                 f"example {name!r}: the answer {answer!r} is not in the vocabulary of {len(label_of)} answers"
             )
     text, mask = tokenizer(examples.questions)
     type_of = {name: number for number, name in enumerate(types)}
+    label = torch.tensor([label_of.get(a, -1) for a in examples.answers], dtype=torch.int64)
     return Table(
         channels_first(examples.images) if images is None else images,
         torch.from_numpy(np.asarray(examples.image_index, dtype=np.int64)),
         {
             "text": text,
             "text_mask": mask,
-            "label": torch.tensor([label_of[a] for a in examples.answers], dtype=torch.int64),
+            "label": label,
             "type": torch.tensor([type_of[t] for t in examples.types], dtype=torch.int64),
+            **({"answerable": label >= 0} if outside else {}),
         },
     )
 

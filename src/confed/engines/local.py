@@ -66,7 +66,8 @@ class Presence:
     """When clients belong to the federation; whoever is not named always does.
 
     A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
-    and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation.
+    and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation of a
+    round. What it left behind may still be looked at (:meth:`Simulation.examine`).
 
     Attributes:
         joins: client -> the first round in which it may take part.

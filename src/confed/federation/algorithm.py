@@ -37,6 +37,8 @@ class Algorithm:
         label: how tables write the method's name; the class's name by default.
         pooled: the method is trained on everybody's data in one place (the centralised bound).
         has_global: the method produces a global model.
+        leavers: clients may leave before the end (``run.leaves``); not where a server's state holds a part of
+            every client's that it cannot take out again.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
             says why there are none.
         search: hyper-parameter -> the values that ``confed tune`` may try.
@@ -51,6 +53,7 @@ class Algorithm:
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
+    leavers: ClassVar[bool] = True
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
@@ -59,7 +62,7 @@ class Algorithm:
     def suit(self, model: nn.Module, task: Task) -> Self:
         """The method, adapted to a model and a task; itself by default.
 
-        Called once per run, with the model as it was created, before any data are read.
+        Called once per run, with the model as it was created, before any training.
 
         Raises:
             ValueError: the method cannot work with them; the message says what it needs.

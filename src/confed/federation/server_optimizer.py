@@ -33,7 +33,8 @@ class ServerOptimizer:
         optimizer: "none" (w + lr d), "momentum" (FedAvgM: v = beta1 v + d, w + lr v), or "adagrad", "adam" and
             "yogi" (FedOpt: v = beta1 v + (1 - beta1) d, s a second moment, w + lr v / (sqrt(s) + tau)). None of them
             corrects the bias of its moments, as in the paper.
-        lr: the server's learning rate.
+        lr: the server's learning rate. None becomes 1 for "none" and "momentum", and 0.01 for the adaptive ones,
+            whose steps are about ``lr`` long in every weight.
         betas: decay of the first and of the second moment.
         tau: adaptivity; the smaller, the more adaptive. Second moments start at tau squared.
     """
@@ -41,12 +42,14 @@ class ServerOptimizer:
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
     optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = "none"
-    lr: float = 1.0
+    lr: float | None = None
     betas: tuple[float, float] = (0.9, 0.99)
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
+        # Recipes are written out with the number itself.
+        object.__setattr__(self, "lr", self.rate)
+        if not self.rate > 0:
             raise ValueError(f"algorithm.server.lr must be positive, got {self.lr}")
         if not self.tau > 0:
             raise ValueError(f"algorithm.server.tau must be positive, got {self.tau}")
@@ -54,9 +57,16 @@ class ServerOptimizer:
             raise ValueError(f"algorithm.server.betas must lie in [0, 1), got {self.betas}")
 
     @property
+    def rate(self) -> float:
+        """The learning rate, given or default."""
+        if self.lr is not None:
+            return self.lr
+        return 1.0 if self.optimizer in ("none", "momentum") else 0.01
+
+    @property
     def plain(self) -> bool:
         """Whether the step is FedAvg's: the mean itself."""
-        return self.optimizer == "none" and self.lr == 1
+        return self.optimizer == "none" and self.rate == 1
 
     def step(self, server: ServerState, mean: Params) -> ServerState:
         """The server after a round in which its clients' models had this mean.
@@ -74,7 +84,7 @@ class ServerOptimizer:
         first, second = dict(server.slots.get(FIRST, {})), dict(server.slots.get(SECOND, {}))
         for name, value in server.params.items():
             if value.is_floating_point() and not name.endswith(STATISTICS):
-                params[name] = value + self.lr * self._direction(name, mean[name] - value, first, second)
+                params[name] = value + self.rate * self._direction(name, mean[name] - value, first, second)
         slots: dict[str, Params] = dict(server.slots)
         slots |= {slot: tensors for slot, tensors in ((FIRST, first), (SECOND, second)) if tensors}
         return replace(server, round=server.round + 1, params=params, slots=slots)

@@ -18,6 +18,7 @@ __all__ = [
     "Local",
     "Objective",
     "Tallies",
+    "epoch_steps",
     "evaluate",
     "global_features",
     "global_logits",
@@ -25,6 +26,8 @@ __all__ = [
     "to_device",
     "train",
 ]
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 """Yields the losses of one batch; :func:`train` steps after each before the next is computed."""
@@ -82,8 +85,17 @@ class Local:
         return 1.0
 
 
+def epoch_steps(client: "Client") -> int:
+    """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
+    size = client.local.batch_size
+    return math.ceil(len(client.data) / size) - (_needs_two(client.model) and len(client.data) % size == 1)
+
+
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
     """Trains the workspace on the client's examples.
+
+    A last batch of a single example is left out where the model has batch normalisation in training mode, which has
+    no variance of one value; as examples are shuffled anew in every epoch, it is another one each time.
 
     Args:
         client: a client whose workspace :meth:`Client.load` has filled.
@@ -95,7 +107,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
         The mean of all yielded losses.
 
     Raises:
-        ValueError: the client has no training examples.
+        ValueError: the client has no training examples, or no two for a batch where the model needs two.
     """
     local, model = client.local, client.model
     if len(client.data) == 0:
@@ -109,13 +121,21 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     if not parameters or epochs == 0:
         return 0.0
     model.train()
+    pairs = _needs_two(model)
+    if pairs and min(local.batch_size, len(client.data)) == 1:
+        raise ValueError(
+            f"batch normalisation needs at least two examples per batch, client {client.info.id!r} has "
+            f"{len(client.data)} training examples and local.batch_size is {local.batch_size}"
+        )
     device = parameters[0].device
     optimizer = _optimizer(parameters, local)
     scheduled = local.schedule != "constant" or local.warmup > 0
-    steps = max(1, epochs * math.ceil(len(client.data) / local.batch_size))
+    steps = epochs * epoch_steps(client)
     total, count, step = torch.zeros((), device=device), 0, 0
     for epoch in range(epochs):
         for cpu_batch in client.data.train(local.batch_size, client.rng(f"{order}/{epoch}")):
+            if pairs and _rows(cpu_batch) == 1:
+                continue
             batch = to_device(cpu_batch, device)
             if scheduled:
                 # Fine-tuning after the last round has a schedule of its own.
@@ -134,6 +154,15 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
             step += 1
     optimizer.zero_grad(set_to_none=True)
     return float(total) / max(count, 1)
+
+
+def _needs_two(model: nn.Module) -> bool:
+    """Whether the model normalises over the examples of a batch while it trains."""
+    return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _losses(
@@ -201,7 +230,7 @@ def evaluate(
             for name, (total, weight) in task.tally(output, batch).items():
                 before = tallies.get(name, (0.0, 0.0))
                 tallies[name] = (before[0] + total, before[1] + weight)
-            seen += len(next(iter(batch.values())))
+            seen += _rows(batch)
             if limit is not None and seen >= limit:
                 break
     return tallies

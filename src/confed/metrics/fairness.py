@@ -1,5 +1,6 @@
 """How a federation treats its clients: spread, the worst of them, and who would be better off otherwise."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,12 +82,16 @@ def hurt(values: Mapping[str, float], reference: Mapping[str, float], margin: fl
         margin: losses up to this size do not count.
 
     Raises:
-        ValueError: there are no clients, or the two do not name the same ones.
+        ValueError: there are no clients, the two do not name the same ones, or a value is not finite.
     """
     if not values or values.keys() != reference.keys():
         raise ValueError(
             f"values and reference must name the same clients, got {sorted(values)} and {sorted(reference)}"
         )
+    for name, of in (("values", values), ("reference", reference)):
+        for client, value in of.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name}[{client!r}] must be finite, got {value}")
     loss = {client: float(reference[client] - value) for client, value in values.items()}
     clients = tuple(sorted((c for c in loss if loss[c] > margin), key=lambda c: -loss[c]))
     return Hurt(len(clients) / len(values), clients, loss[clients[0]] if clients else 0.0, len(values))

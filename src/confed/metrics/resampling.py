@@ -108,7 +108,7 @@ def bootstrap_seeds(
 def _crossed(d: Sequence[np.ndarray], rng: np.random.Generator, resamples: int) -> np.ndarray:
     """Means where one draw of examples serves all seeds."""
     seeds, examples = len(d), len(d[0])
-    patterns, counts = np.unique(np.stack(d).round(12), axis=1, return_counts=True)
+    patterns, counts = np.unique(np.stack(d), axis=1, return_counts=True)
     means: list[np.ndarray] = []
     for n in _chunks(resamples, len(counts)):
         drawn = rng.multinomial(examples, counts / examples, size=n)
@@ -134,8 +134,8 @@ def _nested(d: Sequence[np.ndarray], rng: np.random.Generator, resamples: int) -
 
 
 def _distinct(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The values that occur and how often; rounded so that .9 - .6 and .6 - .3 are one value."""
-    return np.unique(d.round(12), return_counts=True)
+    """The values that occur and how often."""
+    return np.unique(d, return_counts=True)
 
 
 def _chunks(resamples: int, width: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from confed.results.difference_tables import client_table, difference_table, extra_table
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
 from confed.results.remarks import remarks
-from confed.results.runs import Run, load
+from confed.results.runs import Run, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
 from confed.results.writers import Table, joined, to_csv, to_latex, to_markdown, to_rich
 
@@ -36,7 +36,7 @@ class Comparison:
         margin: differences smaller than this are taken not to matter, a fraction.
         values: measure -> method -> seed -> value.
         differences: one per reference, measure and method that share a seed.
-        warnings: settings in which the runs differ although only the algorithm should.
+        warnings: settings in which the runs differ although only the algorithm and the seed should.
         remarks: how to read the figures.
     """
 
@@ -69,7 +69,7 @@ class Comparison:
     def clients(self, reference: str | None = None) -> Table | None:
         """McNemar's test place by place against one reference; None without predictions."""
         reference = reference or self.references[0]
-        return client_table(self.labels, self.against(reference), reference)
+        return client_table(self.labels, self.differences, reference)
 
     def extras(self, reference: str | None = None) -> Table | None:
         """Wilcoxon over clients and seeds, and the bootstrap over seeds and examples; None if there is neither."""
@@ -77,10 +77,16 @@ class Comparison:
         return extra_table(self.labels, self.against(reference), reference)
 
     def rich(self) -> "Group":
-        """The main tables for a terminal."""
+        """The main tables for a terminal, and where to find the others."""
         from rich.console import Group
+        from rich.text import Text
 
-        return Group(*map(to_rich, self.tables()))
+        more = (
+            "Place by place (McNemar) and the extras (Wilcoxon over clients and seeds, bootstrap over seeds and "
+            "examples) are not shown here: compare.md, .tex, compare-clients.csv and compare-extras.csv have them "
+            "(written with --recipe or --out)."
+        )
+        return Group(*map(to_rich, self.tables()), *([Text(more)] if self._details() else []))
 
     def markdown(self) -> str:
         """The main tables in Markdown, then the tables per client and the extras."""
@@ -91,8 +97,18 @@ class Comparison:
         return to_csv(joined("reference", {self.labels[name]: self.table(name) for name in self.references}))
 
     def latex(self) -> str:
-        """The main tables in LaTeX."""
-        return "\n".join(map(to_latex, self.tables()))
+        """The main tables in LaTeX, then the tables per client and the extras."""
+        return "\n".join(map(to_latex, (*self.tables(), *self._details())))
+
+    def files(self) -> dict[str, str]:
+        """Name of a file -> its content: everything in Markdown and LaTeX, and CSV in a file per kind of table."""
+        found = {"compare.md": self.markdown(), "compare.csv": self.csv(), "compare.tex": self.latex()}
+        kinds = {"compare-clients.csv": self.clients, "compare-extras.csv": self.extras}
+        for name, make in kinds.items():
+            tables = {self.labels[r]: table for r in self.references if (table := make(r)) is not None}
+            if tables:
+                found[name] = to_csv(joined("reference", tables))
+        return found
 
     def _details(self) -> list[Table]:
         found = [table for name in self.references for table in (self.clients(name), self.extras(name))]
@@ -141,7 +157,7 @@ def compare_runs(
     values = {measure: values_of(methods, measure) for measure in MEASURES}
     return Comparison(
         references=references,
-        labels=_labels(methods),
+        labels=distinct_labels({method: next(iter(runs.values())).label for method, runs in methods.items()}),
         metric=ended[0].metric,
         margin=margin,
         values={measure: there for measure, there in values.items() if there},
@@ -151,22 +167,27 @@ def compare_runs(
     )
 
 
-def _labels(methods: Methods) -> dict[str, str]:
-    """Method -> its name as people write it; methods that share one are told apart by their keys."""
-    labels = {method: next(iter(runs.values())).label for method, runs in methods.items()}
-    names = list(labels.values())
-    return {m: label if names.count(label) == 1 or label == m else f"{label} ({m})" for m, label in labels.items()}
-
-
 def _warnings(methods: Methods, reference: str) -> list[str]:
-    """One line per method whose settings outside its algorithm differ from the first reference's."""
+    """A line per method whose settings outside its algorithm differ among its seeds or from the first reference's."""
     lines: list[str] = []
     base = methods[reference]
     for method, runs in methods.items():
-        found: dict[str, str] = {}
-        for seed, run in runs.items():
-            found |= differing_keys(run, base.get(seed, next(iter(base.values()))))
+        first, other = next(iter(runs.values())), next(iter(base.values()))
+        among = _differing([(run, first) for run in runs.values()])
+        if among:
+            lines.append(f"the seeds of {method} differ in more than the seed: {among}")
+        found = _differing([(run, base.get(seed, other)) for seed, run in runs.items()])
         if found:
-            keys = ", ".join(f"{key} ({values})" for key, values in found.items())
-            lines.append(f"{method} and {reference} differ in more than the algorithm: {keys}")
+            lines.append(f"{method} and {reference} differ in more than the algorithm: {found}")
     return lines
+
+
+def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
+    """The keys in which any of these pairs differs, with the values of the last such pair; not what tuning chose."""
+    found = {
+        key: values
+        for a, b in pairs
+        for key, values in differing_keys(a, b).items()
+        if key not in a.tuned and key not in b.tuned
+    }
+    return ", ".join(f"{key} ({values})" for key, values in found.items())

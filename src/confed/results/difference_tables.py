@@ -53,10 +53,15 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
     """McNemar's test for each client and unseen place: who was won and lost against one reference.
 
     None without predictions, or if there is only one place.
+
+    Args:
+        labels: method -> its name as people write it.
+        found: the differences to all references, so that their tables have the same columns.
+        reference: the one that is shown.
     """
-    found = [d for d in found if d.by_place]
     places = list(dict.fromkeys(place for d in found for place in d.by_place))
-    if len(places) < 2:
+    found = [d for d in found if d.by_place and d.reference == reference]
+    if len(places) < 2 or not found:
         return None
     columns = (
         Column("measure", words=True),

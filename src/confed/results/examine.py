@@ -67,14 +67,16 @@ def examine(
         if name not in seen:
             continue
         own = None if state is None else state.tensors.get("personal")
-        if own is None and setup.keep_personal and algorithm.has_global:
-            # A client that never took part has the global model; a pooled run's one model is everybody's.
+        if own is None and setup.keep_personal:
+            # A client that never took part has what the server would send it, and initial values where nothing is
+            # sent; a pooled run's one model is everybody's.
             absent += [] if algorithm.pooled else [name]
             found.personal[name] = common[name]
         elif own is not None:
             found.personal[name] = {**private, **own}
     if absent:
-        found.notes.append(f"{len(absent)} clients never took part; the global model stands in for their own")
+        model = "global model" if algorithm.has_global else "shared part with untrained private values"
+        found.notes.append(f"{len(absent)} clients never took part; the {model} stands in for their own")
     jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
     everywhere = len(seen) <= MATRIX_LIMIT and not algorithm.pooled
     if not everywhere and not algorithm.pooled:

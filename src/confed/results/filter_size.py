@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from confed.results import page
 from confed.results.drawing import Drawing, Pen, dress
 from confed.results.runs import Run, Study, average, load, number
+from confed.results.settings import differing_keys
 from confed.results.tables import headline
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def points(study: Study) -> list[Point]:
     others = [{k: v for k, v in _algorithm(study, m).items() if k != "top_n"} for m in filtered]
     sizes = [_algorithm(study, m).get("top_n") for m in filtered]
     if len(set(sizes)) < 2 or any(other != others[0] for other in others):
+        return []
+    first, *further = (study.of(m)[0] for m in filtered)
+    if any(differing_keys(run, first) for run in further):
         return []
     plain = rows["fedavg"][0] if rows["fedavg"] else None
     found = [

@@ -19,7 +19,7 @@ from confed.metrics.statistics import (
     paired_t,
     wilcoxon,
 )
-from confed.results.runs import Run, numbers
+from confed.results.runs import Run, counted
 from confed.results.tables import headline, is_bound
 
 __all__ = [
@@ -149,13 +149,14 @@ class Scores:
         self._read: dict[Path, dict[str, dict[str, np.ndarray]]] = {}
 
     def of(self, run: Run, view: str) -> dict[str, np.ndarray]:
-        """Place -> score per example (N,), of one view."""
+        """Place -> score per example (N,), of one view; without clients that left before the end, as in means."""
         if run.folder not in self._read:
             views: dict[str, dict[str, np.ndarray]] = {}
             for key, value in run.predictions().items():
                 start, _, rest = key.partition("/")
-                if rest.endswith("/correct") and value.ndim == 1:
-                    views.setdefault(start, {})[rest.removesuffix("/correct")] = value.astype(np.float64)
+                place = rest.removesuffix("/correct")
+                if rest.endswith("/correct") and value.ndim == 1 and place not in run.left:
+                    views.setdefault(start, {})[place] = value.astype(np.float64)
             self._read[run.folder] = views
         return self._read[run.folder].get(view, {})
 
@@ -246,7 +247,7 @@ def differences(
 
 def _over_pairs(runs: Sequence[tuple[Run, Run]], key: str) -> Wilcoxon | None:
     """Wilcoxon's test over pairs of place and seed."""
-    tables = [(numbers(a.summary.get(key)), numbers(b.summary.get(key))) for a, b in runs]
+    tables = [(counted(a.summary, key), counted(b.summary, key)) for a, b in runs]
     pairs = [(a[place], b[place]) for a, b in tables for place in a if place in b]
     return wilcoxon(*zip(*pairs, strict=True)) if pairs else None
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from confed.metrics.statistics import smallest_p
 from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
+from confed.results.settings import tuning_note
 from confed.results.tables import is_bound
 
 __all__ = ["remarks"]
@@ -17,7 +18,19 @@ def remarks(found: Sequence[Difference], methods: Methods, margin: float) -> lis
         methods: what was compared.
         margin: of the tests of equivalence, a fraction.
     """
-    return [*_on_seeds(found), *_on_margin(found, margin), *_on_examples(found), *_on_methods(found, methods)]
+    return [
+        *_on_seeds(found),
+        *_on_margin(found, margin),
+        *_on_examples(found),
+        *_on_methods(found, methods),
+        *_on_tuning(methods),
+    ]
+
+
+def _on_tuning(methods: Methods) -> list[str]:
+    """The tuned values, in which methods may differ beside their algorithms."""
+    note = tuning_note([next(iter(runs.values())) for runs in methods.values()])
+    return [f"{note} A difference between methods includes that of their tuned values."] if note else []
 
 
 def _on_seeds(found: Sequence[Difference]) -> list[str]:
@@ -38,7 +51,7 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
             f"With {few} seeds no significance is claimed at the level of seeds (that takes {MIN_SEEDS}); "
             "intervals and p-values over seeds are for orientation."
         )
-    if any(d.over_seeds and not d.over_seeds.sd and d.points for d in found):
+    if any(d.over_seeds and not d.over_seeds.sd for d in found):
         lines.append(
             "Where all seeds show the same difference there is no spread: the interval is a point, and its p-values "
             "say nothing beyond that."

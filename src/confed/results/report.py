@@ -11,7 +11,7 @@ from confed.results import filter_size, forgotten, formats, page, sections
 from confed.results.gallery import Album, gallery
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, load, number
-from confed.results.settings import flat
+from confed.results.settings import flat, tuning_note
 from confed.results.significance import significance
 from confed.results.tables import headline
 
@@ -174,7 +174,7 @@ def _gaps(study: Study) -> list[str]:
     lines = [*study.remarks, *study.failed]
     for run in study.runs:
         who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
-        if not run.complete:
+        if not run.complete and run.place not in study.failures:
             planned = run.summary.get("planned_rounds")
             of = f" of {planned}" if planned else ""
             lines.append(f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results.")
@@ -232,6 +232,8 @@ def _settings(study: Study, tabs: Tabs) -> str:
         html += page.definitions(
             {str(c): ", ".join(f"{n} {role}" for role, n in sizes.items()) for c, sizes in examples.items()}
         )
+    note = tuning_note([study.of(method)[0] for method in study.methods])
+    html += page.paragraph(note) if note else ""
     recipes = [(study.labels[m], _recipe(study.of(m)[0])) for m in study.methods if study.of(m)[0].recipe]
     if recipes:
         html += f"<details><summary>Resolved recipe</summary>{tabs(recipes)}</details>"

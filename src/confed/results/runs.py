@@ -8,13 +8,13 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Run", "Study", "Summary", "average", "load", "number", "numbers"]
+__all__ = ["Run", "Study", "Summary", "average", "counted", "distinct_labels", "load", "number", "numbers"]
 
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``."""
@@ -44,6 +44,27 @@ def numbers(value: object) -> dict[str, float]:
     return {str(key): x for key, item in value.items() if (x := number(item)) is not None}
 
 
+def counted(summary: Summary, key: str) -> dict[str, float]:
+    """The finite values per place that means are taken over: those of clients that left before the end are not.
+
+    Args:
+        summary: a run's summary.
+        key: ``personal``, ``global_seen`` or ``global_unseen``.
+    """
+    left = summary.get("left", ())
+    return {place: value for place, value in numbers(summary.get(key)).items() if place not in left}
+
+
+def distinct_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Method -> its name as people write it; methods that share one are told apart by their keys.
+
+    Args:
+        labels: method -> a name, perhaps the same for several.
+    """
+    names = list(labels.values())
+    return {m: label if names.count(label) == 1 or label == m else f"{label} ({m})" for m, label in labels.items()}
+
+
 def average(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there, None if none is."""
     there = [value for value in values if value is not None]
@@ -65,6 +86,7 @@ class Run:
         evaluations: lines of ``metrics.jsonl`` about evaluations.
         timings: lines of ``timings.jsonl``.
         missing: files that are not there or cannot be read -> what is lacking without them.
+        tuned: setting -> the value that tuning chose for the method, from the study's index.
     """
 
     folder: Path
@@ -77,11 +99,17 @@ class Run:
     evaluations: tuple[Mapping[str, Any], ...] = ()
     timings: tuple[Mapping[str, Any], ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def complete(self) -> bool:
         """Whether the run reached its end and left its results."""
         return "summary.json" not in self.missing
+
+    @property
+    def place(self) -> str:
+        """Where a study's index has it."""
+        return f"{self.method}/seed-{self.seed}"
 
     @property
     def metric(self) -> str:
@@ -97,6 +125,11 @@ class Run:
     def scenes(self) -> tuple[str, ...]:
         """Places that took no part in training."""
         return tuple(map(str, self.summary.get("scenes", ())))
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Clients that left before the end; they are in no mean."""
+        return tuple(map(str, self.summary.get("left", ())))
 
     def predictions(self) -> dict[str, np.ndarray]:
         """Content of ``predictions.safetensors``, empty if it is missing or cannot be read."""
@@ -126,7 +159,8 @@ class Study:
         single: whether the folder is a run on its own.
         remarks: what was odd about the folder.
         rows: method -> its name as people write it, in the order of the index, also where no run was found.
-        failures: "method/seed-n" -> the error that ended that run, from the index.
+        failures: "method/seed-n" -> why that run is not there, from the index.
+        refused: those of ``failures`` that were refused beforehand, instead of breaking on the way.
     """
 
     folder: Path
@@ -136,6 +170,7 @@ class Study:
     remarks: tuple[str, ...] = ()
     rows: Mapping[str, str] = field(default_factory=dict[str, str])
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused: frozenset[str] = frozenset()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -164,17 +199,23 @@ class Study:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The runs that an error ended, one sentence per method and error."""
-        ended = {f"{run.method}/seed-{run.seed}" for run in self.runs if run.complete}
-        seeds: dict[tuple[str, str], list[str]] = {}
+        """The runs that were refused or that an error ended, one sentence per method and reason."""
+        ended = {run.place for run in self.runs if run.complete}
+        seeds: dict[tuple[str, str, str], list[str]] = {}
         for place, text in self.failures.items():
             method, _, seed = place.partition("/seed-")
+            what = "cannot run here" if place in self.refused else "failed"
             if place not in ended:
-                seeds.setdefault((self.rows.get(method, method), text), []).append(seed)
+                seeds.setdefault((self.rows.get(method, method), what, text), []).append(seed)
         return tuple(
-            f"{label}, seed{'s' if len(found) > 1 else ''} {', '.join(found)}, failed: {text}"
-            for (label, text), found in seeds.items()
+            f"{label}, seed{'s' if len(found) > 1 else ''} {', '.join(found)}, {what}: {text}"
+            for (label, what, text), found in seeds.items()
         )
+
+    @property
+    def tuned(self) -> dict[str, Mapping[str, Any]]:
+        """Method -> setting -> the value that tuning chose; methods that were not tuned are left out."""
+        return {method: tuned for method in self.methods if (tuned := self.of(method)[0].tuned)}
 
     def of(self, method: str) -> tuple[Run, ...]:
         """A method's runs, one per seed."""
@@ -206,7 +247,7 @@ def load(folder: Path) -> Study:
     if found:
         runs = [_run(path, path.parent.name) for path in found]
         order = list(dict.fromkeys(run.method for run in runs))
-        runs.sort(key=lambda run: (order.index(run.method), run.seed))
+        runs = _labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {})
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
         return Study(folder, str(runs[0].summary.get("recipe", "")), tuple(runs), remarks=(remark,))
     what = "an empty or foreign folder" if folder.is_dir() else "nothing"
@@ -220,6 +261,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     labels = index.get("labels", {})
     errors = index.get("errors", {})
     failures = {str(key): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
+    tuned = index.get("tuned")
     order = [str(method) for method in index.get("methods", ())]
     runs: list[Run] = []
     remarks: list[str] = []
@@ -228,16 +270,39 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
         place = str(entry.get("folder", f"{method}/seed-{seed}"))
         path = folder / place
         if _is_run(path):
-            runs.append(_run(path, method, labels.get(method)))
+            runs.append(replace(_run(path, method, labels.get(method)), tuned=_part(tuned, method)))
         elif place not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
         why = f"; the first that failed: {next(iter(failures.values()))}" if failures else ""
         raise ValueError(f"{folder} must hold the runs that its summary.json names, found none of them{why}")
     order += [run.method for run in runs if run.method not in order]
+    # What an error ended is told in a sentence; it is no method of the comparison, unless there is nothing else.
+    runs = [run for run in runs if run.complete or run.place not in failures] or runs
+    rows = distinct_labels({method: str(labels.get(method, method)) for method in order})
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
-    rows = {method: str(labels.get(method, method)) for method in order}
-    return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures)
+    runs = _labelled(runs, {method: label for method, label in rows.items() if method in labels})
+    refused = _refused(folder, index, failures)
+    return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures, refused)
+
+
+def _part(content: object, key: str) -> Mapping[str, Any]:
+    part = content.get(key) if isinstance(content, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
+
+
+def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]) -> frozenset[str]:
+    """The cells that were refused: those that the index names, or in an older one those that left nothing behind."""
+    named = index.get("refused")
+    if isinstance(named, list):
+        return frozenset(str(place) for place in named).intersection(failures)
+    return frozenset(place for place in failures if not any((folder / place).glob("*")))
+
+
+def _labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
+    """The same runs with labels that tell their methods apart: those given, else those that the runs know."""
+    found = distinct_labels({**{run.method: run.label for run in reversed(runs)}, **labels})
+    return [replace(run, label=found[run.method]) for run in runs]
 
 
 def _is_run(folder: Path) -> bool:

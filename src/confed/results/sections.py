@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from confed.metrics.fairness import across_clients, hurt
+from confed.metrics.fairness import across_clients
 from confed.results import formats, lines, page, plots
 from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
+from confed.results.hurting import BySeed, by_seed, hurting
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
 from confed.results.tables import headline, is_bound, paper_table, spread_cell, table_of
@@ -155,7 +156,8 @@ def calibration(study: Study) -> str:
     """Expected calibration error per method and view."""
 
     def error(view: str, run: Run) -> float | None:
-        return average(list(numbers(run.summary.get("ece", {}).get(view)).values()))
+        found = numbers(run.summary.get("ece", {}).get(view))
+        return average([value for place, value in found.items() if place not in run.left])
 
     rows = [(study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]) for m in study.methods]
     if not any(value is not None for _, values in rows for value in values):
@@ -218,7 +220,7 @@ def _fairness(study: Study) -> str:
     local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
     rows: list[tuple[Cell, ...]] = []
     for method in study.methods:
-        own = _client_means(study, method, "personal")
+        own = {client: sum(values.values()) / len(values) for client, values in by_seed(study, method).items()}
         if len(own) < 2 or is_bound(study.of(method)[0].summary):
             continue
         spread = across_clients(own)
@@ -229,8 +231,8 @@ def _fairness(study: Study) -> str:
                 spread_cell([spread.worst]),
                 spread_cell([spread.sd]),
                 spread_cell([spread.spread]),
-                _hurt(own, _client_means(study, local, "personal") if local and local != method else {}),
-                _hurt(own, _client_means(study, method, "global_seen")),
+                _hurt(by_seed(study, method), by_seed(study, local) if local and local != method else {}),
+                _hurt(by_seed(study, method), by_seed(study, method, "global_seen")),
             )
         )
     columns = (
@@ -247,20 +249,17 @@ def _fairness(study: Study) -> str:
     )
 
 
-def _client_means(study: Study, method: str, key: str) -> dict[str, float]:
-    """Client -> mean over seeds."""
-    found = {c: study.mean(method, lambda run, c=c: numbers(run.summary.get(key)).get(c)) for c in study.clients}
-    return {client: value for client, value in found.items() if value is not None}
-
-
-def _hurt(own: Mapping[str, float], reference: Mapping[str, float]) -> Cell:
-    if own.keys() != reference.keys():
+def _hurt(own: BySeed, reference: BySeed) -> Cell:
+    """Who is worse off, in the mean over the seeds that both have for all clients; a dash if there is none."""
+    worse = hurting(own, reference)
+    if worse is None:
         return Cell(formats.MISSING)
-    found = hurt(own, reference, margin=1e-9)  # equal on paper is not worse
+    found, seeds = worse.found, worse.seeds
+    only = "" if worse.every else f" (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
     if not found.clients:
-        return Cell(f"none of {found.n}")
+        return Cell(f"none of {found.n}{only}")
     names = ", ".join(found.clients[:3]) + (" …" if len(found.clients) > 3 else "")
-    return Cell(f"{len(found.clients)} of {found.n}: {names}, up to {formats.percent(found.worst)} points")
+    return Cell(f"{len(found.clients)} of {found.n}: {names}, up to {formats.percent(found.worst)} points{only}")
 
 
 def _matrix(study: Study, method: str) -> str:
@@ -304,8 +303,8 @@ def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
 
 
 def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
-    """Type -> mean over seeds and the places where it occurs."""
-    tables = [values for run in runs for values in _by_place(run, view).values()]
+    """Type -> mean over seeds and the places where it occurs, without clients that left."""
+    tables = [values for run in runs for place, values in _by_place(run, view).items() if place not in run.left]
     kinds = dict.fromkeys(kind for values in tables for kind in values)
     found = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
     return {kind: value for kind, value in found.items() if value is not None}

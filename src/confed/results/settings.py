@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confed.results.runs import Run
+from confed.results.runs import Run, distinct_labels
 
-__all__ = ["differing_keys", "flat", "named_apart"]
+__all__ = ["differing_keys", "flat", "named_apart", "tuning_note"]
 
 # What must agree for two runs to differ in nothing but the algorithm.
 _FAIR = ("data.", "model.", "local.", "task.", "run.rounds", "run.cohort", "run.joins", "run.leaves", "run.without")
@@ -50,6 +50,22 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
         taken[run.method, run.seed] = taken.get((run.method, run.seed), 0) + 1
     clashing = {method for (method, _), times in taken.items() if times > 1}
     return [_suffixed(run, _place(run)) if run.method in clashing else run for run in named]
+
+
+def tuning_note(runs: Sequence[Run]) -> str:
+    """Which values tuning chose and for which methods it did not, in a sentence; the empty text if it chose none.
+
+    Args:
+        runs: one of each method.
+    """
+    labels = distinct_labels({run.method: run.label for run in runs})
+    words = {
+        labels[run.method]: ", ".join(f"{key}={value}" for key, value in run.tuned.items()) for run in runs if run.tuned
+    }
+    others = [labels[run.method] for run in runs if not run.tuned]
+    found = "; ".join(f"{label} {values}" for label, values in words.items())
+    without = f" Not tuned: {', '.join(others)}." if others else ""
+    return f"Tuned on validation data: {found}.{without}" if words else ""
 
 
 def _suffixed(run: Run, suffix: str) -> Run:

@@ -3,6 +3,7 @@
 import platform
 from typing import Any
 
+from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
 from confed.recipe import Recipe
@@ -55,6 +56,7 @@ def summarise_run(
         for name in ("personal", "global", "unseen")
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
+    left = _left(recipe, materials)
     headline = {keys[view]: {p: v[metric] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
@@ -66,7 +68,7 @@ def summarise_run(
     seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
     info = setup.population.info(0)
-    personal = list(headline["personal"].values())
+    personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     prefix = f"{metric}/"
     return {
         "algorithm": recipe.sections["algorithm"]["name"],
@@ -81,7 +83,7 @@ def summarise_run(
         "personal_mean": _mean(personal),
         "personal_worst": min(personal, default=None),
         "personal_spread": max(personal) - min(personal) if personal else None,
-        "global_seen_mean": _mean(list(headline["global_seen"].values())),
+        "global_seen_mean": _mean(seen),
         "global_unseen_mean": _mean(list(headline["global_unseen"].values())),
         "matrix": matrix,
         "types": {
@@ -117,8 +119,16 @@ def summarise_run(
         "facts": dict(materials.dataset.facts),
         "versions": versions(),
         "notes": examined.notes
+        + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
+        **({"left": left} if left else {}),
     }
+
+
+def _left(recipe: Recipe, materials: Materials) -> list[str]:
+    """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
+    presence = Presence(recipe.run.joins, recipe.run.leaves)
+    return [name for name in materials.clients if not presence.holds(name, recipe.run.rounds)]
 
 
 def _mean(values: list[float]) -> float | None:

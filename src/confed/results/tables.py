@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean
 from confed.results import formats
-from confed.results.runs import Run, Study, Summary, average, load, number, numbers
+from confed.results.hurting import by_seed, hurting, reference_row
+from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
+from confed.results.settings import tuning_note
 from confed.results.writers import Cell, Column, Mark, Table, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def headline(summary: Summary, name: str) -> float | None:
     stated = number(summary.get(name))
     if stated is not None:
         return stated
-    parts = list(numbers(summary.get(HEADLINES[name])).values())
+    parts = list(counted(summary, HEADLINES[name]).values())
     return min(parts, default=None) if name == "personal_worst" else average(parts)
 
 
@@ -186,6 +188,7 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds:
     sizes = {label: len(runs) for label, runs in methods}
     if len(set(sizes.values())) > 1:
         notes.append("Seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    notes += _left([summary for _, runs in methods for summary in runs])
     if bounds:
         notes.append("Below the rule: all data in one place, which privacy forbids; a bound, not ranked.")
     if many:
@@ -193,13 +196,20 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds:
     return notes
 
 
+def _left(summaries: Iterable[Summary]) -> list[str]:
+    """Why a mean over clients is not that of the cells beside it, if it is not."""
+    names = dict.fromkeys(str(name) for summary in summaries for name in summary.get("left", ()))
+    return [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []
+
+
 def paper_table(study: Study) -> Table:
     """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
 
     Test results after the last round in percent, mean and standard deviation over seeds; the best value of
     each column is bold and the second best underlined. Methods without a result, because they have no global
-    model or because no run came to its end, show a dash; why a run failed is a note. Centralised training stands
-    apart and is not ranked.
+    model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
+    stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
+    worse than that of local training (or else of FedAvg).
 
     Args:
         study: a study that was read back.
@@ -217,16 +227,19 @@ def paper_table(study: Study) -> Table:
     bounds = [method for method, runs in done.items() if runs and is_bound(runs[0].summary)]
     ranked = [method for method in rows if method not in bounds]
     values = {method: [_paper_values(study, run) for run in runs] for method, runs in done.items()}
-    width = len(columns) - 1
+    width, middle = len(columns) - 1, len(study.clients) + 2
+    worse = _hurt_cells(study, ranked)
+    extra = (Column("hurt", "personal", "clients"),) if worse else ()
     means = [[average([run[i] for run in values[method]]) for method in ranked] for i in range(width)]
     ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
 
     def row(method: str, place: int | None) -> tuple[Cell, ...]:
-        cells = (
+        cells = [
             spread_cell([run[i] for run in values[method]], "" if place is None else ranks[i][place])
             for i in range(width)
-        )
-        return (Cell(rows[method]), *cells)
+        ]
+        hurt = (worse.get(method, Cell(formats.MISSING)),) if worse else ()
+        return (Cell(rows[method]), *cells[: middle - 1], *hurt, *cells[middle - 1 :])
 
     sections = (
         tuple(row(method, place) for place, method in enumerate(ranked)),
@@ -236,7 +249,21 @@ def paper_table(study: Study) -> Table:
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     metric = study.runs[0].metric if study.runs else "accuracy"
     title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
-    return Table(title, columns, sections, tuple(_paper_notes(study, rows, done, bounds, many)))
+    notes = tuple(_paper_notes(study, rows, done, bounds, many, bool(worse)))
+    return Table(title, (*columns[:middle], *extra, *columns[middle:]), sections, notes)
+
+
+def _hurt_cells(study: Study, methods: Sequence[str]) -> dict[str, Cell]:
+    """Method -> how many clients it leaves worse off than the reference does; empty without one to measure by."""
+    reference = reference_row(study)
+    if reference is None:
+        return {}
+    found = {m: hurting(by_seed(study, m), by_seed(study, reference)) for m in methods if m != reference}
+    return {
+        m: Cell(f"{len(worse.found.clients)} of {worse.found.n}", float(len(worse.found.clients)))
+        for m, worse in found.items()
+        if worse is not None
+    }
 
 
 def _paper_values(study: Study, run: Run) -> list[float | None]:
@@ -250,16 +277,30 @@ def _paper_values(study: Study, run: Run) -> list[float | None]:
 
 
 def _paper_notes(
-    study: Study, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]], bounds: Sequence[str], many: bool
+    study: Study,
+    rows: Mapping[str, str],
+    done: Mapping[str, Sequence[Run]],
+    bounds: Sequence[str],
+    many: bool,
+    hurt: bool,
 ) -> list[str]:
     notes = [
         "Personal: each client's own model on its own test data. Unseen: the global model on places that took no "
         "part; a dash where there is no global model. Best bold, second best underlined."
     ]
+    reference = reference_row(study)
+    if hurt and reference:
+        notes.append(
+            f"Hurt: clients whose own model is worse than with {rows[reference]}, in the mean over the seeds that "
+            "both have."
+        )
+    notes += _paper_names(rows, done)
+    note = tuning_note([runs[0] for runs in done.values() if runs])
+    notes += [note] if note else []
     sizes = {rows[method]: len(runs) for method, runs in done.items()}
     if len(set(sizes.values())) > 1:
         notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
-    notes += study.failed
+    notes += [*study.failed, *_left([run.summary for runs in done.values() for run in runs])]
     if bounds:
         notes.append(
             f"Below the rule: {', '.join(rows[method] for method in bounds)}, all data in one place, which privacy "
@@ -270,8 +311,19 @@ def _paper_notes(
     return notes
 
 
+def _paper_names(rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the FedVQA chapter calls the rows that it names otherwise."""
+    names = {"local": "DT", "central": "CT"}
+    algorithms = {method: str(runs[0].summary.get("algorithm")) for method, runs in done.items() if runs}
+    found = [f"{rows[m]} is {names[name]}" for m, name in algorithms.items() if name in names]
+    return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []
+
+
 def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
     """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
+
+    The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
+    files of their own.
 
     Args:
         folder: a run or study folder.
@@ -291,12 +343,7 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     table = paper_table(study)
     texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "table.tex": to_latex(table)}
     if len(study.methods) > 1:
-        comparison = compare_runs(study.runs, references, margin)
-        texts |= {
-            "compare.md": comparison.markdown(),
-            "compare.csv": comparison.csv(),
-            "compare.tex": comparison.latex(),
-        }
+        texts |= compare_runs(study.runs, references, margin).files()
     paths: list[Path] = []
     for name, text in texts.items():
         path = study.folder / name

@@ -23,7 +23,8 @@ class VQA:
     """One answer out of C; implements :class:`confed.federation.protocols.Task`.
 
     Batches carry ``label`` (B,) int64, or soft scores ``target`` (B, C) in [0, 1], or both, and may carry
-    ``type`` (B,) int64, each question's position in ``types``.
+    ``type`` (B,) int64, each question's position in ``types``. Test batches may carry ``answerable`` (B,) bool, false
+    where the right answer is outside the vocabulary: with label -1, such an example counts as wrong and has no loss.
 
     Args:
         answers: size C of the answer vocabulary.
@@ -93,8 +94,9 @@ class VQA:
 
         Keys: ``loss``; ``accuracy`` (argmax equals ``label``) if the batch has labels; ``vqa_accuracy``
         (``target`` at the argmax) if it has targets; the headline metric as ``<metric>/<type>`` for each
-        question type that occurs; and the bins of :func:`confed.metrics.calibration.calibration_tally`. Keys
-        without examples are absent. :func:`summarise` turns added tallies into values.
+        question type that occurs; and the bins of :func:`confed.metrics.calibration.calibration_tally`. Where
+        ``answerable`` is false every prediction is wrong, and ``loss`` leaves the example out. Keys without
+        examples are absent. :func:`summarise` turns added tallies into values.
 
         Raises:
             ValueError: as for :meth:`loss`, and a type outside [0, number of types).
@@ -105,12 +107,12 @@ class VQA:
         count = float(len(host["loss"]))
         if not count:
             return {}
+        answerable = host.get("answerable", torch.ones(len(host["loss"])))
         if "label" in host:
-            for extreme in torch.stack(torch.aminmax(host["label"])).tolist():
+            for extreme in torch.stack(torch.aminmax(host["label"] * answerable)).tolist():
                 self._check("label", int(extreme), self.answers)
-        tally = {
-            key: (host[key].double().sum().item(), count) for key in ("loss", "accuracy", "vqa_accuracy") if key in host
-        }
+        weights = {"loss": float(answerable.sum()), "accuracy": count, "vqa_accuracy": count}
+        tally = {key: (host[key].double().sum().item(), n) for key, n in weights.items() if key in host and n}
         tally |= self._by_type(host)
         # A diverged model shows in its loss; it has no confidence rather than ending the run.
         confidence = host["confidence"].nan_to_num(0.0)
@@ -132,10 +134,13 @@ class VQA:
         """For ``bce``: where a dataset has one answer per question, its soft scores are that answer's one-hot row."""
         if self.objective == "ce" or "target" in batch or "label" not in batch:
             return batch
-        label = batch["label"]
+        label, answerable = batch["label"], batch.get("answerable")
+        if answerable is not None:
+            label = label * answerable
         for extreme in torch.stack(torch.aminmax(label)).tolist() if len(label) else ():
             self._check("label", extreme, self.answers)
-        return {**batch, "target": functional.one_hot(label, self.answers).float()}
+        target = functional.one_hot(label, self.answers).float()
+        return {**batch, "target": target if answerable is None else target * answerable.unsqueeze(1)}
 
     def _rows(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """One value per example and quantity, each of shape (B,), on the model's device."""
@@ -153,6 +158,8 @@ class VQA:
             soft = truth.to(logits.dtype)
             loss = functional.binary_cross_entropy_with_logits(logits, soft, reduction="none").sum(dim=1)
         rows = {"loss": loss, "confidence": confidence}
+        if "answerable" in batch:
+            rows |= {"answerable": batch["answerable"], "loss": loss.where(batch["answerable"], 0.0)}
         if "label" in batch:
             rows |= {"label": batch["label"], "accuracy": self._score(predicted, batch["label"])}
         if "target" in batch:

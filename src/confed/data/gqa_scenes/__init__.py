@@ -50,12 +50,13 @@ def gqa_scenes(
     max_test: int | None = None,
     validation: float = 0.1,
     image_size: int = 384,
+    unanswerable: Literal["wrong", "drop"] = "wrong",
     seed: int = 0,
 ) -> FederatedDataset:
     """Four clients with one scene each, and scenes that nobody trains on.
 
-    Test questions whose answer is outside the vocabulary are left out, and the facts say how many: no model
-    can answer them, so accuracy over all test questions is lower by their share.
+    No model can answer test questions whose answer is outside the vocabulary. They count as wrong, unless they are
+    to be dropped; the facts say how many there are.
 
     Args:
         root: the folder that ``confed data prepare gqa-scenes`` wrote.
@@ -68,12 +69,16 @@ def gqa_scenes(
         max_test: most test questions per client and unseen scene.
         validation: share of a client's training pictures held out (the paper mentions no validation set).
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unanswerable: what becomes of test questions whose answer is outside the vocabulary: counted as wrong, or
+            dropped, which makes accuracy too high by their share.
         seed: chooses validation pictures and training questions under ``max_train``.
 
     Raises:
         ValueError: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
             option is out of range.
     """
+    if unanswerable not in ("wrong", "drop"):
+        raise ValueError(f"unanswerable must be 'wrong' or 'drop', got {unanswerable!r}")
     seen, held_out = _roles(scenario, clients, unseen)
     base = Path(root)
     manifest = _manifest(base)
@@ -83,12 +88,13 @@ def gqa_scenes(
     for scene in (*seen, *held_out):
         for role in ("train", "test") if scene in seen else ("test",):
             own = _rows(base, f"{scene}/{role}.jsonl", manifest)
-            kept = [row for row in own if row["answer"] in known]
+            answerable = [row for row in own if row["answer"] in known]
+            kept = own if role == "test" and unanswerable == "wrong" else answerable
             rows += kept
             scenes += [scene] * len(kept)
             roles += [role] * len(kept)
             if role == "test":
-                outside[scene] = f"{len(own) - len(kept)} of {len(own)}"
+                outside[scene] = f"{len(own) - len(answerable)} of {len(own)}"
     examples = _examples(rows, _pictures(images, base, manifest), image_size)
     pool = Pool(examples, np.array(roles), np.array(scenes), {"scene": np.array(scenes)})
     splits, tests = federate(
@@ -104,11 +110,13 @@ def gqa_scenes(
     facts = {
         **_FACTS,
         "threshold": f"{manifest['options']['threshold']} (the paper: not given)",
-        "outside the vocabulary": "test questions left out: "
+        "outside the vocabulary": f"test questions {'left out' if unanswerable == 'drop' else 'counted as wrong'}: "
         + ", ".join(f"{scene} {count}" for scene, count in outside.items()),
         **floors(splits),
     }
-    return FederatedDataset("gqa_scenes", vocabulary, splits, tests, words(examples.questions), facts)
+    return FederatedDataset(
+        "gqa_scenes", vocabulary, splits, tests, words(examples.questions), facts, outside=unanswerable == "wrong"
+    )
 
 
 def _roles(scenario: str, clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

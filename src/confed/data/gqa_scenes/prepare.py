@@ -79,8 +79,9 @@ def prepare(
 ) -> dict[str, Any]:
     """Writes ``<scene>/train.jsonl``, ``<scene>/test.jsonl``, ``answers.json`` and ``manifest.json``.
 
-    Equal inputs give equal bytes. With ``weights``, predictions go to ``out/places365-<hash of the weights>.csv``
-    as they are computed; a second call continues there.
+    Where pictures are missing, ``missing.txt`` has their ids, one per line. Equal inputs give equal bytes. Nothing
+    that an earlier call made is touched before all checks have passed. With ``weights``, predictions go to
+    ``out/places365-<hash of the weights>.csv`` as they are computed; a second call continues there.
 
     Args:
         gqa: folder with GQA's question files.
@@ -100,13 +101,16 @@ def prepare(
     """
     options, watch = options or Options(), watch or _unwatched
     if (predictions is None) == (weights is None):
-        raise ValueError("expected either a file of scene predictions or the weights of a scene classifier")
+        raise ValueError(
+            "expected either a file of scene predictions (--predictions FILE) or the weights of a scene classifier "
+            "(--weights FILE; `confed convert places365` makes it from a published checkpoint), got "
+            f"{'both' if weights else 'neither'}"
+        )
     sources = question_files(gqa, options.questions)
     asked = _survey(sources, watch)
     found = find_pictures(images, asked)
-    _check_share("pictures are missing", len(asked), sorted(asked - found.keys()), options.max_missing, images)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "manifest.json").unlink(missing_ok=True)
+    missing = sorted(asked - found.keys())
+    _check_share("pictures are missing", len(asked), missing, options.max_missing, images)
     if weights is not None:
         predictions = _classified(weights, found, out, device, watch)
     assert predictions is not None
@@ -117,8 +121,8 @@ def prepare(
     rows = _select(sources, scenes, watch)
     pictures = {
         "asked_about": len(asked),
-        "missing": len(asked) - len(found),
-        "first_missing": sorted(asked - found.keys())[:_SHOWN],
+        "missing": len(missing),
+        "first_missing": missing[:_SHOWN],
         "without_prediction": len(unknown),
         **pictures,
         "listing_sha256": _listing(found, scenes),
@@ -134,7 +138,7 @@ def prepare(
             _MAPPING.name: digest(_MAPPING),
         },
         "pictures": pictures,
-        **_write(out, rows, options),
+        **_write(out, rows, missing, options),
     }
     text = json.dumps(manifest, indent=1, ensure_ascii=False)
     (out / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
@@ -185,6 +189,7 @@ def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str
     from confed.models.scene_classifier import classify, load_scene_classifier
 
     model = load_scene_classifier(weights)
+    out.mkdir(parents=True, exist_ok=True)
     file = out / f"places365-{digest(weights)['sha256'][:12]}.csv"
     done: dict[str, Prediction] = {}
     if file.is_file():
@@ -250,8 +255,14 @@ def _select(
     return rows
 
 
-def _write(out: Path, rows: Mapping[tuple[str, str], Sequence[Question]], options: Options) -> dict[str, Any]:
-    """Writes questions and answers; the manifest's parts about them."""
+def _write(
+    out: Path, rows: Mapping[tuple[str, str], Sequence[Question]], missing: Sequence[str], options: Options
+) -> dict[str, Any]:
+    """Writes questions, answers and ids of missing pictures; the manifest's parts about them."""
+    out.mkdir(parents=True, exist_ok=True)
+    # From here on the folder is no whole dataset until its new manifest is there.
+    for name in ("manifest.json", "missing.txt"):
+        (out / name).unlink(missing_ok=True)
     capped = {key: _cap(own, options) if key[1] == "train" else own for key, own in rows.items()}
     counts = Counter(q.answer for (_, role), own in capped.items() if role == "train" for q in own)
     vocabulary = [a for a, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][: options.answers]
@@ -272,9 +283,12 @@ def _write(out: Path, rows: Mapping[tuple[str, str], Sequence[Question]], option
             "outside_vocabulary": len(own) - len(inside),
             **({"beyond_cap": len(rows[scene, role]) - len(own)} if role == "train" else {}),
         }
-    answers = out / "answers.json"
-    answers.write_text(json.dumps(vocabulary, indent=0, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
-    written["answers.json"] = digest(answers)
+    texts = {"answers.json": json.dumps(vocabulary, indent=0, ensure_ascii=False) + "\n"}
+    if missing:
+        texts["missing.txt"] = "".join(f"{image}\n" for image in missing)
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8", newline="\n")
+        written[name] = digest(out / name)
     return {"answers": len(vocabulary), "distinct_answers": len(counts), "scenes": facts, "files": written}
 
 

@@ -175,8 +175,23 @@ def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list
                 found[role] = [Source(file) for file in files]
                 break
         else:
-            raise ValueError(f"expected {stem}.json, or parts in a folder {stem}, in {folder}; found neither")
+            there = _question_files_in(folder)
+            raise ValueError(
+                f"expected {stem}.json, or its parts in a folder {stem}, in {folder}; found "
+                f"{', '.join(there) or 'no question file'}"
+            )
     return found
+
+
+def _question_files_in(folder: Path) -> list[str]:
+    """What of GQA's questions there is, by name."""
+    bases = (folder, folder / "questions1.2", folder / "questions")
+    return sorted(
+        str(entry.relative_to(folder))
+        for base in bases
+        for entry in base.glob("*_questions*")
+        if entry.is_dir() or entry.suffix == ".json"
+    )
 
 
 def _number(file: Path) -> tuple[int, str]:

@@ -1,0 +1,64 @@
+"""Which clients a method leaves worse off than they would be otherwise, over the seeds that both have."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from confed.metrics.fairness import Hurt, hurt
+from confed.results.runs import Study, counted
+
+__all__ = ["BySeed", "Hurting", "by_seed", "hurting", "reference_row"]
+
+BySeed = Mapping[str, Mapping[int, float]]
+"""Client -> seed -> value."""
+
+
+class Hurting(NamedTuple):
+    """Who is worse off.
+
+    Attributes:
+        found: the clients, in the mean over ``seeds``.
+        seeds: those that both sides have for all clients.
+        every: whether the method has no other seeds.
+    """
+
+    found: Hurt
+    seeds: tuple[int, ...]
+    every: bool
+
+
+def by_seed(study: Study, method: str, key: str = "personal") -> dict[str, dict[int, float]]:
+    """Client -> seed -> value, of the clients that stayed to the end.
+
+    Args:
+        study: what was run.
+        method: one of its methods.
+        key: ``personal`` or ``global_seen``.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for run in study.of(method):
+        for client, value in counted(run.summary, key).items():
+            found.setdefault(client, {})[run.seed] = value
+    return found
+
+
+def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
+    """Who is worse off than with the reference; None if the two share no seed, or not the same clients."""
+    every = [set(values) for values in (*own.values(), *reference.values())]
+    seeds = sorted(set[int].intersection(*every)) if own.keys() == reference.keys() and every else []
+    if not seeds:
+        return None
+    of = [{c: sum(values[s] for s in seeds) / len(seeds) for c, values in side.items()} for side in (own, reference)]
+    found = hurt(*of, margin=1e-9)  # equal on paper is not worse
+    return Hurting(found, tuple(seeds), len(seeds) == len(every[0]))
+
+
+def reference_row(study: Study) -> str | None:
+    """What clients are measured against: the row of local training, else of FedAvg, that has results; or None."""
+    ended = {m: str(run.summary.get("algorithm")) for m in study.methods for run in study.of(m) if run.complete}
+    for name in ("local", "fedavg"):
+        if ended.get(name) == name:
+            return name
+        found = next((method for method, algorithm in ended.items() if algorithm == name), None)
+        if found:
+            return found
+    return None
