@@ -25,6 +25,7 @@ from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, SingleLabel, Task
+from confed.federation.structure import feature_width
 from confed.federation.train import Objective, global_features
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, draw_negatives
 
@@ -83,12 +84,12 @@ class CRD(Algorithm):
         """
         if self.negatives_from == "other_classes":
             _labelled(task)
-        _feature_width(model)
+        feature_width(model, "CRD")
         return self
 
     def extend(self, model: nn.Module, rng: torch.Generator) -> None:
         """The two embeddings, ``crd_student`` and ``crd_teacher``."""
-        features = _feature_width(model)
+        features = feature_width(model, "CRD")
         for side in ("student", "teacher"):
             model.add_module(f"crd_{side}", Embedding(features, self.width, rng))
 
@@ -158,17 +159,4 @@ def _labelled(task: Task) -> SingleLabel:
         'CRD takes negatives from other classes (algorithm.negatives_from = "other_classes"), so it needs a task whose '
         'examples have exactly one right class each (the task "vqa" with objective = "ce"); for other tasks there is '
         f'negatives_from = "others"; got {task!r}'
-    )
-
-
-def _feature_width(model: nn.Module) -> int:
-    """Width D of the model's features: what its answer head reads."""
-    head = getattr(model, "answer_head", None)
-    if isinstance(head, str):
-        for parameter in model.get_submodule(head).parameters():
-            if parameter.ndim == 2:
-                return parameter.shape[1]
-    raise ValueError(
-        "CRD needs to know how wide the model's features are: the model's attribute 'answer_head' must name the "
-        f"submodule that reads them, and that must hold a linear layer; got {head!r} in {type(model).__name__}"
     )

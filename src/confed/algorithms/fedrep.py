@@ -15,8 +15,9 @@ from torch import nn
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message
-from confed.federation.params import Rules, Scope, named_tensors
+from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
+from confed.federation.structure import private_head
 from confed.federation.train import train
 
 __all__ = ["FedRep"]
@@ -46,24 +47,7 @@ class FedRep(Algorithm):
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""
-        known = getattr(model, "answer_head", None)
-        head = self.head or ((known,) if isinstance(known, str) else ())
-        if not head:
-            raise ValueError(
-                "FedRep keeps the answer head private, and this model does not say what its head is (attribute "
-                "answer_head); algorithm.head must name the submodules"
-            )
-        frozen: set[str] = set(getattr(model, "frozen", ()))
-        trained = set(named_tensors(model)) - frozen
-        for part in head:
-            if not any(name.startswith(f"{part}.") for name in trained):
-                modules = ", ".join(name for name, _ in model.named_children())
-                raise ValueError(
-                    f"algorithm.head must name submodules with trained tensors, got {part!r}; the model has {modules}"
-                )
-        if all(name.startswith(tuple(f"{part}." for part in head)) for name in trained):
-            raise ValueError(f"algorithm.head must leave something to share, got {head}, which is all that is trained")
-        return replace(self, head=head)
+        return replace(self, head=private_head(model, self.head, "FedRep"))
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is private, the rest is shared."""

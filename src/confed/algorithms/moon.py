@@ -27,6 +27,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch, Task
+from confed.federation.structure import feature_width
 from confed.federation.train import Objective, teacher
 from confed.losses.contrastive import model_contrastive
 
@@ -68,13 +69,13 @@ class MOON(Algorithm):
             ValueError: there is a projection to make, and the model does not say where its answer head is.
         """
         if self.mu and self.projection:
-            _feature_width(model)
+            feature_width(model, "MOON")
         return self
 
     def extend(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds the projection."""
         if self.mu and self.projection:
-            width = _feature_width(model)
+            width = feature_width(model, "MOON")
             layers = _linear(width, width, rng), nn.ReLU(), _linear(width, WIDTH, rng)
             model.add_module(NAME, nn.Sequential(*layers))
 
@@ -102,24 +103,6 @@ class MOON(Algorithm):
             # The upload is a copy of what was trained: it is kept as it is, without another copy.
             client.state.tensors[PREVIOUS] = dict(reply.tensors)
         return reply
-
-
-def _feature_width(model: nn.Module) -> int:
-    """D of the features (B, D) that the answer head reads.
-
-    Raises:
-        ValueError: the model does not name its answer head, or the head has no weight matrix.
-    """
-    name = getattr(model, "answer_head", None)
-    if not isinstance(name, str):
-        raise ValueError(
-            f"MOON's projection needs a model whose attribute answer_head names its answer head, "
-            f"{type(model).__name__} has none; algorithm.projection = false contrasts the features themselves"
-        )
-    matrix = next((p for p in model.get_submodule(name).parameters() if p.ndim == 2), None)
-    if matrix is None:
-        raise ValueError(f"MOON's projection needs an answer head with a weight matrix, {name!r} has none")
-    return matrix.shape[1]
 
 
 def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
