@@ -196,7 +196,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
     """
-    from confed.recipe import validate
+    from confed.schema import validate
 
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(f"out must be a file with the ending .png, got {out}")

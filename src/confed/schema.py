@@ -1,0 +1,82 @@
+"""A constructor's signature as the schema of its keywords: unknown keys, wrong types and defaults."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as dataclass_fields
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_origin, get_type_hints
+
+__all__ = ["validate"]
+
+
+def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
+    """Checks keywords against a constructor's signature and fills in defaults.
+
+    Args:
+        constructor: a function or class with type hints.
+        values: keyword -> value as read from TOML.
+        where: the section's name, for messages.
+        skip: parameters that a recipe does not give.
+
+    Raises:
+        ValueError: an unknown or missing key or a wrong type; names the key, what came and what is valid.
+    """
+    from pydantic import ValidationError
+
+    model, names = _schema(constructor, frozenset(skip))
+    for key in values:
+        if key not in names:
+            near = get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"unknown key {where}.{key}={values[key]!r}; {hint}valid keys: {', '.join(names) or 'none'}"
+            )
+    try:
+        checked = model.model_validate(dict(values))
+    except ValidationError as error:
+        first, key = _first_fault(error.errors(), model, values)
+        key = ".".join([where, *key])
+        if first["type"] == "missing":
+            raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
+        raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
+    # Paths become absolute, so that a run folder can be resumed from anywhere.
+    return {name: _absolute(getattr(checked, name)) for name in names}
+
+
+def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The first fault and its key; where several types are allowed, what all of them expect."""
+    first, name = faults[0], str(faults[0]["loc"][0])
+    own = [fault for fault in faults if fault["loc"][0] == name]
+    # Behind a name pydantic gives the type that did not fit, or a position in a sequence or mapping.
+    if get_origin(model.model_fields[name].annotation) in (Union, UnionType) and len(own) > 1:
+        rest = [str(fault["msg"]).removeprefix("Input should be ") for fault in own[1:]]
+        return {"type": "union", "msg": ", or ".join([own[0]["msg"], *rest]), "input": values[name]}, [name]
+    return first, [str(part) for part in first["loc"]]
+
+
+@lru_cache(maxsize=256)
+def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any, tuple[str, ...]]:
+    from pydantic import ConfigDict, Field, create_model
+
+    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
+    # A signature shows a placeholder where a dataclass makes the default anew.
+    own: Any = dataclass_fields(constructor) if inspect.isclass(constructor) and is_dataclass(constructor) else ()
+    made: dict[str, Any] = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name not in skip and name != "self":
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            if name in made:
+                default = Field(default_factory=made[name])
+            fields[name] = (hints.get(name, Any), default)
+    # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model("Section", __config__=config, **fields), tuple(fields)
+
+
+def _absolute(value: Any) -> Any:
+    return value.expanduser().resolve() if isinstance(value, Path) else value
