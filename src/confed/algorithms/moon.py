@@ -28,7 +28,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch, Task
 from confed.federation.structure import feature_width
-from confed.federation.train import Objective, teacher
+from confed.federation.train import Objective, once_per_round, teacher
 from confed.losses.contrastive import model_contrastive
 
 __all__ = ["MOON"]
@@ -85,7 +85,8 @@ class MOON(Algorithm):
         if self.mu == 0 or previous is None:
             return super().objective(client)
         project = client.model.get_submodule(NAME) if self.projection else nn.Identity()
-        views = _once_per_round(client, [_view(client.model, p, project) for p in (client.incoming, previous)])
+        frozen = [_view(client.model, p, project) for p in (client.incoming, previous)]
+        views = once_per_round(client, lambda batch: torch.stack([view(batch) for view in frozen], dim=1))
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             received, before = views(batch).unbind(dim=1)
@@ -127,31 +128,3 @@ def _view(model: nn.Module, params: Params, project: nn.Module) -> Callable[[Bat
             return torch.func.functional_call(project, own, (predict(batch).features,))  # pyright: ignore
 
     return view
-
-
-def _once_per_round(client: Client, views: list[Callable[[Batch], Tensor]]) -> Callable[[Batch], Tensor]:
-    """The views of a batch side by side, (B, number of views, P).
-
-    Where the client's inputs are deterministic each example is computed once per round, not once per epoch.
-    """
-
-    def compute(batch: Batch) -> Tensor:
-        return torch.stack([view(batch) for view in views], dim=1)
-
-    if not client.data.deterministic or client.local.epochs == 1:
-        return compute
-    table: list[Tensor] = []
-    known = torch.zeros(len(client.data), dtype=torch.bool)
-
-    def lookup(batch: Batch) -> Tensor:
-        rows = batch["index"].cpu()
-        if table and bool(known[rows].all()):
-            return table[0][batch["index"]]
-        values = compute(batch)
-        if not table:
-            table.append(values.new_zeros(len(known), *values.shape[1:]))
-        table[0][batch["index"]] = values
-        known[rows] = True
-        return values
-
-    return lookup

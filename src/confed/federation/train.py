@@ -22,6 +22,7 @@ __all__ = [
     "evaluate",
     "global_features",
     "global_logits",
+    "once_per_round",
     "teacher",
     "to_device",
     "train",
@@ -273,18 +274,25 @@ def global_logits(client: "Client") -> Callable[[Batch], Tensor]:
     Returns:
         A function of a training batch, (B, C), without gradients.
     """
-    return _once_per_round(client, lambda output: output.logits)
+    predict = teacher(client.model, client.incoming)
+    return once_per_round(client, lambda batch: predict(batch).logits)
 
 
 def global_features(client: "Client") -> Callable[[Batch], Tensor]:
     """Features of the frozen global model of this round, (B, D); otherwise as :func:`global_logits`."""
-    return _once_per_round(client, lambda output: output.features)
-
-
-def _once_per_round(client: "Client", read: Callable[[Output], Tensor]) -> Callable[[Batch], Tensor]:
     predict = teacher(client.model, client.incoming)
+    return once_per_round(client, lambda batch: predict(batch).features)
+
+
+def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """What frozen networks make of a training batch, (B, ...), computed once per example and round.
+
+    Args:
+        client: whose examples; where they are augmented, or seen once only, nothing is kept.
+        compute: a function of a batch whose rows depend on their own example alone, without gradients.
+    """
     if not client.data.deterministic or client.local.epochs == 1:
-        return lambda batch: read(predict(batch))
+        return compute
     table: list[Tensor] = []
     known = torch.zeros(len(client.data), dtype=torch.bool)
 
@@ -292,9 +300,9 @@ def _once_per_round(client: "Client", read: Callable[[Output], Tensor]) -> Calla
         rows = batch["index"].cpu()
         if table and bool(known[rows].all()):
             return table[0][batch["index"]]
-        values = read(predict(batch))
+        values = compute(batch)
         if not table:
-            table.append(values.new_zeros(len(known), values.shape[1]))
+            table.append(values.new_zeros(len(known), *values.shape[1:]))
         table[0][batch["index"]] = values
         known[rows] = True
         return values
