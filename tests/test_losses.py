@@ -8,6 +8,7 @@ import torch
 
 from confed.losses.distillation import knowledge_preserving
 from confed.losses.preference import forgotten, matchup, most_forgotten, pairwise_preference
+from confed.losses.proximal import half_squared_distance
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
 TEACHER = torch.tensor([[1, 2, 0.5, -1], [0, 0, 2, 1]], dtype=torch.float64)
@@ -189,3 +190,14 @@ def test_golden_entropy_ratios():
     log_s, log_t = student.log_softmax(1), teacher.log_softmax(1)
     ratio = ((log_t - forgotten(student, teacher, "gain")) / log_s).exp()
     assert ratio[:, 0].tolist() == pytest.approx([1.070568, 0.944978], abs=1e-5)
+
+
+def test_half_squared_distance_and_its_gradient():
+    parameters = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([[3.0]], requires_grad=True)]
+    anchor = [torch.tensor([0.0, 4.0]), torch.tensor([[6.0]])]
+    distance = half_squared_distance(parameters, anchor)
+    assert distance.item() == 0.5 * (1 + 4 + 9)
+    distance.backward()
+    assert [p.grad.tolist() for p in parameters] == [[1.0, -2.0], [[-3.0]]]
+    with pytest.raises(RuntimeError):
+        half_squared_distance([], [])

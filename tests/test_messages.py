@@ -113,3 +113,10 @@ def test_unwanted_updates_become_errors(tensors: dict, problem: str) -> None:
 def test_a_sound_update_passes_untouched() -> None:
     reply = Reply(ANN, Message({"w": torch.tensor([1.0, -1.0])}))
     assert check_reply(Call(ANN, "fit", Message(), expects={"w": torch.zeros(2)}), reply) is reply
+
+
+def test_the_order_of_tensors_does_not_depend_on_who_read_them() -> None:
+    names = [f"layer.{i}.{part}" for i in range(20) for part in ("weight", "bias")]
+    message = Message({n: torch.tensor(float(i)) for i, n in enumerate(names)})
+    assert list(message.tensors) == sorted(names)
+    assert list(decode(encode(message)).tensors) == sorted(names)

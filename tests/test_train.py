@@ -236,3 +236,10 @@ def test_when_everybody_fails_the_run_says_why() -> None:
 def test_zero_clients() -> None:
     with pytest.raises(ValueError, match="at least one client, got 0"):
         Simulation(toy_setup(FedAvg(), clients={}), MemoryStore())
+
+
+def test_what_came_is_in_the_order_of_the_model() -> None:
+    client = _client(Local())
+    names = client.names(Scope.SHARED)
+    client.load({n: client.incoming[n] for n in reversed(names)})
+    assert list(client.incoming) == names

@@ -25,6 +25,7 @@ from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, train
+from confed.losses.proximal import half_squared_distance
 
 __all__ = ["Ditto"]
 
@@ -85,8 +86,7 @@ class Ditto(Algorithm):
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             loss = client.task.loss(model(batch), batch)
             if self.lam:
-                away = torch._foreach_sub(personal, anchor)  # pyright: ignore
-                loss = loss + 0.5 * self.lam * torch.stack([d.square().sum() for d in away]).sum()
+                loss = loss + self.lam * half_squared_distance(personal, anchor)
             yield loss
 
         return losses

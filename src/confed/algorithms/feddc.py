@@ -39,6 +39,7 @@ from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
 from confed.federation.train import Local, Objective, epoch_steps, train
+from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDC"]
 
@@ -160,8 +161,7 @@ class FedDC(Algorithm):
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             loss = client.task.loss(model(batch), batch)
             if self.alpha:
-                away = torch._foreach_sub(local, anchor)  # pyright: ignore
-                loss = loss + 0.5 * alpha * torch.stack([d.square().sum() for d in away]).sum()
+                loss = loss + alpha * half_squared_distance(local, anchor)
             if slope is not None:
                 loss = loss + torch.stack([(p * s).sum() for p, s in zip(local, slope, strict=True)]).sum() - start
             yield loss

@@ -32,6 +32,7 @@ from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
+from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDyn"]
 
@@ -122,8 +123,7 @@ class FedDyn(Algorithm):
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             loss = client.task.loss(model(batch), batch)
-            away = torch._foreach_sub(local, anchor)  # pyright: ignore
-            yield loss + 0.5 * alpha * torch.stack([d.square().sum() for d in away]).sum()
+            yield loss + alpha * half_squared_distance(local, anchor)
 
         return losses
 

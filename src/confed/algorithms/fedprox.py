@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective
+from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedProx"]
 
@@ -46,8 +46,7 @@ class FedProx(Algorithm):
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             loss = client.task.loss(model(batch), batch)
             if self.mu:
-                drift = torch._foreach_sub(local, received)  # pyright: ignore
-                loss = loss + 0.5 * self.mu * torch.stack([d.square().sum() for d in drift]).sum()
+                loss = loss + self.mu * half_squared_distance(local, received)
             yield loss
 
         return losses

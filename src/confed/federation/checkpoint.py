@@ -276,7 +276,7 @@ class Checkpoints:
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != digest:
                 raise CorruptCheckpoint(f"{path}: its SHA-256 differs from the one recorded")
-            loaded[group] = load(data)
+            loaded[group] = dict(sorted(load(data).items()))
         slots = {g.removeprefix("slot:"): t for g, t in loaded.items() if g.startswith("slot:")}
         return ServerState(finished, loaded["params"], slots)
 

@@ -37,7 +37,7 @@ class Client:
         rounds: number of rounds in the run.
         seed: the run's seed.
         keep_personal: whether :meth:`remember` also keeps the client's version of the shared tensors.
-        incoming: the shared tensors that :meth:`load` was last given.
+        incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
     info: ClientInfo
@@ -73,7 +73,7 @@ class Client:
         if set(shared) != set(names):
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - set(names))
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
-        self.incoming = shared
+        self.incoming = {n: shared[n] for n in names}
         private = self.state.tensors.get("private", {})
         copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
         own = self.names(Scope.PRIVATE)

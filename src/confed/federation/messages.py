@@ -15,10 +15,17 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The only thing that travels: named tensors and named scalars."""
+    """The only thing that travels: named tensors and named scalars.
+
+    The tensors are in the order of their names, whichever way a message was made: a reader of safetensors
+    files lists them in an order of its own, another in each process, and a sum over tensors would follow it.
+    """
 
     tensors: Params = field(default_factory=dict[str, Tensor])
     scalars: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""How far a model has moved: the term that holds it near a given point."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["half_squared_distance"]
+
+
+def half_squared_distance(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Tensor:
+    """(1/2) ||theta - a||^2 over a list of tensors, with gradient theta - a for the parameters.
+
+    FedProx (Li et al., MLSys 2020, Eq. 2), Ditto (Li et al., ICML 2021, Eq. 2), FedDyn and FedDC weight it.
+
+    Args:
+        parameters: tensors of any shapes; at least one.
+        anchor: tensors of the same shapes, in the same order. The order decides the last bit of the sum.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        RuntimeError: there are no tensors, or they are not as many as anchors.
+    """
+    moved = torch._foreach_sub(list(parameters), list(anchor))  # pyright: ignore
+    return 0.5 * torch.stack([d.square().sum() for d in moved]).sum()
