@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import TableData, pool
+from confed.data.examples import FederatedDataset, TableData, pool
 from confed.engines.local import InProcess, Members, Presence, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
@@ -24,6 +25,8 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.materials import Materials, load_materials
 from confed.models import create_model
 from confed.recipe import Recipe, Run, load_recipe
+from confed.registry import models
+from confed.registry import tasks as registered_tasks
 from confed.results.examine import Examination, examine
 from confed.results.folder import RunFolder
 from confed.results.summary import summarise_run
@@ -72,18 +75,26 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     dataset = materials.dataset
     name = model.pop("name")
 
+    tasks = _tasks(recipe, materials)
+    task: Task = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
+
     def build() -> nn.Module:
+        answers = dataset.widest if dataset.pools else dataset.answers
+        several = {"heads": heads} if heads else {}
         return create_model(
-            name, answers=dataset.answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **model
+            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **several, **model
         )
 
+    if heads and "heads" not in signature(models[name]).parameters:
+        raise ValueError(f"the model {name!r} answers questions only; the data need heads for {', '.join(heads)}")
     algorithm: Algorithm = recipe.construct("algorithm")
-    task: Task = recipe.construct("task", answers=len(dataset.answers), types=materials.types)
     if type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
         algorithm = algorithm.suit(build(), task)
     clients: Mapping[str, ClientData] = materials.clients
     observers: dict[str, ClientData] = dict(materials.unseen)
     _check_method(algorithm, run, materials.clients)
+    _check_pools(algorithm, dataset)
     if algorithm.pooled:
         train = pool([c.tables[0] for c in materials.clients.values()])
         observers = {**clients, **observers}
@@ -94,10 +105,35 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         device = "cuda" if torch.cuda.is_available() else "cpu"
     setup = Setup(
-        algorithm, Members(clients, ("image", "text")), task, recipe.local, build,
-        run.rounds, run.seed, run.keep_personal, observers, device,
+        algorithm, Members(clients, ("image", "text"), {n: t.head for n, t in tasks.items() if heads}), task,
+        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, device, tasks,
     )  # fmt: skip
     return setup, materials
+
+
+def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
+    """The tasks of clients and places where the data say that they have one of their own, or that others have."""
+    dataset = materials.dataset
+    if not dataset.tasks:
+        return {}
+    return {
+        name: registered_tasks[dataset.tasks[name]]()
+        if name in dataset.tasks
+        else recipe.construct("task", answers=dataset.widest, types=materials.types)
+        for name in (*materials.clients, *materials.unseen)
+    }
+
+
+def _check_pools(algorithm: Algorithm, dataset: FederatedDataset) -> None:
+    """Raises ValueError if clients with answers or tasks of their own would share a head."""
+    if dataset.pools or dataset.tasks:
+        sharing = not algorithm.own_heads and algorithm.has_global
+        if algorithm.pooled or sharing:
+            raise ValueError(
+                f"the clients of {dataset.name!r} have answer pools or tasks of their own, so one head cannot serve "
+                f"them; {type(algorithm).__name__} needs one. Methods with a head for each client: local, fedper, "
+                "fedrep, fedpeft, feddat"
+            )
 
 
 def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lambda _: None) -> dict[str, Any]:

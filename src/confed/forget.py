@@ -202,11 +202,13 @@ def _figures(
     if not path.exists() or not len(data):
         return found
     params = {name: t for name, t in load_file(path).items() if name in workspace.tensors}
+    task = setup.task_of(client)
+    workspace.turn_to(task)
     predict = teacher(workspace.model, params)
-    members = example_losses(predict, setup.task, data.train(size, generator(setup.seed, 0, client, "attack")))
-    others = example_losses(predict, setup.task, data.test(size))
+    members = example_losses(predict, task, data.train(size, generator(setup.seed, 0, client, "attack")))
+    others = example_losses(predict, task, data.test(size))
     if len(others):
         found["auc"] = attack_auc(members, others)
-        rights = [setup.task.predictions(predict(batch), batch).double() for batch in data.test(size)]
+        rights = [task.predictions(predict(batch), batch).double() for batch in data.test(size)]
         found["accuracy"] = float(torch.cat(rights).mean())
     return found

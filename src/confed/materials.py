@@ -1,7 +1,7 @@
 """A run's data as tensors, and what is needed to build its model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -64,20 +64,22 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     types = tuple(sorted({t for part in parts for t in part.types}))
     pictures: dict[int, Tensor | StoredPictures] = {}
 
-    def table(examples: Examples, *, outside: bool = False) -> Table:
+    def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
             pictures[id(examples.images)] = channels_first(examples.images)
         stored = pictures[id(examples.images)]
-        return encode(examples, tokenizer, dataset.answers, types, stored, outside=outside)
+        return encode(examples, tokenizer, answers, types, stored, outside=outside)
 
-    clients = {
-        name: TableData(table(s.train), table(s.validation), table(s.test, outside=dataset.outside))
-        for name, s in dataset.clients.items()
-    }
+    clients: dict[str, TableData] = {}
+    for name, s in dataset.clients.items():
+        own = dataset.pool(name)
+        clients[name] = TableData(
+            table(s.train, own), table(s.validation, own), table(s.test, own, outside=dataset.outside)
+        )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
-        rows = table(examples, outside=dataset.outside)
+        rows = table(examples, dataset.pool(name), outside=dataset.outside)
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")

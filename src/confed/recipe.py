@@ -4,7 +4,8 @@
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of :class:`Run`. A recipe
 with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
-write it, and ``[methods.NAME.local]`` the row's own ``[local]``. ``[study] table`` names the rows that ``confed
+write it, ``[methods.NAME.local]`` the row's own ``[local]`` and ``[methods.NAME.model]`` its own ``[model]``, such as
+another way of finetuning. ``[study] table`` names the rows that ``confed
 compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries.
 """
 
@@ -33,7 +34,7 @@ NAMED = {
     "data": registry.datasets,
 }
 # Arguments that the run works out: a recipe does not give them.
-DERIVED = {"model": {"answers", "vocab_size", "seed"}, "task": {"answers", "types"}, "data": {"seed"}}
+DERIVED = {"model": {"answers", "vocab_size", "seed", "heads"}, "task": {"answers", "types"}, "data": {"seed"}}
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,13 @@ class Recipe:
         if not isinstance(local, Mapping):
             raise ValueError(f"{where}.local must be a section of [local]'s keys, got {local!r}")
         algorithm = given.pop("name", name)
+        model = given.pop("model", {})
+        if not isinstance(model, Mapping):
+            raise ValueError(f"{where}.model must be a section of [model]'s keys, got {model!r}")
         own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == algorithm else {}
         sections = {**self.sections, "algorithm": _named("algorithm", {**own, **given, "name": algorithm}, where)}
+        if model:
+            sections["model"] = _named("model", {**self.sections["model"], **model}, f"{where}.model")
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
         return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=())

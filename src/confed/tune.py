@@ -31,6 +31,9 @@ from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml
 if TYPE_CHECKING:
     import optuna
 
+    from confed.data.examples import TableData
+    from confed.engines.local import Members, Setup
+
 __all__ = ["FACTORS", "search_space", "tune", "tune_row", "validation_scores"]
 
 FACTORS = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
@@ -91,7 +94,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     import torch
 
     from confed.data.examples import TableData
-    from confed.engines.local import Members, Presence, Simulation, Workspace, simulate
+    from confed.engines.local import Presence, Simulation, Workspace, simulate
     from confed.experiment import prepare
     from confed.federation.state import MemoryStore
     from confed.tasks.vqa import summarise
@@ -105,7 +108,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         train, validation, _ = data.tables
         clients[name] = TableData(train, validation, validation.take(0))
     # Whoever trains on everybody's data has one member; the clients only look on.
-    population = setup.population if pooled else Members(clients, setup.population.info(0).modalities)
+    population = setup.population if pooled else _looking_on(setup, clients)
     setup = replace(setup, population=population, observers=clients if pooled else {})
     there = {} if pooled else clients
     presence = Presence(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
@@ -116,10 +119,17 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
                 raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
             views = simulation.evaluate(record.servers, record.round, split="validation", most=None)
             places = views["unseen"] if pooled else views["personal"] or views["global"]
-            scores = [summarise(tally)[setup.task.metric] for tally in places.values()]
+            scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
             if not scores:
                 raise ValueError(NOTHING)
             yield sum(scores) / len(scores)
+
+
+def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
+    from confed.engines.local import Members
+
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+    return Members(clients, infos[0].modalities, {info.id: info.head for info in infos})
 
 
 def tune(

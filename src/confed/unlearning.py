@@ -139,8 +139,10 @@ def _unlearn(
         for name, t in shared.items()
     }
     state = ClientState({"private": {n: t for n, t in own.items() if scopes.get(n) is Scope.PRIVATE}})
+    task = setup.task_of(client)
+    workspace.turn_to(task)
     person = Client(
-        info, setup.data(client), workspace.model, workspace.tensors, setup.task, setup.local, state, scopes,
+        info, setup.data(client), workspace.model, workspace.tensors, task, setup.local, state, scopes,
         workspace.initial, setup.rounds, setup.rounds, setup.seed,
     )  # fmt: skip
     with isolated(derive(setup.seed, setup.rounds, client, "unlearn")):

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.metrics.vqa import answer_counts, soft_targets
+
 __all__ = [
     "Examples",
     "FederatedDataset",
@@ -81,12 +83,16 @@ class Examples:
 
     Attributes:
         images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for.
-        image_index: which picture each question is about, int64, shape (N,).
+        image_index: which picture each question is about, int64, shape (N,); shape (N, 2) where a question is about
+            a pair.
         questions: N questions, none empty.
         answers: N answers, each a word of the dataset's answer vocabulary (test questions: see
             :class:`FederatedDataset`).
         types: N question types (rows of the per-type accuracy).
         names: N identifiers, stable across runs (used to pair methods example by example).
+        annotations: where several people answered, all their answers per question, for soft scores.
+        choices: where the answer is one of some texts offered with the question, those texts, K for every question;
+            ``answers`` are then their positions, "0" to "K - 1".
     """
 
     images: np.ndarray | Pictures
@@ -95,12 +101,19 @@ class Examples:
     answers: Sequence[str]
     types: Sequence[str]
     names: Sequence[str]
+    annotations: Sequence[Sequence[str]] | None = None
+    choices: Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.questions)
-        for label in ("image_index", "answers", "types", "names"):
-            if len(getattr(self, label)) != n:
-                raise ValueError(f"{label} must have one entry per question ({n}), got {len(getattr(self, label))}")
+        for label in ("image_index", "answers", "types", "names", "annotations", "choices"):
+            given = getattr(self, label)
+            if given is not None and len(given) != n:
+                raise ValueError(f"{label} must have one entry per question ({n}), got {len(given)}")
+        if np.ndim(self.image_index) != 1 and np.shape(self.image_index)[1:] != (2,):
+            raise ValueError(f"image_index must have shape (N,), or (N, 2) for pairs, got {np.shape(self.image_index)}")
+        if self.choices is not None and len({len(offered) for offered in self.choices}) > 1:
+            raise ValueError("choices must offer as many texts with every question")
         if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
             raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
         if n and not (int(self.image_index.min()) >= 0 and int(self.image_index.max()) < len(self.images)):
@@ -123,6 +136,8 @@ class Examples:
             [self.answers[i] for i in chosen],
             [self.types[i] for i in chosen],
             [self.names[i] for i in chosen],
+            None if self.annotations is None else [self.annotations[i] for i in chosen],
+            None if self.choices is None else [self.choices[i] for i in chosen],
         )
 
 
@@ -147,6 +162,9 @@ class FederatedDataset:
         words: every word that questions may contain (the vocabulary of an offline tokenizer).
         facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
         outside: whether test questions may have an answer outside the vocabulary, which no model can give.
+        pools: client -> its own answers, where clients do not share the vocabulary: their labels are positions in
+            their own pool, and heads cannot be averaged. ``answers`` is then the union.
+        tasks: client -> the registered task of its examples, where it is not the recipe's.
     """
 
     name: str
@@ -156,6 +174,17 @@ class FederatedDataset:
     words: tuple[str, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
     outside: bool = False
+    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def pool(self, client: str) -> tuple[str, ...]:
+        """The answers that a client's labels are positions in."""
+        return self.pools.get(client, self.answers)
+
+    @property
+    def widest(self) -> int:
+        """Scores that an answer head must give: those of the largest pool."""
+        return max(map(len, self.pools.values())) if self.pools else len(self.answers)
 
 
 @dataclass(frozen=True)
@@ -164,7 +193,7 @@ class Table:
 
     Attributes:
         images: picture table, uint8, shape (M, 3, H, W), in memory or not.
-        image_index: (N,) int64.
+        image_index: (N,) int64, or (N, 2) for pairs of pictures.
         columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
             ``label`` (N,), all int64, and ``answerable`` (N,), bool.
     """
@@ -177,9 +206,12 @@ class Table:
         return len(self.image_index)
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
-        """The given rows as one batch, with their numbers under ``index``."""
+        """The given rows as one batch, with their numbers under ``index``; of pairs, ``image`` and ``image2``."""
         batch = {name: column[rows] for name, column in self.columns.items()}
-        batch["image"] = self.images[self.image_index[rows]]
+        pictures = self.image_index[rows]
+        batch["image"] = self.images[pictures if pictures.ndim == 1 else pictures[:, 0]]
+        if pictures.ndim == 2:
+            batch["image2"] = self.images[pictures[:, 1]]
         batch["index"] = rows
         return batch
 
@@ -252,6 +284,11 @@ def encode(
                 f"example {name!r}: the answer {answer!r} is not in the vocabulary of {len(label_of)} answers"
             )
     text, mask = tokenizer(examples.questions)
+    extra: dict[str, Tensor] = {}
+    if examples.annotations is not None:
+        extra["target"] = soft_targets(answer_counts(examples.annotations, answers))
+    if examples.choices is not None:
+        extra |= _choices(examples, tokenizer)
     type_of = {name: number for number, name in enumerate(types)}
     label = torch.tensor([label_of.get(a, -1) for a in examples.answers], dtype=torch.int64)
     return Table(
@@ -263,8 +300,18 @@ def encode(
             "label": label,
             "type": torch.tensor([type_of[t] for t in examples.types], dtype=torch.int64),
             **({"answerable": label >= 0} if outside else {}),
+            **extra,
         },
     )
+
+
+def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Every question together with each text offered with it: ``choices`` and ``choices_mask``, (N, K, L)."""
+    assert examples.choices is not None
+    pairs = zip(examples.questions, examples.choices, strict=True)
+    text, mask = tokenizer([f"{question} {offered}" for question, all in pairs for offered in all])
+    k = len(examples.choices[0]) if len(examples) else 0
+    return {"choices": text.reshape(len(examples), k, -1), "choices_mask": mask.reshape(len(examples), k, -1)}
 
 
 def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:

@@ -231,7 +231,10 @@ class Simulation(AbstractContextManager["Simulation"]):
         infos = self.present(round, most)
         if algorithm.has_global:
             modalities = self.setup.population.info(0).modalities
-            infos += [ClientInfo(name, 0, modalities) for name in self.setup.observers]
+            infos += [
+                ClientInfo(name, 0, modalities, getattr(self.setup.task_of(name), "head", ""))
+                for name in self.setup.observers
+            ]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}

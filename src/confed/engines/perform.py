@@ -46,11 +46,20 @@ class Members:
     Args:
         data: client id -> its examples, in the federation's fixed order.
         modalities: what every client's examples contain.
+        heads: client -> the model's head that answers its questions, where there are several.
     """
 
-    def __init__(self, data: Mapping[str, ClientData], modalities: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        data: Mapping[str, ClientData],
+        modalities: tuple[str, ...] = (),
+        heads: Mapping[str, str] | None = None,
+    ) -> None:
         self._data = data
-        self._infos = [ClientInfo(name, len(examples), modalities) for name, examples in data.items()]
+        heads = heads or {}
+        self._infos = [
+            ClientInfo(name, len(examples), modalities, heads.get(name, "")) for name, examples in data.items()
+        ]
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -83,16 +92,28 @@ class Workspace:
         self.model = model.to(device)
         self.tensors = named_tensors(self.model)
         self.frozen = frozenset[str](getattr(model, "frozen", ()))
+        self.heads: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
         self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
-        self._scopes: dict[tuple[tuple[str, Scope], ...], Mapping[str, Scope]] = {}
+        self._scopes: dict[tuple[object, ...], Mapping[str, Scope]] = {}
 
     def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
-        """Where each tensor lives for this client (worked out once per set of rules)."""
+        """Where each tensor lives for this client (worked out once per set of rules and head).
+
+        Heads for other tasks than the client's are frozen for it, whatever the rules say.
+        """
         rules = algorithm.rules(client)
-        key = tuple(rules.items())
+        key = (client.head, *rules.items())
         if key not in self._scopes:
-            self._scopes[key] = layout(self.tensors, rules, frozen=self.frozen)
+            foreign = tuple(f"{part}." for head, part in self.heads.items() if client.head and head != client.head)
+            frozen = self.frozen | {n for n in self.tensors if foreign and n.startswith(foreign)}
+            self._scopes[key] = layout(self.tensors, rules, frozen=frozen)
         return self._scopes[key]
+
+    def turn_to(self, task: Task) -> None:
+        """Tells a model with several heads, or with answers of each client's own, whose task comes next."""
+        begin = getattr(self.model, "begin", None)
+        if begin is not None:
+            begin(task)
 
 
 @dataclass(frozen=True)
@@ -102,7 +123,7 @@ class Setup:
     Attributes:
         algorithm: the method.
         population: the clients.
-        task: loss and tally.
+        task: loss and tally of every client and place that has none of its own.
         local: how clients train.
         build: makes the model with its initial values; called once per process.
         rounds: rounds of the run.
@@ -110,6 +131,7 @@ class Setup:
         keep_personal: whether clients keep their own version of the shared tensors.
         observers: name -> test examples of places that take no part (unseen scenes).
         device: where clients compute.
+        tasks: client or observer -> its own task.
     """
 
     algorithm: Algorithm
@@ -122,6 +144,7 @@ class Setup:
     keep_personal: bool = True
     observers: Mapping[str, ClientData] = field(default_factory=dict[str, ClientData])
     device: str = "cpu"
+    tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
 
     def __post_init__(self) -> None:
         kind = type(self.algorithm)
@@ -136,6 +159,10 @@ class Setup:
         model = self.build()
         self.algorithm.extend(model, generator(self.seed, 0, "", "extend"))
         return model
+
+    def task_of(self, client_id: str) -> Task:
+        """What is asked of the model at a client or an observer."""
+        return self.tasks.get(client_id, self.task)
 
     def data(self, client_id: str) -> ClientData:
         """The examples of a client or an observer."""
@@ -163,13 +190,14 @@ def perform(
     actions = setup.algorithm.actions()
     if call.action not in actions:
         raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
-    scopes = workspace.scopes(setup.algorithm, call.client)
+    scopes, task = workspace.scopes(setup.algorithm, call.client), setup.task_of(call.client.id)
+    workspace.turn_to(task)
     client = Client(
         info=call.client,
         data=setup.data(call.client.id),
         model=workspace.model,
         tensors=workspace.tensors,
-        task=setup.task,
+        task=task,
         local=setup.local,
         state=state,
         scopes=scopes,

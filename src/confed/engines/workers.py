@@ -107,6 +107,7 @@ class Workers:
                 "id": call.client.id,
                 "num_examples": call.client.num_examples,
                 "modalities": call.client.modalities,
+                "head": call.client.head,
                 "action": call.action,
                 "round": round,
                 "expects": None
@@ -182,7 +183,7 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
         except EOFError:
             return
         message, state = decode(receive()), decode_state(receive())
-        info = ClientInfo(head["id"], head["num_examples"], tuple(head["modalities"]))
+        info = ClientInfo(head["id"], head["num_examples"], tuple(head["modalities"]), head["head"])
         expects = None
         if head["expects"] is not None:
             # Only names, shapes and dtypes are compared, so tensors without memory do.

@@ -37,6 +37,8 @@ class Algorithm:
         label: how tables write the method's name; the class's name by default.
         pooled: the method is trained on everybody's data in one place (the centralised bound).
         has_global: the method produces a global model.
+        own_heads: what is global answers with a head of each client's own, so that there is no model for places
+            without one.
         leavers: clients may leave before the end (``run.leaves``); not where a server's state holds a part of
             every client's that it cannot take out again.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
@@ -53,6 +55,7 @@ class Algorithm:
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
+    own_heads: ClassVar[bool] = False
     leavers: ClassVar[bool] = True
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}

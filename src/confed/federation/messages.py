@@ -36,11 +36,13 @@ class ClientInfo:
         id: unique name.
         num_examples: number of training examples (the weight N_k of FedAvg).
         modalities: what the client's examples contain, such as ("image", "text").
+        head: which of the model's heads answers its questions; "" for a model's only one.
     """
 
     id: str
     num_examples: int
     modalities: tuple[str, ...] = ()
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,11 @@ Forward = Callable[[Batch], Output]
 
 @runtime_checkable
 class Task(Protocol):
-    """What is asked of a model: one loss to train and a tally to report."""
+    """What is asked of a model: one loss to train and a tally to report.
+
+    A task may name, in an attribute ``head``, which of a model's heads answers it (``answers`` for questions over
+    an answer vocabulary).
+    """
 
     @property
     def metric(self) -> str:

@@ -1,13 +1,72 @@
-"""What a method may ask of a model before it runs: which submodule answers, and how wide its features are.
+"""What a method may ask of a model before it runs: which submodules answer, how wide its features are, its adapters.
 
-A model says so in its attribute ``answer_head``, the name of the submodule that turns features into answers.
+A model says so in its attributes: ``answer_head``, the name of the submodule that turns features into answers;
+``heads_of_tasks``, where it has several, the submodule of each (``{"answers": "classifier", "nlvr2": "heads.nlvr2"}``);
+``adapters``, where it can host several small networks side by side (:class:`Adapters`).
 """
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
+
+import torch
 from torch import nn
 
 from confed.federation.params import named_tensors
 
-__all__ = ["feature_width", "private_head"]
+__all__ = ["Adapters", "adapters_of", "feature_width", "private_head"]
+
+
+@runtime_checkable
+class Adapters(Protocol):
+    """A model's bank of named adapters: the same places in the backbone, several networks to put there.
+
+    An adapter's tensors have names that match ``*.<adapter>.*``. Every place returns ``y + sum_i w_i A_i(y)`` over
+    the adapters that are switched on.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The adapters there are, in the order in which they were added."""
+        ...
+
+    def add(self, name: str, rng: torch.Generator) -> None:
+        """Adds an adapter of the first one's shape to every place, switched off, with values from ``rng``.
+
+        Raises:
+            ValueError: there is one of that name.
+        """
+        ...
+
+    def using(self, *weights: Mapping[str, float]) -> AbstractContextManager[None]:
+        """For the duration of a ``with`` block, which adapters count and how much.
+
+        Args:
+            weights: one mapping (adapter -> weight) for all rows of a batch; or several, for as many equal chunks
+                of the batch, in order: several networks in one pass.
+
+        Raises:
+            ValueError: no adapter has one of the names.
+        """
+        ...
+
+
+def adapters_of(model: nn.Module, method: str) -> Adapters:
+    """The model's bank of adapters, with at least one adapter in it.
+
+    Args:
+        model: the model.
+        method: who needs it, for the message.
+
+    Raises:
+        ValueError: the model has no adapters.
+    """
+    bank = getattr(model, "adapters", None)
+    if not isinstance(bank, Adapters) or not bank.names:
+        raise ValueError(
+            f"{method} trains adapters, and {type(model).__name__} has none: set model.trainable to 'adapters'"
+        )
+    return bank
 
 
 def feature_width(model: nn.Module, method: str) -> int:
@@ -44,7 +103,8 @@ def private_head(model: nn.Module, wanted: tuple[str, ...], method: str) -> tupl
         ValueError: the model does not name its head, a name has no trained tensors, or nothing would be shared.
     """
     known = getattr(model, "answer_head", None)
-    head = wanted or ((known,) if isinstance(known, str) else ())
+    several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
+    head = wanted or tuple(several.values()) or ((known,) if isinstance(known, str) else ())
     if not head:
         raise ValueError(
             f"{method} keeps the answer head private, and this model does not say what its head is (attribute "

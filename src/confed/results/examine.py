@@ -78,14 +78,19 @@ def examine(
         model = "global model" if algorithm.has_global else "shared part with untrained private values"
         found.notes.append(f"{len(absent)} clients never took part; the {model} stands in for their own")
     jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
-    everywhere = len(seen) <= MATRIX_LIMIT and not algorithm.pooled
-    if not everywhere and not algorithm.pooled:
+    same = not materials.dataset.pools and not materials.dataset.tasks
+    everywhere = len(seen) <= MATRIX_LIMIT and not algorithm.pooled and same
+    if not same:
+        found.notes.append("clients have answers or tasks of their own: personal models are tried at home only")
+    if same and not everywhere and not algorithm.pooled:
         found.notes.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
     for owner, tensors in found.personal.items():
         jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]
     if algorithm.has_global:
         jobs += [(("global", name, name), common[name]) for name in seen]
-        jobs += [(("unseen", name, name), common[name]) for name in unseen]
+        if algorithm.own_heads and unseen:
+            found.notes.append("unseen places have no head of their own, so the global model is not tried there")
+        jobs += [(("unseen", name, name), common[name]) for name in unseen if not algorithm.own_heads]
     replies = simulation.examine([(key[2], tensors) for key, tensors in jobs], setup.rounds + 2)
     for (key, _), message in zip(jobs, replies, strict=True):
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)

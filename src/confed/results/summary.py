@@ -46,7 +46,7 @@ def summarise_run(
         peak: largest resident memory of a process, bytes.
         resumed: the run was interrupted; processor time and memory are those of its last part.
     """
-    metric = setup.task.metric
+    metrics = {place: setup.task_of(place).metric for place in (*materials.clients, *materials.unseen)}
     views = {
         name: {
             place: values
@@ -57,11 +57,11 @@ def summarise_run(
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
     left = _left(recipe, materials)
-    headline = {keys[view]: {p: v[metric] for p, v in places.items()} for view, places in views.items()}
+    headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
         if view == "personal" and not setup.algorithm.pooled:
-            matrix.setdefault(own, {})[place] = values[metric]
+            matrix.setdefault(own, {})[place] = values[metrics[place]]
     lines = read_jsonl(folder.metrics)
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
     timings = read_jsonl(folder.timings)
@@ -69,14 +69,13 @@ def summarise_run(
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
     info = setup.population.info(0)
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
-    prefix = f"{metric}/"
     return {
         "algorithm": recipe.sections["algorithm"]["name"],
         "label": setup.algorithm.label or type(setup.algorithm).__name__,
         "recipe": recipe.name,
         "seed": setup.seed,
         "rounds": setup.rounds,
-        "metric": metric,
+        "metric": "score" if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
         "clients": list(materials.clients),
         "scenes": list(materials.unseen),
         **headline,
@@ -88,7 +87,7 @@ def summarise_run(
         "matrix": matrix,
         "types": {
             keys[view]: {
-                place: {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+                place: {k.partition("/")[2]: v for k, v in values.items() if k.startswith(f"{metrics[place]}/")}
                 for place, values in places.items()
             }
             for view, places in views.items()

@@ -43,6 +43,7 @@ class VQA:
     types: tuple[str, ...] = ()
 
     name: ClassVar[str] = "vqa"
+    head: ClassVar[str] = "answers"
 
     def __post_init__(self) -> None:
         if self.answers < 1:

@@ -1,0 +1,59 @@
+"""FedPEFT: clients finetune a small part of a frozen backbone and average that part; heads stay at home.
+
+Sun et al., "Exploring parameter-efficient fine-tuning for improving communication efficiency in federated learning",
+2022 (arXiv 2210.01708), as FedDAT (AAAI 2024, section 3.3 and tables 2 and 3) compares it: what travels is what the
+model's finetuning trains (adapters, LoRA factors, prompts, biases, or everything), Eq. 3; every client keeps a
+classification head for its own answers. Which of them it is, is the model's matter (``model.trainable``).
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, get_args
+
+from torch import nn
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import ClientInfo, Reply
+from confed.federation.params import Rules, Scope
+from confed.federation.protocols import Task
+from confed.federation.structure import private_head
+
+__all__ = ["FedPEFT", "Weighting"]
+
+Weighting = Literal["uniform", "examples"]
+"""Every client counts the same (FedDAT's Algorithm 1 and released code), or as its training examples (its Eq. 3)."""
+
+
+@dataclass(frozen=True)
+class FedPEFT(Algorithm):
+    """FedAvg of the finetuned part, evaluated as FedDAT does: the averaged part with each client's own head.
+
+    Attributes:
+        weighting: how the server weighs clients.
+        head: names of the submodules that are private; the model's heads if none are given.
+    """
+
+    weighting: Weighting = "uniform"
+    head: tuple[str, ...] = ()
+
+    own_heads: ClassVar[bool] = True
+    neutral: ClassVar[str] = "the head is never shared"
+
+    def __post_init__(self) -> None:
+        if self.weighting not in get_args(Weighting):
+            raise ValueError(
+                f"algorithm.weighting must be one of {', '.join(get_args(Weighting))}, got {self.weighting!r}"
+            )
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the heads in the model."""
+        return replace(self, head=private_head(model, self.head, "FedPEFT"))
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """Heads are private, the rest of what is trained is shared."""
+        if not self.head:
+            raise ValueError("FedPEFT does not know this model's head; call suit(model, task) before the run")
+        return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}
+
+    def weight(self, reply: Reply) -> float:
+        """1, or the client's number of training examples."""
+        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
