@@ -18,7 +18,8 @@ from torch.nn import functional as F
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-from confed.convert import convert_places365, rename_resnet
+from confed.convert import convert_albef, convert_places365, rename_resnet
+from confed.models.albef import albef
 from confed.models.scene_classifier import build_scene_classifier, config_of, load_scene_classifier
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
@@ -220,3 +221,182 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     facts, position = json.JSONDecoder().raw_decode(out)
     assert facts["architecture"] == "resnet18"
     assert "written:" in out[position:]
+
+
+# ALBEF ----------------------------------------------------------------------------------------------------------
+
+WIDTH, HEADS, WORDS = 16, 2, 20
+
+
+def published_albef(*, decoder: bool) -> dict[str, Tensor]:
+    """An ALBEF with the published names and small shapes: 2 picture blocks, 3 for text of which 2 look at it."""
+    rng = torch.Generator().manual_seed(5)
+    state: dict[str, Tensor] = {}
+
+    def put(name: str, *shape: int) -> None:
+        state[name] = torch.randn(shape, generator=rng) * 0.3
+
+    def linear(name: str, out: int, into: int) -> None:
+        put(f"{name}.weight", out, into)
+        put(f"{name}.bias", out)
+
+    def norm(name: str) -> None:
+        put(f"{name}.weight", WIDTH)
+        put(f"{name}.bias", WIDTH)
+
+    def bert(name: str, looking: list[bool]) -> None:
+        for kind, rows in (("word", WORDS), ("position", 10), ("token_type", 2)):
+            put(f"{name}.embeddings.{kind}_embeddings.weight", rows, WIDTH)
+        norm(f"{name}.embeddings.LayerNorm")
+        state[f"{name}.embeddings.position_ids"] = torch.arange(10)[None]
+        for i, looks in enumerate(looking):
+            layer = f"{name}.encoder.layer.{i}"
+            for attention in ("attention", "crossattention") if looks else ("attention",):
+                for part in ("self.query", "self.key", "self.value", "output.dense"):
+                    linear(f"{layer}.{attention}.{part}", WIDTH, WIDTH)
+                norm(f"{layer}.{attention}.output.LayerNorm")
+            linear(f"{layer}.intermediate.dense", 4 * WIDTH, WIDTH)
+            linear(f"{layer}.output.dense", WIDTH, 4 * WIDTH)
+            norm(f"{layer}.output.LayerNorm")
+
+    def head(name: str) -> None:
+        linear(f"{name}.cls.predictions.transform.dense", WIDTH, WIDTH)
+        norm(f"{name}.cls.predictions.transform.LayerNorm")
+        put(f"{name}.cls.predictions.bias", WORDS)
+        state[f"{name}.cls.predictions.decoder.weight"] = state[f"{name}.bert.embeddings.word_embeddings.weight"]
+        state[f"{name}.cls.predictions.decoder.bias"] = state[f"{name}.cls.predictions.bias"]
+
+    put("visual_encoder.cls_token", 1, 1, WIDTH)
+    put("visual_encoder.pos_embed", 1, 5, WIDTH)
+    put("visual_encoder.patch_embed.proj.weight", WIDTH, 3, 16, 16)
+    put("visual_encoder.patch_embed.proj.bias", WIDTH)
+    for i in range(2):
+        norm(f"visual_encoder.blocks.{i}.norm1")
+        linear(f"visual_encoder.blocks.{i}.attn.qkv", 3 * WIDTH, WIDTH)
+        linear(f"visual_encoder.blocks.{i}.attn.proj", WIDTH, WIDTH)
+        norm(f"visual_encoder.blocks.{i}.norm2")
+        linear(f"visual_encoder.blocks.{i}.mlp.fc1", 4 * WIDTH, WIDTH)
+        linear(f"visual_encoder.blocks.{i}.mlp.fc2", WIDTH, 4 * WIDTH)
+    norm("visual_encoder.norm")
+    bert("text_encoder" if decoder else "text_encoder.bert", [False, True, True])
+    if decoder:
+        bert("text_decoder.bert", [True, True])
+        head("text_decoder")
+    else:
+        head("text_encoder")
+        linear("itm_head", 2, WIDTH)
+        put("temp")
+        put("image_queue", 4, 6)
+    state["visual_encoder_m.cls_token"] = state["visual_encoder.cls_token"] + 1
+    return state
+
+
+def converted_albef(folder: Path, state: dict[str, Tensor]) -> tuple[Path, dict[str, Any]]:
+    source, out = folder / "published.pth", folder / "new" / "albef.safetensors"
+    torch.save({"model": state, "epoch": 3}, source)
+    return out, convert_albef(source, out, HEADS)
+
+
+def published_block(state: dict[str, Tensor], x: Tensor, name: str) -> Tensor:
+    """One block of the published picture encoder: fused queries, keys and values, in this order."""
+    y = F.layer_norm(x, (WIDTH,), state[f"{name}.norm1.weight"], state[f"{name}.norm1.bias"], 1e-6)
+    q, k, v = F.linear(y, state[f"{name}.attn.qkv.weight"], state[f"{name}.attn.qkv.bias"]).split(WIDTH, -1)
+    heads = [
+        ((q[..., own] @ k[..., own].mT) / (WIDTH / HEADS) ** 0.5).softmax(-1) @ v[..., own]
+        for own in (slice(0, WIDTH // 2), slice(WIDTH // 2, WIDTH))
+    ]
+    x = x + F.linear(torch.cat(heads, -1), state[f"{name}.attn.proj.weight"], state[f"{name}.attn.proj.bias"])
+    y = F.layer_norm(x, (WIDTH,), state[f"{name}.norm2.weight"], state[f"{name}.norm2.bias"], 1e-6)
+    y = F.gelu(F.linear(y, state[f"{name}.mlp.fc1.weight"], state[f"{name}.mlp.fc1.bias"]))
+    return x + F.linear(y, state[f"{name}.mlp.fc2.weight"], state[f"{name}.mlp.fc2.bias"])
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+def test_a_converted_albef_is_the_published_one(decoder: bool, tmp_path: Path):
+    state = published_albef(decoder=decoder)
+    out, facts = converted_albef(tmp_path, state)
+    assert facts["image_size"] == 32
+    assert facts["decoder"] == ("published" if decoder else "from the question encoder")
+    model = albef(5, WORDS, pretrained=out, image_size=32)
+    found = model.state_dict()
+    assert facts["parameters"] == sum(t.numel() for t in found.values())
+    x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(6))
+    for i, block in enumerate(model.visual_blocks):
+        wanted = published_block(state, x, f"visual_encoder.blocks.{i}")
+        torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    e = "visual_encoder.embeddings"
+    assert torch.equal(found[f"{e}.position_embeddings"], state["visual_encoder.pos_embed"])
+    assert torch.equal(
+        found[f"{e}.patch_embeddings.projection.weight"], state["visual_encoder.patch_embed.proj.weight"]
+    )
+    assert torch.equal(found[f"{e}.cls_token"], state["visual_encoder.cls_token"])
+    assert torch.equal(found["visual_encoder.layernorm.weight"], state["visual_encoder.norm.weight"])
+    # Texts keep their names; where there is no decoder, its layer i is the question encoder's layer 1 + i.
+    asked = "text_encoder" if decoder else "text_encoder.bert"
+    for name, tensor in found.items():
+        part, _, rest = name.partition(".")
+        if part == "text_encoder":
+            assert torch.equal(tensor, state[f"{asked}.{rest}"]), name
+        elif part == "text_decoder" and decoder:
+            assert torch.equal(tensor, state[name]), name
+    if not decoder:
+        for i in range(2):
+            name = "crossattention.self.value.weight"
+            wanted = state[f"text_encoder.bert.encoder.layer.{1 + i}.{name}"]
+            assert torch.equal(found[f"text_decoder.bert.encoder.layer.{i}.{name}"], wanted)
+        assert torch.equal(found["text_decoder.cls.predictions.bias"], state["text_encoder.cls.predictions.bias"])
+    config = json.loads((tmp_path / "new" / "albef.config.json").read_text())
+    sizes = {"visual_layers": 2, "text_layers": 3, "fusion": 1, "decoder_layers": 2, "positions": 10, "heads": 2}
+    assert config == config | sizes
+
+
+def test_an_albef_reads_pictures_of_another_size(tmp_path: Path):
+    out, _ = converted_albef(tmp_path, published_albef(decoder=True))
+    model = albef(5, WORDS, pretrained=out, image_size=64)
+    assert model.visual_encoder.embeddings.position_embeddings.shape == (1, 17, WIDTH)
+    with pytest.raises(ValueError, match="has 20 tokens, got 30522"):
+        albef(5, pretrained=out)
+
+
+def test_albefs_that_do_not_fit_are_refused(tmp_path: Path):
+    state = published_albef(decoder=True)
+    wrong = {
+        **state,
+        "visual_encoder.norm.weight": torch.zeros(3),
+        "text_encoder.embeddings.LayerNorm.bias": torch.zeros(4),
+    }
+    shape = r"text_encoder.embeddings.LayerNorm.bias has shape \(4,\), expected \(16,\)"
+    with pytest.raises(
+        ValueError, match=rf"visual_encoder.layernorm.weight has shape \(3,\), expected \(16,\); {shape}"
+    ):
+        converted_albef(tmp_path, wrong)
+    with pytest.raises(
+        ValueError, match=r"not a checkpoint of this Albef: text_decoder\.cls\.predictions\.bias is missing"
+    ):
+        converted_albef(tmp_path, {n: t for n, t in state.items() if n != "text_decoder.cls.predictions.bias"})
+    with pytest.raises(ValueError, match=r"no ALBEF has tensors called backbone\.a, backbone\.b, backbone\.c"):
+        converted_albef(tmp_path, {**state, **{f"backbone.{n}": torch.zeros(1) for n in "abc"}})
+    with pytest.raises(ValueError, match="no layer with cross-attention"):
+        converted_albef(tmp_path, {n: t for n, t in state.items() if "crossattention" not in n})
+    with pytest.raises(ValueError, match="temp_embed"):
+        converted_albef(tmp_path, {**state, "temp_embed": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"no tensor for visual_encoder\.embeddings\.position_embeddings"):
+        converted_albef(tmp_path, {n: t for n, t in state.items() if "pos_embed" not in n})
+    with pytest.raises(ValueError, match="not finite"):
+        converted_albef(tmp_path, {**state, "visual_encoder.norm.weight": torch.full((WIDTH,), float("nan"))})
+    with pytest.raises(ValueError, match=r"must end in \.safetensors"):
+        convert_albef(tmp_path / "published.pth", tmp_path / "albef.bin")
+    torch.save({"model": state, "config": Path("x")}, tmp_path / "code.pth")
+    with pytest.raises(ValueError, match="refused, since it asks for pathlib"):
+        convert_albef(tmp_path / "code.pth", tmp_path / "albef.safetensors")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command_converts_an_albef(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    torch.save({"model": published_albef(decoder=False)}, tmp_path / "ALBEF.pth")
+    out = tmp_path / "albef.safetensors"
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", "albef", str(tmp_path / "ALBEF.pth"), str(out), "--heads", "2"])
+    assert ended.value.code == 0
+    assert "decoder: from the question encoder" in capsys.readouterr().out
+    assert out.is_file()

@@ -131,3 +131,20 @@ def test_export_with_adapters_and_without_global_model(tmp_path: Path):
     assert "cannot hold" in (directory / "README.md").read_text()
     with pytest.raises(ValueError, match=r"lacks config\.json"):
         load_exported(tmp_path)
+
+
+@pytest.mark.parametrize("trainable", ["lora", "prompt"])
+def test_export_of_other_kinds_of_finetuning(tmp_path: Path, trainable: str):
+    from transformers import ViltForQuestionAnswering
+
+    folder = tmp_path / "run"
+    run(load_recipe(overrides=[*TINY, "algorithm.name=local", f"model.trainable={trainable}"]), folder)
+    image = _picture(tmp_path, np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8))
+    directory = Path(export(folder, tmp_path / "out")["personal/natural"])
+    expected = predict(folder, image, "how many red things are there ?", "natural")
+    expected.pop("model")
+    assert load_exported(directory).ask(image, "how many red things are there ?") == expected
+    # LoRA becomes part of the weights; of prompts the plain class knows nothing.
+    assert (directory / "adapters.safetensors").is_file() == (trainable == "prompt")
+    loaded: Any = ViltForQuestionAnswering.from_pretrained(directory, output_loading_info=True)
+    assert not any(loaded[1][key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

@@ -9,6 +9,9 @@ from torch.nn import functional
 from confed.attacks.membership import example_losses
 from confed.federation.protocols import Output, Task
 from confed.registry import tasks
+from confed.tasks.choice import Choice
+from confed.tasks.entailment import Entailment
+from confed.tasks.nlvr2 import NLVR2
 from confed.tasks.vqa import VQA, summarise
 
 LOGITS = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
@@ -164,3 +167,49 @@ def test_labels_outside_the_vocabulary_are_named(label):
 def test_errors_name_what_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "answers"), [(NLVR2(), "nlvr2", 2), (Entailment(), "entailment", 3), (Choice(), "choice", 4)]
+)
+def test_tasks_of_few_answers(task, name, answers):
+    assert tasks[name] is type(task)
+    assert isinstance(task, Task)
+    assert (task.name, task.head, task.answers, task.metric, task.single_label) == (
+        name,
+        name,
+        answers,
+        "accuracy",
+        True,
+    )
+    rng = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(5, answers, generator=rng), torch.tensor([0, 1, 1, 0, 1])
+    rows = [math.log(sum(math.exp(z - row[y]) for z in row)) for row, y in zip(logits.tolist(), label, strict=True)]
+    assert task.loss(output(logits), {"label": label}).item() == pytest.approx(sum(rows) / 5, rel=1e-5)
+    right = [max(range(answers), key=row.__getitem__) == y for row, y in zip(logits.tolist(), label, strict=True)]
+    tally = task.tally(output(logits), {"label": label})
+    assert tally["accuracy"] == (sum(right), 5)
+    assert tally["loss"] == pytest.approx((sum(rows), 5), rel=1e-5)
+    assert task.predictions(output(logits), {"label": label}).tolist() == [float(r) for r in right]
+    assert task.labels({"label": label}) is label
+    with pytest.raises(ValueError, match=rf"logits must have shape \(B, {answers}\), got \(5, {answers + 1}\)"):
+        task.loss(output(torch.zeros(5, answers + 1)), {"label": label})
+    with pytest.raises(ValueError, match=rf"every label must lie in \[0, {answers}\), got {answers}"):
+        task.tally(output(logits), {"label": label + answers - 1})
+    with pytest.raises(ValueError, match=f"objective must be 'ce' for {name}, got 'bce'"):
+        type(task)(objective="bce")
+
+
+def test_tasks_refuse_other_numbers_of_answers():
+    with pytest.raises(ValueError, match=r"answers must be 2 for nlvr2 .*got 3"):
+        NLVR2(3)
+    with pytest.raises(ValueError, match=r"answers must be 3 for entailment .*got 2"):
+        Entailment(2)
+    with pytest.raises(ValueError, match="answers must be at least 2 for choice, got 1"):
+        Choice(1)
+    texts = torch.zeros(2, 3, 8, dtype=torch.int64)
+    batch = {"label": torch.tensor([0, 1]), "choices": texts}
+    assert Choice(3).tally(output(torch.zeros(2, 3)), batch)["accuracy"] == (1, 2)
+    for call in (Choice().loss, Choice().tally):
+        with pytest.raises(ValueError, match=r"choices must have shape \(B, 4, L\), got \(2, 3, 8\)"):
+            call(output(torch.zeros(2, 4)), batch)

@@ -6,6 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from confed.models import create_model, create_tokenizer, list_models
+from confed.models.finetuning import Finetuning
+from confed.models.heads import task_head
 from confed.models.vilt import vilt_b32, vilt_mini, vilt_tiny
 from confed.models.vilt_module import Vilt, answer_head
 
@@ -126,13 +128,142 @@ def test_what_learns(trainable, starts):
 
 def test_adapters_leave_the_backbone_alone():
     plain = vilt_tiny(ANSWERS, VOCABULARY, seed=1)
-    model = vilt_tiny(ANSWERS, VOCABULARY, seed=1, trainable="adapters", adapter_zero_up=True)
+    model = vilt_tiny(ANSWERS, VOCABULARY, seed=1, trainable="adapters", peft=Finetuning(zero_up=True))
     assert {n: tuple(v.shape) for n, v in plain.state_dict().items()}.items() <= {
         n: tuple(v.shape) for n, v in model.state_dict().items()
     }.items()
     assert torch.equal(plain(batch()).logits, model(batch()).logits)
-    wide = vilt_tiny(ANSWERS, VOCABULARY, trainable="adapters", adapter_reduction=4)
+    wide = vilt_tiny(ANSWERS, VOCABULARY, trainable="adapters", peft=Finetuning(reduction=4))
     assert wide.vilt.encoder.layer[0].output.adapter.down.weight.shape == (8, 32)
+
+
+class Asked:
+    def __init__(self, head):
+        self.head = head
+
+
+HEADS = ("nlvr2", "entailment", "choice")
+
+
+def several(size=3, choices=4, **options):
+    model = spread(vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS, **options))
+    inputs = batch(size)
+    rng = torch.Generator().manual_seed(6)
+    inputs["image2"] = torch.randint(0, 256, inputs["image"].shape, generator=rng, dtype=torch.uint8)
+    inputs["choices"] = torch.randint(0, VOCABULARY, (size, choices, 9), generator=rng)
+    inputs["choices_mask"] = torch.ones(size, choices, 9, dtype=torch.int64)
+    inputs["choices_mask"][1, 2, 4:] = 0
+    return model, inputs
+
+
+def test_each_task_has_its_head():
+    model, inputs = several()
+    assert model.heads_of_tasks == {"answers": "classifier"} | {head: f"heads.{head}" for head in HEADS}
+    with torch.no_grad():
+        answers = model(inputs)
+        model.begin(Asked("entailment"))
+        relations = model(inputs)
+        model.begin(object())  # a task without a head asks for answers
+        torch.testing.assert_close(model(inputs).logits, answers.logits, rtol=0, atol=0)
+    torch.testing.assert_close(relations.features, answers.features)
+    torch.testing.assert_close(relations.logits, model.heads["entailment"](answers.features))
+    assert relations.logits.shape == (3, 3)
+    with pytest.raises(ValueError, match="has the heads answers, nlvr2, entailment, choice, the task needs 'boxes'"):
+        model.begin(Asked("boxes"))
+    with pytest.raises(ValueError, match="heads must be among nlvr2, entailment, choice, got 'boxes'"):
+        vilt_tiny(ANSWERS, VOCABULARY, heads=("boxes",))
+
+
+def test_pairs_are_two_passes_with_token_types_of_their_own():
+    model, inputs = several()
+    types = model.vilt.embeddings.token_type_embeddings.weight
+    fresh = vilt_tiny(ANSWERS, VOCABULARY, heads=HEADS).vilt.embeddings.token_type_embeddings.weight
+    assert torch.equal(fresh[2], fresh[1])
+    assert model.vilt.config.modality_type_vocab_size == 3
+    with torch.no_grad():
+        one = model(inputs).features
+        kept = types[1].clone()
+        types[1] = types[2]
+        two = model(dict(inputs, image=inputs["image2"])).features
+        types[1] = kept
+        model.begin(Asked("nlvr2"))
+        pairs = model(inputs)
+        expected = model.heads["nlvr2"](torch.cat([one, two], 1))
+    assert pairs.logits.shape == (3, 2)
+    torch.testing.assert_close(pairs.logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pairs.features, (one + two) / 2, rtol=1e-4, atol=1e-5)
+    del inputs["image2"]
+    with pytest.raises(ValueError, match="the head 'nlvr2' needs batches with the key 'image2'"):
+        model(inputs)
+
+
+def test_choices_are_scored_one_by_one():
+    model, inputs = several()
+    with torch.no_grad():
+        passes = [
+            model(dict(inputs, text=inputs["choices"][:, k], text_mask=inputs["choices_mask"][:, k])).features
+            for k in range(4)
+        ]
+        model.begin(Asked("choice"))
+        del inputs["text"], inputs["text_mask"]
+        output = model(inputs)
+        weight, bias = model.heads["choice"][1].weight[0], model.heads["choice"][1].bias
+    assert output.features.shape == (3, 32)
+    expected = torch.stack([features @ weight + bias for features in passes], 1)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"choices must have shape \(3, K, at most 16\), got \(3, 4, 17\)"):
+        model(inputs | {"choices": torch.zeros(3, 4, 17, dtype=torch.int64)})
+
+
+def test_published_sizes_of_the_other_heads():
+    sizes = {h: sum(p.numel() for p in task_head(h, 768, torch.Generator()).parameters()) for h in HEADS}
+    assert sizes == {
+        "nlvr2": 1536 * 1536 + 1536 + 2 * 1536 + 1536 * 2 + 2,
+        "entailment": 768 * 1536 + 1536 + 2 * 1536 + 1536 * 3 + 3,
+        "choice": 769,
+    }
+
+
+@pytest.mark.parametrize("head", ["answers", *HEADS])
+@pytest.mark.parametrize("trainable", ["adapters", "head", "prompt"])
+def test_prefix_and_suffix_are_the_forward_pass(head, trainable):
+    model, inputs = several(trainable=trainable)
+    model.begin(Asked(head))
+    whole = model(inputs)
+    state = model.prefix(inputs)
+    again = model.suffix(state)
+    assert torch.equal(whole.logits, again.logits)
+    assert torch.equal(whole.features, again.features)
+    if model.prefix_is_frozen:
+        assert not state.hidden.requires_grad
+    assert model.prefix_is_frozen == (trainable != "prompt")
+    three = model.suffix(model.repeat(state, 3)).logits
+    torch.testing.assert_close(three, whole.logits.repeat(3, 1), rtol=1e-4, atol=1e-4)
+    assert model.attention(inputs).shape == (3, 4, 4)
+
+
+def test_blends_in_one_pass_equal_passes_of_their_own():
+    model, inputs = several(trainable="adapters")
+    model.adapters.add("local", torch.Generator().manual_seed(1))
+    spread(model)
+    model.begin(Asked("nlvr2"))
+    blends = ({"adapter": 0.5, "local": 0.5}, {"adapter": 1.0})
+    state = model.prefix(inputs)
+    with model.adapters.using(*blends):
+        together = model.suffix(model.repeat(state, 2)).logits.chunk(2)
+    for part, blend in zip(together, blends, strict=True):
+        with model.adapters.using(blend):
+            torch.testing.assert_close(part, model(inputs).logits, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(*together)
+
+
+def test_a_first_block_that_learns_is_no_frozen_prefix():
+    assert not vilt_tiny(ANSWERS, VOCABULARY).prefix_is_frozen
+    assert not vilt_tiny(ANSWERS, VOCABULARY, trainable="bias").prefix_is_frozen
+    assert vilt_tiny(ANSWERS, VOCABULARY, trainable="lora").prefix_is_frozen  # the embeddings alone, without adapters
+    model = vilt_tiny(ANSWERS, VOCABULARY, trainable="adapters")
+    model.vilt.encoder.layer[0].layernorm_after.weight.requires_grad_()
+    assert not model.prefix_is_frozen
 
 
 def test_attention_finds_the_patch_that_matters():

@@ -4,6 +4,7 @@
 anything else, so a file cannot make it run code.
 """
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.models.albef import fit
+from confed.models.albef_module import Albef
+from confed.models.albef_names import rename_albef, sizes_of
 from confed.models.scene_classifier import Architecture, build_scene_classifier, config_of
 
-__all__ = ["convert_places365", "rename_resnet"]
+__all__ = ["convert_albef", "convert_places365", "rename_resnet"]
 
 _PATTERNS = (
     (r"conv1\.weight", r"resnet.embedder.embedder.convolution.weight"),
@@ -67,6 +71,62 @@ def convert_places365(source: Path, out: Path, architecture: Architecture | None
     return {
         "architecture": arch,
         "parameters": sum(t.numel() for n, t in tensors.items() if n.rpartition(".")[2] in ("weight", "bias")),
+        "source_sha256": digest,
+        "sha256": _sha256(out),
+    }
+
+
+def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str, Any]:
+    """A published ALBEF as a safetensors file for :func:`confed.models.albef.albef`.
+
+    Beside ``out`` the sizes are written as ``<name>.config.json``.
+
+    Args:
+        source: the checkpoint, pre-trained (``ALBEF.pth``; its decoder is then made from the question encoder's last
+            layers, as ALBEF does) or finetuned for visual question answering (``vqa.pth``).
+        out: the file to write, ending .safetensors.
+        heads: attention heads; default: one per 64 features, as published.
+
+    Returns:
+        ``image_size``, ``decoder`` ("published" or "from the question encoder"), ``parameters`` (their number), and
+        SHA-256 of both files, ``source_sha256`` and ``sha256``.
+
+    Raises:
+        ValueError: a file is missing, the checkpoint holds anything but tensors and plain values, or its tensors
+            are not those of an ALBEF (names the first few).
+    """
+    from safetensors.torch import save_file
+
+    if out.suffix != ".safetensors":
+        raise ValueError(f"the file to write must end in .safetensors, got {out}")
+    checkpoint = _read(source)
+    state = checkpoint.get("model", checkpoint)
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{source}: expected tensors by name under 'model', got {type(state).__name__}")
+    try:
+        renamed = rename_albef({str(name): tensor for name, tensor in state.items()})
+        config = sizes_of(renamed, heads)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    tensors = {name: tensor.float().contiguous().clone() for name, tensor in renamed.items()}
+    with torch.device("meta"):
+        expected = Albef(config, torch.Generator(device="cpu"))
+    fit(expected, tensors, str(source))
+    wrong = next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
+    if wrong is not None:
+        raise ValueError(f"{source}: {wrong} holds values that are not finite")
+    digest = _sha256(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(out.name + ".part")
+    save_file(tensors, unfinished, metadata={"architecture": "albef", "source_sha256": digest})
+    unfinished.replace(out)
+    beside = json.dumps(dataclasses.asdict(config), indent=1, sort_keys=True)
+    out.with_name(f"{out.stem}.config.json").write_text(beside + "\n", encoding="utf-8")
+    own = any(str(name).removeprefix("module.").startswith("text_decoder.") for name in state)
+    return {
+        "image_size": config.image_size,
+        "decoder": "published" if own else "from the question encoder",
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
         "source_sha256": digest,
         "sha256": _sha256(out),
     }

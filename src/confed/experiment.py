@@ -76,15 +76,19 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     name = model.pop("name")
 
     tasks = _tasks(recipe, materials)
-    task: Task = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    task: Task = _task(recipe, materials, dataset.answers if materials.answer_tokens is not None else None)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.pools else dataset.answers
         several = {"heads": heads} if heads else {}
-        return create_model(
+        built = create_model(
             name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **several, **model
         )
+        if materials.answer_tokens is not None:
+            writer: Any = built
+            writer.begin(task)
+        return built
 
     if heads and "heads" not in signature(models[name]).parameters:
         raise ValueError(f"the model {name!r} answers questions only; the data need heads for {', '.join(heads)}")
@@ -94,7 +98,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     clients: Mapping[str, ClientData] = materials.clients
     observers: dict[str, ClientData] = dict(materials.unseen)
     _check_method(algorithm, run, materials.clients)
-    _check_pools(algorithm, dataset)
+    _check_pools(algorithm, dataset, shareable=materials.answer_tokens is not None)
     if algorithm.pooled:
         train = pool([c.tables[0] for c in materials.clients.values()])
         observers = {**clients, **observers}
@@ -114,19 +118,45 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
 def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
     """The tasks of clients and places where the data say that they have one of their own, or that others have."""
     dataset = materials.dataset
-    if not dataset.tasks:
+    if not dataset.tasks and (materials.answer_tokens is None or not dataset.pools):
         return {}
     return {
         name: registered_tasks[dataset.tasks[name]]()
         if name in dataset.tasks
-        else recipe.construct("task", answers=dataset.widest, types=materials.types)
+        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.pool(name))
         for name in (*materials.clients, *materials.unseen)
     }
 
 
-def _check_pools(algorithm: Algorithm, dataset: FederatedDataset) -> None:
-    """Raises ValueError if clients with answers or tasks of their own would share a head."""
-    if dataset.pools or dataset.tasks:
+def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None) -> Any:
+    """The recipe's task; of a model that writes its answers, with those among which it chooses.
+
+    Raises:
+        ValueError: the task does not choose among texts and the model does, or the other way round.
+    """
+    dataset, tokens = materials.dataset, materials.answer_tokens
+    task: Any = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    if hasattr(task, "choosing") != (tokens is not None):
+        model = recipe.sections["model"]["name"]
+        what = (
+            "writes its answers, so task.name must be 'generation'" if tokens is not None else "does not write answers"
+        )
+        raise ValueError(f"the model {model!r} {what}; got task.name = {recipe.sections['task']['name']!r}")
+    if tokens is None or candidates is None:
+        return task
+    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
+    return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
+
+
+def _check_pools(algorithm: Algorithm, dataset: FederatedDataset, *, shareable: bool) -> None:
+    """Raises ValueError if clients with answers or tasks of their own would share a head.
+
+    Args:
+        algorithm: the method.
+        dataset: the data.
+        shareable: the head scores words, which any answers are made of.
+    """
+    if (dataset.pools and not shareable) or dataset.tasks:
         sharing = not algorithm.own_heads and algorithm.has_global
         if algorithm.pooled or sharing:
             raise ValueError(
@@ -323,8 +353,10 @@ class _Runner:
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
         self.folder.write_tensors(self.folder.predictions, correct)
         if self.settings.gallery:
+            workspace.turn_to(self.setup.task)
             self.folder.write_json(
-                self.folder.gallery, gallery(self.folder, workspace, self.materials, self.settings.gallery)
+                self.folder.gallery,
+                gallery(self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of),
             )
         summary = summarise_run(
             self.recipe, self.setup, self.materials, self.folder, workspace, examined,

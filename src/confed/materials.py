@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from confed.data.examples import (
@@ -19,6 +20,7 @@ from confed.data.examples import (
     encode,
 )
 from confed.models import create_tokenizer
+from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.registry import datasets, models
 
 __all__ = ["Materials", "load_materials", "tokenizer_options"]
@@ -34,6 +36,7 @@ class Materials:
         unseen: scene -> its examples as tensors, in every role.
         types: names of the question types.
         tokenizer: the model's.
+        answer_tokens: for a model that writes its answers, the tokens of all answers, int64 (C, T).
     """
 
     dataset: FederatedDataset
@@ -41,6 +44,7 @@ class Materials:
     unseen: Mapping[str, TableData]
     types: tuple[str, ...]
     tokenizer: Any
+    answer_tokens: Tensor | None = None
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +62,10 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     section = json.loads(data)
     dataset: FederatedDataset = _construct_data(section, seed)
     options = json.loads(model)
-    tokenizer = create_tokenizer(options["name"], dataset.words, **tokenizer_options(options))
+    tokenizer = create_tokenizer(options["name"], dataset.words, **tokenizer_options(options, dataset.answers))
+    # A model that writes its answers learns from their tokens.
+    tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
+    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
     parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
     parts += list(dataset.unseen.values())
     types = tuple(sorted({t for part in parts for t in part.types}))
@@ -69,13 +76,20 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         if id(examples.images) not in pictures:
             pictures[id(examples.images)] = channels_first(examples.images)
         stored = pictures[id(examples.images)]
-        return encode(examples, tokenizer, answers, types, stored, outside=outside)
+        return encode(examples, tokenizer, answers, types, stored, outside=outside, width=dataset.widest)
+
+    def training(examples: Examples, answers: Sequence[str]) -> Table:
+        rows = table(examples, answers)
+        if tokens is None:
+            return rows
+        written = tokens[torch.tensor([row_of[answer] for answer in examples.answers], dtype=torch.int64)]
+        return replace(rows, columns={**rows.columns, "answer_tokens": written})
 
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
         own = dataset.pool(name)
         clients[name] = TableData(
-            table(s.train, own), table(s.validation, own), table(s.test, own, outside=dataset.outside)
+            training(s.train, own), table(s.validation, own), table(s.test, own, outside=dataset.outside)
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
@@ -83,14 +97,21 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
-    return Materials(dataset, clients, unseen, types, tokenizer)
+    return Materials(dataset, clients, unseen, types, tokenizer, tokens)
 
 
-def tokenizer_options(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the model's section its tokenizer must agree with: the text length, and where a checkpoint lies."""
+def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:
+    """What a model's tokenizer must agree with.
+
+    Args:
+        model: the section ``[model]``: the text length, and where a checkpoint or a vocabulary lies.
+        answers: all answers, for the tokenizer of a model that writes them.
+    """
     accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
     options = {"max_length": model.get("max_length"), "path": model.get("pretrained")}
-    return {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
+    options |= {"vocabulary": model.get("vocabulary")}
+    given = {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
+    return given | ({"answers": answers} if "answers" in accepted else {})
 
 
 def _construct_data(section: Mapping[str, Any], seed: int) -> FederatedDataset:

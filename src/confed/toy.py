@@ -1,7 +1,8 @@
 """A toy federation: what the contract runs methods on, and a first thing to try a new method with.
 
 Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
-with neither BatchNorm nor dropout for the two algebraic checks.
+with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute
+``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Batch, Output
 from confed.federation.train import Local
+from confed.models.adapters import AdapterBank, Host
 
 __all__ = ["ToyModel", "ToyTask", "toy_clients", "toy_model", "toy_setup"]
 
@@ -29,9 +31,12 @@ class ToyModel(nn.Module):
     Args:
         noisy: with BatchNorm and dropout, as real models have.
         rng: where initial values come from.
+        adapters: with two adapters below the head (none in front of the BatchNorm, which would cancel its bias) and
+            nothing else that is trained below the head than the BatchNorm.
+        lora: with LoRA in the layer below the head, which is frozen then.
     """
 
-    def __init__(self, noisy: bool, rng: torch.Generator) -> None:
+    def __init__(self, noisy: bool, rng: torch.Generator, adapters: bool = False, lora: bool = False) -> None:
         super().__init__()
         self.stem = _linear(WIDTH, 8, rng)
         self.stem.requires_grad_(False)
@@ -39,13 +44,22 @@ class ToyModel(nn.Module):
         self.drop = nn.Dropout(0.2 if noisy else 0.0)
         self.body = _linear(8, 8, rng)
         self.head = _linear(8, CLASSES, rng)
+        self._fixed = {"stem.weight", "stem.bias"}
+        if adapters:
+            self.body.requires_grad_(False)
+            self._fixed |= {"body.weight", "body.bias"}
+            self.adapters = AdapterBank((Host(self.norm, 8), Host(self.body, 8)), 2, activation="gelu")
+            self.adapters.add("adapter", rng)
+        if lora:
+            self.body = _LoRA(self.body, rng)
+            self._fixed |= {"body.weight", "body.bias"}
 
     answer_head = "head"
 
     @property
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained."""
-        return {"stem.weight", "stem.bias"}
+        return self._fixed
 
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 3) and features (B, 8) of ``batch["x"]`` (B, 6)."""
@@ -54,17 +68,34 @@ class ToyModel(nn.Module):
         return Output(self.head(torch.relu(features)), features)
 
 
-def _linear(width: int, out: int, rng: torch.Generator) -> nn.Linear:
-    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out))
+def _linear(width: int, out: int, rng: torch.Generator, bias: bool = True) -> nn.Linear:
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out, bias=bias))
     with torch.no_grad():
         layer.weight.normal_(0, width**-0.5, generator=rng)
-        layer.bias.zero_()
+        if bias:
+            layer.bias.zero_()
     return layer
 
 
-def toy_model(noisy: bool = True) -> ToyModel:
+class _LoRA(nn.Linear):
+    """A frozen linear layer with LoRA of rank 1, its factors named as the library ``peft`` names them."""
+
+    def __init__(self, base: nn.Linear, rng: torch.Generator) -> None:
+        super().__init__(base.in_features, base.out_features, device="meta")
+        self.weight, self.bias = base.requires_grad_(False).weight, base.bias
+        self.lora_A = nn.ModuleDict({"default": _linear(base.in_features, 1, rng, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": _linear(1, base.out_features, rng, bias=False)})
+        nn.init.zeros_(self.get_parameter("lora_B.default.weight"))
+        self.scaling = {"default": 2.0}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's output with 2 B A x added to it."""
+        return super().forward(input) + 2 * self.lora_B["default"](self.lora_A["default"](input))
+
+
+def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False) -> ToyModel:
     """The toy model with its initial values, the same at every call."""
-    return ToyModel(noisy, torch.Generator().manual_seed(7))
+    return ToyModel(noisy, torch.Generator().manual_seed(7), adapters, lora)
 
 
 @dataclass(frozen=True)
@@ -116,8 +147,12 @@ def toy_setup(
     """A federation of toy clients; a pooled method gets one member with all their examples."""
     clients = toy_clients() if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
-    algorithm = algorithm.suit(toy_model(noisy), ToyTask())
+    adapters, lora = (getattr(algorithm, "finetuning", "") == kind for kind in ("adapters", "lora"))
+    algorithm = algorithm.suit(toy_model(noisy, adapters, lora), ToyTask())
     if algorithm.pooled:
         everything = pool([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
-    return Setup(algorithm, Members(clients), ToyTask(), local, lambda: toy_model(noisy), rounds=rounds, seed=seed)
+    members = Members(clients)
+    return Setup(
+        algorithm, members, ToyTask(), local, lambda: toy_model(noisy, adapters, lora), rounds=rounds, seed=seed
+    )

@@ -13,8 +13,15 @@ from confed.cli.app import Json, app, print_json, say
 def predict(
     folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
     image: Annotated[Path, typer.Option(help="A picture, of any size and format.")],
-    question: Annotated[str, typer.Option(help="A question about it.")],
+    question: Annotated[str, typer.Option(help="A question about it, or a statement to judge.")],
     client: Annotated[str | None, typer.Option(help="Use this client's own model; else the global one.")] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="With --client: the global values of what is shared, with its own head.")
+    ] = False,
+    picture2: Annotated[Path | None, typer.Option(help="A second picture, where the task has two.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A text to choose from, where the task is choosing; repeat it.")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many answers to show.")] = 3,
     as_json: Json = False,
 ) -> None:
@@ -22,7 +29,7 @@ def predict(
     from confed.inference import predict as ask
 
     folder = _run_of(folder)
-    answers = ask(folder, image, question, client, top)
+    answers = ask(folder, image, question, client, top, image2=picture2, choices=choice or (), shared=shared)
     if as_json:
         print_json(answers)
         return
@@ -39,8 +46,8 @@ def export(
     target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
     as_json: Json = False,
 ) -> None:
-    """Write the global and every personal model in the Hugging Face layout."""
-    from confed.inference import export as write
+    """Write what the clients share and every client's model, for confed, transformers and peft."""
+    from confed.export import export as write
 
     folder = _run_of(folder)
     written = write(folder, target)

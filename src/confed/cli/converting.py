@@ -1,4 +1,4 @@
-"""Verbs that turn published files into safetensors: convert places365."""
+"""Verbs that turn published files into safetensors: convert places365, convert albef."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,4 +39,27 @@ def places365(
         return
     shown = Console(highlight=False)
     shown.print(f"{facts['architecture']}, {facts['parameters']:,} parameters", soft_wrap=True)
+    shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)
+
+
+@convert_app.command()
+def albef(
+    source: Annotated[Path, typer.Argument(help="The published checkpoint, e.g. ALBEF.pth or vqa.pth.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    heads: Annotated[int | None, typer.Option(help="Attention heads. Default: one per 64 features.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the weights of the model `albef` from a published ALBEF; a recipe names them in model.pretrained.
+
+    Code in the file is not run: a checkpoint that holds more than tensors and plain values is refused.
+    """
+    from confed.convert import convert_albef
+
+    facts = convert_albef(source, out, heads)
+    if as_json:
+        print_json({"file": str(out), **facts})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"ALBEF for {facts['image_size']} x {facts['image_size']} pixels, {facts['parameters']:,} parameters")
+    shown.print(f"decoder: {facts['decoder']}")
     shown.print(f"written: {escape(str(out))} (SHA-256 {facts['sha256']})", soft_wrap=True)

@@ -10,16 +10,19 @@ from confed.cli.app import Json, app, print_json
 
 @app.command()
 def pretrain(
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
+    out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,
     questions: Annotated[int | None, typer.Option(help="Public questions.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over them.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the mini backbone's weights again, from nothing; the same call continues after an interruption."""
-    from confed.pretrain import pretrain as make
+    """Make a mini backbone's weights from nothing; the same call continues after an interruption."""
+    from confed.pretraining import pretrain as make
 
+    file = Path(f"{model}.safetensors") if out is None else out
     given = {"questions": questions, "epochs": epochs, "seed": seed}
-    accuracy = make(out, progress=not as_json, **{key: value for key, value in given.items() if value is not None})
+    changes = {key: value for key, value in given.items() if value is not None}
+    accuracy = make(model, file, progress=not as_json, **changes)
     if as_json:
-        print_json({"file": str(out), "accuracy": accuracy})
+        print_json({"model": model, "file": str(file), "accuracy": accuracy})

@@ -263,6 +263,7 @@ def encode(
     images: Tensor | StoredPictures | None = None,
     *,
     outside: bool = False,
+    width: int = 0,
 ) -> Table:
     """Examples as tensors.
 
@@ -273,6 +274,8 @@ def encode(
         types: the question types; a row's ``type`` is the position of its own.
         images: the picture table as a tensor (M, 3, H, W), where it was made before.
         outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
+        width: scores of the answer head, where it serves larger pools too; soft scores of answers beyond this
+            vocabulary are 0.
 
     Raises:
         ValueError: without ``outside``, an answer is not in the vocabulary (names the example and the answer).
@@ -286,7 +289,8 @@ def encode(
     text, mask = tokenizer(examples.questions)
     extra: dict[str, Tensor] = {}
     if examples.annotations is not None:
-        extra["target"] = soft_targets(answer_counts(examples.annotations, answers))
+        target = soft_targets(answer_counts(examples.annotations, answers))
+        extra["target"] = torch.nn.functional.pad(target, (0, max(width - len(answers), 0)))
     if examples.choices is not None:
         extra |= _choices(examples, tokenizer)
     type_of = {name: number for number, name in enumerate(types)}

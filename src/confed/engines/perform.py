@@ -5,8 +5,9 @@ What a run is made of (:class:`Setup`), the model its clients take turns in (:cl
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 from torch import nn
@@ -248,17 +249,30 @@ def changed(before: ClientState, after: ClientState) -> bool:
     )
 
 
-def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope]) -> dict[str, int]:
-    """Numbers of values trained, sent and stored (kept on disk per client) for one client."""
+def count_parameters(workspace: Workspace, scopes: Mapping[str, Scope], carried: Sequence[str] = ()) -> dict[str, int]:
+    """Numbers of values trained, sent and stored (kept on disk per client) for one client.
+
+    Args:
+        workspace: the model.
+        scopes: where each tensor lives.
+        carried: see :class:`confed.federation.algorithm.Algorithm`.
+    """
+    passive = sum(
+        t.numel()
+        for n, t in workspace.tensors.items()
+        if scopes[n] is Scope.SHARED and any(fnmatchcase(n, glob) for glob in carried)
+    )
     trained = sum(
         t.numel()
         for n, t in workspace.tensors.items()
-        if t.requires_grad and scopes[n] in (Scope.SHARED, Scope.PRIVATE)
+        if t.requires_grad
+        and scopes[n] in (Scope.SHARED, Scope.PRIVATE)
+        and not any(fnmatchcase(n, glob) for glob in carried)
     )
     counts = {s: sum(t.numel() for n, t in workspace.tensors.items() if scopes[n] is s) for s in Scope}
     return {
         "total": sum(t.numel() for t in workspace.tensors.values()),
         "trained": trained,
-        "sent": counts[Scope.SHARED],
+        "sent": counts[Scope.SHARED] - passive,
         "stored": counts[Scope.SHARED] + counts[Scope.PRIVATE],
     }

@@ -39,6 +39,8 @@ class Algorithm:
         has_global: the method produces a global model.
         own_heads: what is global answers with a head of each client's own, so that there is no model for places
             without one.
+        carried: globs of shared tensors that carry what the server has aggregated and nobody trains or sends; they
+            are not counted as trained or sent.
         leavers: clients may leave before the end (``run.leaves``); not where a server's state holds a part of
             every client's that it cannot take out again.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
@@ -57,6 +59,7 @@ class Algorithm:
     has_global: ClassVar[bool] = True
     own_heads: ClassVar[bool] = False
     leavers: ClassVar[bool] = True
+    carried: ClassVar[tuple[str, ...]] = ()
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
 

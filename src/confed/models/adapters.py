@@ -1,42 +1,62 @@
-"""Bottleneck adapters: small residual networks inside a frozen backbone.
+"""Bottleneck adapters: small residual networks inside a frozen backbone, several side by side.
 
-An adapter computes ``A(x) = up(relu(down(x)))`` and is added to the output of a feed-forward block,
-``x = x + A(x)`` (Houlsby et al., "Parameter-Efficient Transfer Learning for NLP", ICML 2019, without its own
-normalisation; FedDAT's released code places it so in ViLT, after the block's residual sum).
+An adapter computes ``A(x) = up(act(down(x)))`` (Houlsby et al., "Parameter-Efficient Transfer Learning for NLP",
+ICML 2019, without its own normalisation). It sits in one of two places, as in FedDAT's released code:
+
+- after a block's residual sum, ``y = x + A(x)``: ViLT, ViT;
+- inside a block that normalises its residual sum s, where the adapter reads the normalised value and the same
+  normalisation follows (Pfeiffer et al., "AdapterFusion", EACL 2021): ``y = LN(s + A(LN(s)))``: BERT.
 
 An adapter is a child of the module that hosts it and is applied by a forward hook, so the backbone's own
 state-dict keys stay as they are and a copy of the model owns copies of its adapters.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from confed.models.layers import seeded_linear
 
-__all__ = ["Adapter", "add_adapters", "blend"]
+__all__ = ["Activation", "Adapter", "AdapterBank", "Host"]
+
+Activation = Literal["relu", "gelu"]
+"""The function between an adapter's two matrices."""
+
+Weights = tuple[Mapping[str, float], ...]
 
 
 class Adapter(nn.Module):
-    """The branch ``up(relu(down(x)))``; the caller adds it to ``x``.
+    """The branch ``up(act(down(x)))``; the caller adds it to ``x``.
 
     Args:
-        width: features of the hosting block's output, D.
+        width: features of the place, D.
         bottleneck: hidden features, r; the adapter has ``2 D r + D + r`` parameters.
+        activation: "relu" or "gelu".
         zero_up: start with ``up.weight = 0``, so that the adapted model starts equal to its backbone;
             otherwise both matrices are drawn from N(0, 0.02).
         rng: where the initial values come from; default: a generator seeded with 0.
     """
 
     def __init__(
-        self, width: int, bottleneck: int, *, zero_up: bool = False, rng: torch.Generator | None = None
+        self,
+        width: int,
+        bottleneck: int,
+        *,
+        activation: Activation = "relu",
+        zero_up: bool = False,
+        rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if bottleneck < 1:
             raise ValueError(f"bottleneck must be at least 1, got {bottleneck}")
+        if activation not in ("relu", "gelu"):
+            raise ValueError(f"activation must be 'relu' or 'gelu', got {activation!r}")
         rng = torch.Generator().manual_seed(0) if rng is None else rng
+        self.act = torch.relu if activation == "relu" else nn.functional.gelu
         self.down = seeded_linear(width, bottleneck, 0.02, rng)
         self.up = seeded_linear(bottleneck, width, 0.02, rng)
         if zero_up:
@@ -44,71 +64,173 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The branch's value, same shape as ``x`` (..., D)."""
-        return self.up(torch.relu(self.down(x)))
+        return self.up(self.act(self.down(x)))
 
 
-def add_adapters(
-    hosts: Iterable[nn.Module],
-    width: int,
-    reduction: int,
-    *,
-    name: str = "adapter",
-    zero_up: bool = False,
-    rng: torch.Generator | None = None,
-) -> None:
-    """Gives every host module an adapter called ``name`` and switches it on.
+@dataclass(frozen=True)
+class Host:
+    """A place for adapters in a backbone.
 
-    Calling this again with another name adds a second adapter to the same hosts, switched off until
-    :func:`blend` names it.
+    Attributes:
+        module: the module whose output, a tensor (..., width), an adapter changes: the one that ends with the
+            block's residual sum; or, with ``after_norm``, the block's last layer normalisation itself, whose input
+            is the residual sum (``BertOutput.LayerNorm``).
+        width: features of that output, D.
+        after_norm: whether the module is that layer normalisation.
+    """
+
+    module: nn.Module
+    width: int
+    after_norm: bool = False
+
+
+class AdapterBank:
+    """The adapters of a model, by name: at every place one network of each name.
+
+    The model keeps its bank as an attribute; it is no module, so the adapters' tensors are their hosts':
+    ``<host>.<name>.down.weight`` and so on. It implements :class:`confed.federation.structure.Adapters`.
 
     Args:
-        hosts: modules whose output is a tensor (..., width), such as a Transformer's feed-forward blocks.
-        width: features of that output, D.
-        reduction: D / r; the bottleneck is ``width // reduction``.
-        name: child name; keys of the state dict are ``<host>.<name>.down.weight`` and so on.
+        hosts: the places.
+        reduction: D / r; the bottleneck of a place is ``width // reduction``.
+        activation: see :class:`Adapter`.
         zero_up: see :class:`Adapter`.
-        rng: source of the initial values, drawn host after host.
 
     Raises:
-        ValueError: the reduction is not in 1..width, or a host has a child of that name already.
+        ValueError: a reduction that is not in 1..width.
     """
-    if not 1 <= reduction <= width:
-        raise ValueError(f"reduction must lie in 1..{width} (the width), got {reduction}")
-    rng = torch.Generator().manual_seed(0) if rng is None else rng
-    host: Any
-    for host in hosts:
-        if hasattr(host, name):
-            raise ValueError(f"the host {type(host).__name__} already has a child called {name!r}")
-        host.add_module(name, Adapter(width, width // reduction, zero_up=zero_up, rng=rng))
-        if not hasattr(host, "adapter_weights"):
-            host.adapter_weights = {name: 1.0}
-            host.register_forward_hook(_apply)
 
+    def __init__(
+        self, hosts: Sequence[Host], reduction: int, *, activation: Activation = "relu", zero_up: bool = False
+    ) -> None:
+        for host in hosts:
+            if not 1 <= reduction <= host.width:
+                raise ValueError(f"reduction must lie in 1..{host.width} (the width), got {reduction}")
+        self.hosts = tuple(hosts)
+        self.reduction = reduction
+        self.activation: Activation = activation
+        self.zero_up = zero_up
+        self._names: tuple[str, ...] = ()
 
-def blend(model: nn.Module, weights: Mapping[str, float]) -> None:
-    """Sets which adapters count, and how much: every host returns ``y + sum_i w_i A_i(y)``.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The adapters there are, in the order in which they were added."""
+        return self._names
 
-    An empty mapping switches all adapters off; the model then equals its backbone.
+    @property
+    def weights(self) -> Weights:
+        """Which adapters are switched on, per chunk of the batch; none without adapters."""
+        return self.hosts[0].module.adapter_weights if self._names else ({},)  # pyright: ignore
 
-    Raises:
-        ValueError: the model has no adapters, or not one of a given name.
-    """
-    hosts: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_weights")]
-    if not hosts:
-        raise ValueError(f"the model {type(model).__name__} has no adapters")
-    for name in weights:
-        if any(not isinstance(getattr(host, name, None), Adapter) for host in hosts):
-            raise ValueError(f"no adapter is called {name!r}")
-    for host in hosts:
-        host.adapter_weights = dict(weights)
+    def add(self, name: str, rng: torch.Generator) -> None:
+        """Adds an adapter to every place, with values from ``rng``, place after place.
+
+        The first one is switched on, all further ones are switched off until :meth:`using` names them.
+
+        Raises:
+            ValueError: there is one of that name, a host has a child of that name, or the backbone has no places.
+        """
+        if not self.hosts:
+            raise ValueError("the backbone has no places for adapters")
+        if not name.isidentifier():
+            raise ValueError(f"an adapter's name must be letters, digits and _, got {name!r}")
+        for host in self.hosts:
+            if hasattr(host.module, name):
+                kind = type(host.module).__name__
+                raise ValueError(f"adapter {name!r}: the host {kind} already has a child or attribute called so")
+        for host in self.hosts:
+            bottleneck = host.width // self.reduction
+            adapter = Adapter(host.width, bottleneck, activation=self.activation, zero_up=self.zero_up, rng=rng)
+            reference = next(host.module.parameters(), None)
+            if reference is not None and not reference.is_meta:
+                adapter.to(reference.device, reference.dtype)
+            host.module.add_module(name, adapter)
+            if not self._names:
+                place: Any = host.module
+                place.adapter_weights = ({name: 1.0},)
+                place.register_forward_hook(_apply_after_norm if host.after_norm else _apply)
+        self._names = (*self._names, name)
+
+    def using(self, *weights: Mapping[str, float]) -> AbstractContextManager[None]:
+        """For the duration of a ``with`` block, which adapters count and how much; blocks may be nested.
+
+        Args:
+            weights: one mapping (adapter -> weight) for all rows of a batch, empty for the plain backbone; or
+                several, for as many equal chunks of the batch, in order. A forward pass then raises ValueError where
+                the number of rows is no multiple of the number of chunks.
+
+        Raises:
+            ValueError: no adapter has one of the names, or no mapping was given.
+        """
+        if not weights:
+            raise ValueError("using needs at least one mapping of adapters to weights, got none")
+        for name in (name for blend in weights for name in blend):
+            if name not in self._names:
+                raise ValueError(f"no adapter is called {name!r}; there are {', '.join(self._names) or 'none'}")
+        return self._switched(tuple(dict(blend) for blend in weights))
+
+    def switch(self, weights: Mapping[str, float]) -> None:
+        """Sets which adapters count outside of all ``with`` blocks.
+
+        Raises:
+            ValueError: no adapter has one of the names.
+        """
+        self.using(weights)
+        self._set((dict(weights),))
+
+    def finish(self, place: int, output: Tensor) -> Tensor:
+        """What the adapters that are switched on make of the output that a place has without them.
+
+        For a backbone that runs its frozen beginning once and the rest several times.
+
+        Args:
+            place: number of the host; one after a residual sum.
+            output: what the host returned inside ``using({})``.
+        """
+        host = self.hosts[place]
+        assert not host.after_norm
+        return _apply(host.module, (), output) if self._names else output
+
+    @contextmanager
+    def _switched(self, weights: Weights) -> Iterator[None]:
+        before = self.weights
+        self._set(weights)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def _set(self, weights: Weights) -> None:
+        host: Any
+        for host in (host.module for host in self.hosts if self._names):
+            host.adapter_weights = weights
 
 
 def _apply(host: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    # Adapters are looked up on the host itself, never closed over: a copied model must use its own.
+    """``y + sum_i w_i A_i(y)``."""
     del inputs
-    weights: Mapping[str, float] = host.adapter_weights
-    total = output
+    return _sum(host, output, output) if any(host.adapter_weights) else output
+
+
+def _apply_after_norm(host: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """``LN(s + sum_i w_i A_i(LN(s)))``."""
+    # The method, not the module: calling the module would apply this hook again.
+    return host.forward(_sum(host, output, inputs[0])) if any(host.adapter_weights) else output
+
+
+def _sum(host: Any, x: Tensor, base: Tensor) -> Tensor:
+    # Adapters are looked up on the host itself, never closed over: a copied model must use its own.
+    weights: Weights = host.adapter_weights
+    if len(weights) == 1:
+        return _blend(host, weights[0], x, base)
+    if len(x) % len(weights):
+        raise ValueError(f"{len(weights)} blends of adapters need a multiple of as many rows, got {len(x)}")
+    chunks = zip(weights, x.chunk(len(weights)), base.chunk(len(weights)), strict=True)
+    return torch.cat([_blend(host, blend, part, start) for blend, part, start in chunks])
+
+
+def _blend(host: Any, weights: Mapping[str, float], x: Tensor, total: Tensor) -> Tensor:
     for name, weight in weights.items():
-        branch = getattr(host, name)(output)
+        branch = getattr(host, name)(x)
         total = total + (branch if weight == 1.0 else weight * branch)
     return total

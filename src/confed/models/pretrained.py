@@ -1,17 +1,84 @@
-"""Weights with the words and answers that they were trained with, in one safetensors file."""
+"""Weights with the words and answers that they were trained with, in one safetensors file.
+
+Also what a backbone tells :mod:`confed.pretraining` about its inside, so that one engine makes every mini model.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["MINI_WEIGHTS", "describe", "load_into", "mini_words", "save"]
+from confed.federation.protocols import Batch
 
-MINI_WEIGHTS = Path(__file__).parent / "weights" / "vilt_mini.safetensors"
-_GROWING = ("word_embeddings.weight", "text_embeddings.position_embeddings.weight")
+__all__ = [
+    "MINI_WEIGHTS",
+    "Pretrainable",
+    "States",
+    "describe",
+    "load_into",
+    "mini_words",
+    "packaged",
+    "save",
+    "weights_file",
+]
+
+WEIGHTS = Path(__file__).parent / "weights"
+MINI_WEIGHTS = WEIGHTS / "vilt_mini.safetensors"
+_GROWING = ("word_embeddings.weight", "position_embeddings.weight")
+"""Endings of the names of tensors with one row per token id or text position; pictures' positions are no layers."""
+
+
+class States(NamedTuple):
+    """What a model says about a batch in pre-training; what it does not have is None.
+
+    Attributes:
+        loss_logits: scores of the answers or classes, shape (B, C), for a cross-entropy with ``label``.
+        answer_loss: of a generative model instead, the loss of the right answer's tokens, a scalar.
+        early: patches after the first visual block, row by row and without class token, shape (B, P, d).
+        late: patches after the second visual block, shape (B, P, d).
+        asked: the question's tokens after they have seen the picture, shape (B, L, d).
+        words: the word embeddings, shape (vocabulary, d).
+    """
+
+    loss_logits: Tensor | None = None
+    answer_loss: Tensor | None = None
+    early: Tensor | None = None
+    late: Tensor | None = None
+    asked: Tensor | None = None
+    words: Tensor | None = None
+
+
+@runtime_checkable
+class Pretrainable(Protocol):
+    """A backbone that :func:`confed.pretraining.pretrain` can make from nothing."""
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """The model's inside on a batch, in training mode."""
+        ...
+
+
+def packaged(model: str) -> bool:
+    """Whether the package has weights of this mini model."""
+    return (WEIGHTS / f"{model}.safetensors").is_file()
+
+
+def weights_file(model: str, pretrained: bool | Path | str = True) -> Path:
+    """Where a model's weights lie: the packaged file for True, else the given one.
+
+    Raises:
+        ValueError: the package has no weights of this model.
+    """
+    if not isinstance(pretrained, bool):
+        return Path(pretrained)
+    if not packaged(model):
+        raise ValueError(
+            f"{model} comes without weights: make them with `confed pretrain {model} --out FILE` and give "
+            "pretrained=FILE, or give pretrained=false"
+        )
+    return WEIGHTS / f"{model}.safetensors"
 
 
 def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequence[str], **facts: Any) -> None:
@@ -24,7 +91,8 @@ def save(model: nn.Module, file: Path, *, words: Sequence[str], answers: Sequenc
     metadata = {"words": list(words), "answers": list(answers), **facts}
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".part")
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    # Copies, because the format refuses tensors that share memory, as tied embeddings do.
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, unfinished, {key: json.dumps(value) for key, value in metadata.items()})
     unfinished.chmod(0o644)  # the library creates files for their owner alone
     unfinished.replace(file)
@@ -45,15 +113,29 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
 
 
 def mini_words() -> tuple[str, ...]:
-    """The words that the packaged mini model was pre-trained with; empty if the package has no weights."""
+    """The words that the packaged mini models were pre-trained with; empty if the package has no weights."""
     return tuple(describe()["words"]) if MINI_WEIGHTS.is_file() else ()
 
 
-def load_into(model: nn.Module, file: Path, answers: Sequence[str] | None) -> None:
+def load_into(
+    model: nn.Module,
+    file: Path,
+    answers: Sequence[str] | None,
+    *,
+    head: str | None = "classifier.",
+    growing: Sequence[str] = (),
+) -> None:
     """Copies saved values into a model.
 
-    Word and text-position embeddings may have more rows than the file: the additional rows keep their fresh
-    values. The head is copied only if ``answers`` equals the saved answers, in order.
+    Tensors with one row per token or text position may have more rows than the file: the additional rows keep
+    their fresh values. The head is copied only if ``answers`` equals the saved answers, in order.
+
+    Args:
+        model: what to fill; it may have tensors that the file lacks.
+        file: written by :func:`save`.
+        answers: the model's answers, None if only their number is known.
+        head: beginning of the names of the head's tensors; None if it scores tokens, whatever the answers.
+        growing: further endings of names of tensors with one row per token.
 
     Raises:
         ValueError: the file is missing, or a tensor does not fit (names it, with both shapes).
@@ -65,12 +147,12 @@ def load_into(model: nn.Module, file: Path, answers: Sequence[str] | None) -> No
     state = model.state_dict()
     with torch.no_grad():
         for name, value in saved.items():
-            if name.startswith("classifier.") and not with_head:
+            if head is not None and name.startswith(head) and not with_head:
                 continue
             target = state.get(name)
             if target is None:
                 raise ValueError(f"the weights {file.name} have a tensor {name!r} that the model lacks")
-            if name.endswith(_GROWING) and target.ndim == value.ndim:
+            if name.endswith((*_GROWING, *growing)) and target.ndim == value.ndim:
                 rows = min(len(value), len(target)) if "position" in name else len(value)
                 if len(target) < rows:
                     raise ValueError(

@@ -5,11 +5,11 @@ The model itself is :class:`confed.models.vilt_module.Vilt`.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from confed.models.adapters import add_adapters
+from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.pretrained import MINI_WEIGHTS, load_into, mini_words
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.vilt_module import Vilt
@@ -18,10 +18,7 @@ from confed.registry import register_model
 if TYPE_CHECKING:
     from transformers import ViltConfig, ViltModel
 
-__all__ = ["Trainable", "Vilt", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
-
-Trainable = Literal["all", "top", "head", "adapters"]
-"""Which parameters learn: all; the last block, the pooler and the head; the head; adapters and the head."""
+__all__ = ["Vilt", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -58,14 +55,14 @@ def vilt_tiny(
     *,
     width: int = 32,
     layers: int = 2,
-    heads: int = 4,
+    attention_heads: int = 4,
     image_size: int = 64,
     patch: int = 16,
     max_length: int = 16,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    adapter_reduction: int | None = None,
-    adapter_zero_up: bool = False,
+    peft: Finetuning = USUAL,
+    heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vilt:
     """A ViLT of a few thousand parameters, for tests.
@@ -75,14 +72,14 @@ def vilt_tiny(
         vocab_size: number of token ids.
         width: features per token, d; the feed-forward blocks have 4 d.
         layers: Transformer blocks.
-        heads: attention heads; must divide the width.
+        attention_heads: must divide the width.
         image_size: pixels per side.
         patch: pixels per side of a patch.
         max_length: text positions.
         dropout: dropout probability of every block.
-        trainable: which parameters learn.
-        adapter_reduction: width over bottleneck of the adapters; default: 8 if they learn, else no adapters.
-        adapter_zero_up: adapters start as the identity.
+        trainable: which parameters learn beside the heads.
+        peft: options of that finetuning.
+        heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of the initial values.
     """
     config = _config(
@@ -90,7 +87,7 @@ def vilt_tiny(
         max_position_embeddings=max_length,
         hidden_size=width,
         num_hidden_layers=layers,
-        num_attention_heads=heads,
+        num_attention_heads=attention_heads,
         intermediate_size=4 * width,
         image_size=image_size,
         patch_size=patch,
@@ -99,8 +96,9 @@ def vilt_tiny(
     )
     rng = torch.Generator().manual_seed(seed)
     model = Vilt(_body(config, seed), _count(answers), rng)
-    reduction = _reduction(adapter_reduction, trainable, 8)
-    return _prepare(model, trainable, reduction, adapter_zero_up, rng)
+    model.add_heads(heads, rng)
+    finetune(model, trainable, peft, model.places(8), rng)
+    return model
 
 
 @register_model
@@ -113,8 +111,8 @@ def vilt_mini(
     pretrained: bool | Path | str = True,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    adapter_reduction: int | None = None,
-    adapter_zero_up: bool = False,
+    peft: Finetuning = USUAL,
+    heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vilt:
     """A ViLT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
@@ -130,9 +128,9 @@ def vilt_mini(
         max_length: text positions.
         pretrained: load the packaged weights, or those of a file that ``pretrain`` wrote.
         dropout: dropout probability of every block.
-        trainable: which parameters learn.
-        adapter_reduction: width over bottleneck of the adapters; default: 8 if they learn, else no adapters.
-        adapter_zero_up: adapters start as the identity.
+        trainable: which parameters learn beside the heads.
+        peft: options of that finetuning.
+        heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of all fresh values.
 
     Raises:
@@ -155,8 +153,9 @@ def vilt_mini(
     if pretrained:
         file = MINI_WEIGHTS if pretrained is True else Path(pretrained)
         load_into(model, file, answers=None if isinstance(answers, int) else tuple(answers))
-    reduction = _reduction(adapter_reduction, trainable, 8)
-    return _prepare(model, trainable, reduction, adapter_zero_up, rng)
+    model.add_heads(heads, rng)
+    finetune(model, trainable, peft, model.places(8), rng)
+    return model
 
 
 @register_model
@@ -170,8 +169,8 @@ def vilt_b32(
     max_length: int = 40,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    adapter_reduction: int | None = None,
-    adapter_zero_up: bool = False,
+    peft: Finetuning = USUAL,
+    heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vilt:
     """ViLT-B/32 as published: 12 blocks, d = 768, 384 x 384 pixels, 40 BERT tokens.
@@ -185,9 +184,9 @@ def vilt_b32(
             the configuration's.
         max_length: text positions of a model with random weights.
         dropout: dropout probability of every block.
-        trainable: which parameters learn.
-        adapter_reduction: width over bottleneck of the adapters; default: 16 if they learn, else no adapters.
-        adapter_zero_up: adapters start as the identity.
+        trainable: which parameters learn beside the heads.
+        peft: options of that finetuning.
+        heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of all fresh values.
 
     Raises:
@@ -210,16 +209,13 @@ def vilt_b32(
             )
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     model = Vilt(body, _count(answers), rng, size)
-    reduction = _reduction(adapter_reduction, trainable, 16)
-    return _prepare(model, trainable, reduction, adapter_zero_up, rng)
+    model.add_heads(heads, rng)
+    finetune(model, trainable, peft, model.places(16), rng)
+    return model
 
 
 def _count(answers: Sequence[str] | int) -> int:
     return answers if isinstance(answers, int) else len(answers)
-
-
-def _reduction(asked: int | None, trainable: Trainable, usual: int) -> int | None:
-    return usual if asked is None and trainable == "adapters" else asked
 
 
 def _config(**options: Any) -> "ViltConfig":
@@ -254,34 +250,3 @@ def _published(source: str, dropout: float, seed: int) -> "ViltModel":
         return _seeded(seed, lambda: ViltModel.from_pretrained(where, **options))
     except OSError as error:
         raise ValueError(f"no ViLT checkpoint could be read from {source!r}: {error}") from error
-
-
-def _prepare(
-    model: Vilt,
-    trainable: Trainable,
-    reduction: int | None,
-    zero_up: bool,
-    rng: torch.Generator,
-) -> Vilt:
-    """Adds adapters where asked for and says which parameters learn."""
-    if trainable not in get_args(Trainable):
-        raise ValueError(f"trainable must be one of {', '.join(get_args(Trainable))}, got {trainable!r}")
-    blocks: Any = model.vilt.encoder.layer
-    if reduction is not None:
-        add_adapters(
-            [block.output for block in blocks],
-            model.vilt.config.hidden_size,
-            reduction,
-            zero_up=zero_up,
-            rng=rng,
-        )
-    learning: dict[Trainable, tuple[str, ...]] = {
-        "all": ("",),
-        "top": (f"vilt.encoder.layer.{len(blocks) - 1}.", "vilt.layernorm.", "vilt.pooler.", "classifier."),
-        "head": ("classifier.",),
-        "adapters": ("classifier.",),
-    }
-    for name, parameter in model.named_parameters():
-        adapter = trainable == "adapters" and ".adapter." in name
-        parameter.requires_grad_(adapter or name.startswith(learning[trainable]))
-    return model

@@ -8,39 +8,46 @@ of the batch.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
-from confed.models.layers import seeded_linear
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Places
+from confed.models.heads import Heads, answer_head, check_heads, score, task_head, views
+from confed.models.pretrained import States
 
 if TYPE_CHECKING:
     from transformers import ViltModel
 
-__all__ = ["Vilt", "answer_head"]
+__all__ = ["Prefix", "Vilt", "answer_head"]
 
 
-def answer_head(width: int, answers: int, rng: torch.Generator) -> nn.Sequential:
-    """The answer head of ViLT and FedVQA: Linear(d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02).
+class Prefix(NamedTuple):
+    """A batch after the part of the model that lies before the first adapter.
 
-    The names inside match ``ViltForQuestionAnswering``.
+    Attributes:
+        hidden: tokens, (B * views, S, d), the views of an example next to each other.
+        mask: additive attention mask, (B * views, 1, 1, S).
+        views: passes per example: 2 for pairs of pictures, K for K choices.
     """
-    return nn.Sequential(
-        seeded_linear(width, 2 * width, 0.02, rng),
-        nn.LayerNorm(2 * width),
-        nn.GELU(),
-        seeded_linear(2 * width, answers, 0.02, rng),
-    )
+
+    hidden: Tensor
+    mask: Tensor
+    views: int
 
 
-class Vilt(nn.Module):
-    """A ViLT body with an answer head.
+class Vilt(Heads, nn.Module):
+    """A ViLT body with an answer head, and heads for further tasks.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``,
-    int64 (B, L) with L up to the number of text positions.
+    int64 (B, L) with L up to the number of text positions. For the head "nlvr2" also ``image2``: each picture is
+    read with the text in a pass of its own, with its own token type. For the head "choice" instead of ``text``
+    ``choices`` and ``choices_mask``, (B, K, L).
 
     Args:
         body: the ``transformers`` model.
@@ -52,8 +59,8 @@ class Vilt(nn.Module):
         ValueError: a picture size that is no multiple of the patch size.
     """
 
-    answer_head = "classifier"
-    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+    adapters: AdapterBank
+    prompts: nn.ModuleDict
 
     def __init__(
         self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
@@ -64,6 +71,9 @@ class Vilt(nn.Module):
         config: Any = body.config
         self.vilt = body.train()
         self.classifier = answer_head(config.hidden_size, answers, rng)
+        self.heads = nn.ModuleDict()
+        self.prompts = nn.ModuleDict()
+        self.adapters = AdapterBank((), 1)
         self.patch: int = config.patch_size
         self.image_size: tuple[int, int] = image_size or (config.image_size, config.image_size)
         if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
@@ -76,23 +86,105 @@ class Vilt(nn.Module):
         names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
         return names | {name for name, _ in self.named_buffers()}
 
+    def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
+        """Adds heads for further tasks; to be called when the body has its pretrained weights.
+
+        Args:
+            heads: "nlvr2", "entailment", "choice". The first one gives the body a token type for second pictures,
+                with the values of the first pictures', unless it has one.
+            rng: where the heads' initial values come from.
+
+        Raises:
+            ValueError: an unknown head.
+        """
+        check_heads(heads)
+        for head in heads:
+            self.heads[head] = task_head(head, self.vilt.config.hidden_size, rng)
+        if "nlvr2" in heads:
+            _second_picture(self.vilt)
+
     def forward(self, batch: Batch) -> Output:
-        """Scores of the answers (B, C) and the pooled representation (B, d).
+        """Scores of the answers, classes or choices (B, C), and the pooled representation (B, d).
+
+        Of examples with several passes the representation is the mean over them.
 
         Raises:
             ValueError: a key is missing, or a tensor has another shape than the model reads.
         """
-        hidden, mask = self.embed(batch)
-        pooled = self.pool(self.vilt.encoder(hidden, mask)[0])
-        return Output(self.classifier(pooled), pooled)
+        return self.suffix(self.prefix(batch))
+
+    # The two parts of a pass --------------------------------------------------------------------------------
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
+        parts: list[nn.Module] = [self.vilt.embeddings, self.prompts]
+        if self.adapters.names:
+            parts.append(self._blocks[0])
+        own = {id(p) for name in self.adapters.names for p in getattr(self._blocks[0].output, name).parameters()}
+        return not any(p.requires_grad and id(p) not in own for part in parts for p in part.parameters())
+
+    def prefix(self, batch: Batch) -> Prefix:
+        """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
+
+        Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        count = views(self.selected, batch)
+        hidden, mask = self._inputs(batch)
+        if self.adapters.names:
+            with self.adapters.using({}):
+                hidden = self._blocks[0](hidden, mask)[0]
+        return Prefix(hidden, mask, count)
+
+    def suffix(self, state: Prefix) -> Output:
+        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        hidden, blocks = state.hidden, self._blocks
+        if self.adapters.names:
+            hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
+        for block in blocks:
+            hidden = block(hidden, state.mask)[0]
+        return self._score(hidden, state.views)
+
+    @staticmethod
+    def repeat(state: Prefix, n: int) -> Prefix:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        return Prefix(state.hidden.repeat(n, 1, 1), state.mask.repeat(n, 1, 1, 1), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Input of the first block, (B, L + 1 + patches, d), and its additive attention mask.
+        """Input of the first block, (B, S, d), and its additive attention mask; of choices, (B K, S, d).
 
-        Positions are the L text tokens, the picture's class token, then the patches row by row.
+        Positions are the first text token, the text prompt, the other text tokens, the picture's class token, the
+        visual prompt, then the patches row by row.
         """
         image, text, text_mask = self._checked(batch)
         patches = self.patch_embeddings(image)
+        if text.ndim == 3:
+            patches = patches.repeat_interleave(text.shape[1], 0)
+            text, text_mask = text.flatten(0, 1), text_mask.flatten(0, 1)
+        return self._joined(patches, text, text_mask, 1)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._embed_pair(batch) if self.selected == "nlvr2" else self.embed(batch)
+
+    def _score(self, hidden: Tensor, count: int) -> Output:
+        head = self.get_submodule(self.heads_of_tasks[self.selected])
+        return score(head, self.selected, self.pool(hidden), count)
+
+    def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As :meth:`embed`, (2 B, S, d): each example's first picture, then its second one."""
+        inputs = [self._checked({**batch, "image": batch[key]}) for key in ("image", "image2")]
+        parts = [
+            self._joined(self.patch_embeddings(image), text, mask, 1 + i)
+            for i, (image, text, mask) in enumerate(inputs)
+        ]
+        hidden, masks = zip(*parts, strict=True)
+        return torch.stack(hidden, 1).flatten(0, 1), torch.stack(masks, 1).flatten(0, 1)
+
+    def _joined(self, patches: Tensor, text: Tensor, text_mask: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+        """Text and picture with their token types (the picture's is ``kind``) as one sequence, and its mask."""
         ones = torch.ones(patches.shape[:2], dtype=text_mask.dtype, device=text_mask.device)
         hidden, mask = self.vilt.embeddings(
             input_ids=text,
@@ -102,10 +194,25 @@ class Vilt(nn.Module):
             pixel_mask=ones,
             inputs_embeds=None,
             image_embeds=patches,
+            image_token_type_idx=kind,
         )
+        if len(self.prompts):
+            hidden, mask = self._prompted(hidden, mask, text.shape[1] + 1)
         # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
         lowest = torch.finfo(hidden.dtype).min
         return hidden, (mask[:, None, None, :] == 0).to(hidden.dtype) * lowest
+
+    def _prompted(self, hidden: Tensor, mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:
+        """Learned tokens behind the first text token and in front of the patches, which begin at ``patches``.
+
+        They have no position and no token type: the network that makes them can give them any offset.
+        """
+        words, picture = (
+            self.prompts[kind]().to(hidden.dtype).expand(len(hidden), -1, -1) for kind in ("text", "visual")
+        )
+        ones = torch.ones(words.shape[:2], dtype=mask.dtype, device=mask.device)
+        hidden = torch.cat([hidden[:, :1], words, hidden[:, 1:patches], picture, hidden[:, patches:]], 1)
+        return hidden, torch.cat([mask[:, :1], ones, mask[:, 1:patches], ones, mask[:, patches:]], 1)
 
     def patch_embeddings(self, image: Tensor) -> Tensor:
         """Class token and patches with their positions added, (B, 1 + patches, d)."""
@@ -125,6 +232,22 @@ class Vilt(nn.Module):
         pooler: Any = self.vilt.pooler
         return pooler(self.vilt.layernorm(hidden))
 
+    def pretraining_states(self, batch: Batch) -> States:
+        """What pre-training looks at: the scores, the patches after two blocks, the question after the second."""
+        hidden, mask = self.embed(batch)
+        after: list[Tensor] = []
+        for block in self._blocks:
+            hidden = block(hidden, mask)[0]
+            after.append(hidden)
+        patches = self.grid[0] * self.grid[1]
+        return States(
+            loss_logits=self.classifier(self.pool(hidden)),
+            early=after[0][:, -patches:],
+            late=after[1][:, -patches:],
+            asked=after[1][:, : batch["text"].shape[1]],
+            words=self.vilt.get_input_embeddings().weight,
+        )
+
     def attention(self, batch: Batch) -> Tensor:
         """What the model looked at: how strongly the answer depends on each patch, at most 1.
 
@@ -135,17 +258,20 @@ class Vilt(nn.Module):
         the patches before they are read.
 
         Returns:
-            Shape (B, rows, columns), one value per patch; each picture's largest value is 1.
+            Shape (B, rows, columns), one value per patch, of pairs those of the first picture, of choices summed over
+            them; each picture's largest value is 1.
         """
         # Callers may evaluate in inference mode, whose tensors cannot take part in a backward pass: copies.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = {name: tensor.clone() for name, tensor in batch.items()}
-            hidden, mask = self.embed(inputs)
-            hidden, mask = hidden.detach().requires_grad_(), mask.detach()
-            logits = self.classifier(self.pool(self.vilt.encoder(hidden, mask)[0]))
-            best = logits.float().log_softmax(1).amax(1).sum()
+            hidden, mask = self._inputs(inputs)
+            hidden, mask, count = hidden.detach().requires_grad_(), mask.detach(), views(self.selected, inputs)
+            output = self._score(self.vilt.encoder(hidden, mask)[0], count)
+            best = output.logits.float().log_softmax(1).amax(1).sum()
             (gradient,) = torch.autograd.grad(best, hidden)
         relevance = gradient[:, -self.grid[0] * self.grid[1] :].float().square().sum(-1)
+        relevance = relevance.reshape(-1, count, relevance.shape[1])
+        relevance = relevance[:, 0] if self.selected == "nlvr2" else relevance.sum(1)
         relevance = relevance / relevance.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return relevance.reshape(-1, *self.grid)
 
@@ -158,17 +284,53 @@ class Vilt(nn.Module):
         plane = F.interpolate(plane, size=self.grid, mode="bilinear", align_corners=True)
         return torch.cat([positions[:, :1], plane.flatten(2).transpose(1, 2)], dim=1)
 
+    def places(self, reduction: int = 16) -> Places:
+        """What can be finetuned; adapters sit behind the residual sum of every feed-forward block.
+
+        Args:
+            reduction: the usual one of the adapters.
+        """
+        width, last = self.vilt.config.hidden_size, len(self._blocks) - 1
+        return Places(
+            heads=tuple(self.heads_of_tasks.values()),
+            top=(f"vilt.encoder.layer.{last}.", "vilt.layernorm.", "vilt.pooler."),
+            hosts=[Host(block.output, width) for block in self._blocks],
+            reduction=reduction,
+            lora=("attention.query", "attention.value"),
+            ia3=("attention.key", "attention.value"),
+            ia3_inputs=tuple(f"vilt.encoder.layer.{i}.output.dense" for i in range(last + 1)),
+            prompts={"text": width, "visual": width},
+            prefix="the attention of ViLT in transformers takes no keys and values from outside; 'prompt' does work",
+        )
+
+    @property
+    def _blocks(self) -> Any:
+        return self.vilt.encoder.layer
+
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        for key in ("image", "text", "text_mask"):
+        names = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
+        for key in ("image", *names):
             if key not in batch:
                 raise ValueError(f"a ViLT batch needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
-        image, text, mask = batch["image"], batch["text"], batch["text_mask"]
+        image, text, mask = batch["image"], batch[names[0]], batch[names[1]]
         expected = (3, *self.image_size)
         if image.ndim != 4 or tuple(image.shape[1:]) != expected:
             raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
         longest = self.vilt.config.max_position_embeddings
-        if text.ndim != 2 or text.shape[0] != image.shape[0] or text.shape[1] > longest:
-            raise ValueError(f"text must have shape ({image.shape[0]}, at most {longest}), got {tuple(text.shape)}")
+        if text.ndim != (3 if len(names[0]) > 4 else 2) or len(text) != len(image) or text.shape[-1] > longest:
+            shape = f"({image.shape[0]}, {'K, ' if text.ndim == 3 else ''}at most {longest})"
+            raise ValueError(f"{names[0]} must have shape {shape}, got {tuple(text.shape)}")
         if mask.shape != text.shape:
-            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+            raise ValueError(
+                f"{names[1]} must have the shape of {names[0]} {tuple(text.shape)}, got {tuple(mask.shape)}"
+            )
         return image, text, mask
+
+
+def _second_picture(body: "ViltModel") -> None:
+    """A token type for second pictures, with the values of the first pictures' (as ViLT's authors do)."""
+    types = body.embeddings.token_type_embeddings
+    if len(types.weight) == 2:
+        wider = nn.Embedding.from_pretrained(torch.cat([types.weight, types.weight[1:]]).detach(), freeze=False)
+        body.embeddings.token_type_embeddings = wider
+        body.config.modality_type_vocab_size = 3

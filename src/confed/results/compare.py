@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
 from confed.results.remarks import remarks
@@ -116,7 +117,10 @@ class Comparison:
 
 
 def compare(
-    folders: Sequence[Path], reference: str | Sequence[str] | None = None, margin: float = MARGIN
+    folders: Sequence[Path],
+    reference: str | Sequence[str] | None = None,
+    margin: float = MARGIN,
+    headline: str = "",
 ) -> Comparison:
     """Compares methods over the runs in some folders.
 
@@ -126,6 +130,8 @@ def compare(
         reference: the method or methods that the others are compared with; by default FedAvg and FedAvg + FT as
             far as they are there.
         margin: differences smaller than this are taken not to matter, a fraction.
+        headline: what all methods are taken to deploy, "personal" or "global_seen"; see
+            :mod:`confed.results.deployed`. By default what their studies say.
 
     Raises:
         ValueError: a folder is neither a run nor a study, there are no folders, a reference is not among
@@ -133,21 +139,24 @@ def compare(
     """
     if not folders:
         raise ValueError("folders must name at least one run or study, got none")
-    return compare_runs([run for folder in folders for run in load(Path(folder)).runs], reference, margin)
+    return compare_runs([run for folder in folders for run in load(Path(folder)).runs], reference, margin, headline)
 
 
 def compare_runs(
-    runs: Sequence[Run], reference: str | Sequence[str] | None = None, margin: float = MARGIN
+    runs: Sequence[Run],
+    reference: str | Sequence[str] | None = None,
+    margin: float = MARGIN,
+    headline: str = "",
 ) -> Comparison:
     """Compares methods over runs that were read already; see :func:`compare`.
 
     Raises:
-        ValueError: a reference is not among the methods, or the margin is not positive.
+        ValueError: a reference is not among the methods, the margin is not positive, or an unknown headline.
     """
     if not 0 < margin < 1:
         raise ValueError(f"margin must lie between 0 and 1 (0.01 is one percentage point), got {margin}")
     # Runs that were interrupted or failed have no test results; without any other, the remarks say what is missing.
-    ended = [run for run in runs if run.complete] or list(runs)
+    ended = with_deployed_of([run for run in runs if run.complete] or runs, headline)
     methods: dict[str, dict[int, Run]] = {}
     for run in named_apart(ended):
         methods.setdefault(run.method, {})[run.seed] = run

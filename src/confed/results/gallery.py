@@ -97,7 +97,7 @@ def _asked(run: Run) -> list[Sample]:
 
 def _card(sample: Sample, album: Album) -> str:
     """One question to one method's two models."""
-    picture = album.add(sample.get("image"))
+    picture, second = album.add(sample.get("image")), album.add(sample.get("image2"))
     truth = str(sample.get("answer", ""))
     place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
     answers = "".join(
@@ -111,10 +111,26 @@ def _card(sample: Sample, album: Album) -> str:
     return (
         f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
         f"{escape(str(sample.get('question', '')))}</h3>"
-        f'<div class="picture p256 {picture}"></div>'
+        f"{_pictures(picture, second)}{_offered(sample)}"
         f"<div class=answers><div class=truth>Correct answer: "
         f"<b>{escape(truth)}</b></div>{answers}</div></div>"
     )
+
+
+def _pictures(first: str, second: str) -> str:
+    """The picture, or both of a pair side by side."""
+    if not second:
+        return f'<div class="picture p256 {first}"></div>'
+    pair = "".join(f'<div class="picture p112 {name}" style="margin-right:8px"></div>' for name in (first, second))
+    return f'<div style="display:flex">{pair}</div>'
+
+
+def _offered(sample: Sample) -> str:
+    """The texts offered with a question, where it comes with some."""
+    choices = sample.get("choices")
+    if not isinstance(choices, list):
+        return ""
+    return f"<small>to choose from: {escape(' · '.join(map(str, choices)))}</small>"
 
 
 def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
@@ -146,8 +162,10 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
                 if isinstance(given := found.get(key, {}).get(view), Mapping)
             )
             cells += f"<td>{pairs or '–'}</td>"
+        second = album.add(sample.get("image2"))
+        pair = f'<div class="picture p64 {second}" style="margin-top:4px"></div>' if second else ""
         rows += (
-            f'<tr><td><div class="picture p64 {picture}"></div></td><td>'
+            f'<tr><td><div class="picture p64 {picture}"></div>{pair}</td><td>'
             f"{escape(str(sample.get('question', '')))}"
             f" <b>{escape(truth)}</b><br><small>{escape(place)}</small></td>{cells}</tr>"
         )

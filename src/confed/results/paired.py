@@ -19,6 +19,7 @@ from confed.metrics.statistics import (
     paired_t,
     wilcoxon,
 )
+from confed.results.deployed import VIEWS
 from confed.results.runs import Run, counted
 from confed.results.tables import headline, is_bound
 
@@ -46,7 +47,7 @@ LEVEL = 0.05
 MARGIN = 0.01
 """Differences smaller than this (one percentage point) are taken not to matter, unless told otherwise."""
 
-REFERENCES = ("fedavg", "fedavg_ft")
+REFERENCES = ("fedavg", "fedavg_ft", "adapter")
 """What methods are compared with, unless told otherwise."""
 
 
@@ -65,6 +66,7 @@ class Measure(NamedTuple):
 
 
 MEASURES: Mapping[str, Measure] = {
+    "deployed_mean": Measure("deployed at each client", "deployed", "deployed"),
     "personal_mean": Measure("personal on own data", "personal", "personal"),
     "global_seen_mean": Measure("global on seen", "global", "global_seen"),
     "global_unseen_mean": Measure("global on unseen", "unseen", "global_unseen"),
@@ -149,7 +151,12 @@ class Scores:
         self._read: dict[Path, dict[str, dict[str, np.ndarray]]] = {}
 
     def of(self, run: Run, view: str) -> dict[str, np.ndarray]:
-        """Place -> score per example (N,), of one view; without clients that left before the end, as in means."""
+        """Place -> score per example (N,), of one view; without clients that left before the end, as in means.
+
+        The view "deployed" is that of the model which the run's method deploys.
+        """
+        if view == "deployed":
+            view = VIEWS[run.summary["deploys"]]
         if run.folder not in self._read:
             views: dict[str, dict[str, np.ndarray]] = {}
             for key, value in run.predictions().items():

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from confed.results.deployed import with_deployed_of
+
 __all__ = ["Run", "Study", "Summary", "average", "counted", "distinct_labels", "load", "number", "numbers"]
 
 Summary = Mapping[str, Any]
@@ -49,7 +51,7 @@ def counted(summary: Summary, key: str) -> dict[str, float]:
 
     Args:
         summary: a run's summary.
-        key: ``personal``, ``global_seen`` or ``global_unseen``.
+        key: ``personal``, ``global_seen``, ``global_unseen`` or ``deployed``.
     """
     left = summary.get("left", ())
     return {place: value for place, value in numbers(summary.get(key)).items() if place not in left}
@@ -87,6 +89,7 @@ class Run:
         timings: lines of ``timings.jsonl``.
         missing: files that are not there or cannot be read -> what is lacking without them.
         tuned: setting -> the value that tuning chose for the method, from the study's index.
+        deploys: what the study says that the method deploys; see :func:`confed.results.deployed.deploys`.
     """
 
     folder: Path
@@ -100,6 +103,7 @@ class Run:
     timings: tuple[Mapping[str, Any], ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    deploys: str = ""
 
     @property
     def complete(self) -> bool:
@@ -241,13 +245,13 @@ def load(folder: Path) -> Study:
     if isinstance(index, Mapping) and isinstance(index.get("runs"), list):
         return _study(folder, index)
     if _is_run(folder):
-        run = _run(folder)
+        (run,) = with_deployed_of([_run(folder)])
         return Study(folder, str(run.summary.get("recipe", "")), (run,), single=True)
     found = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
     if found:
         runs = [_run(path, path.parent.name) for path in found]
         order = list(dict.fromkeys(run.method for run in runs))
-        runs = _labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {})
+        runs = with_deployed_of(_labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {}))
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
         return Study(folder, str(runs[0].summary.get("recipe", "")), tuple(runs), remarks=(remark,))
     what = "an empty or foreign folder" if folder.is_dir() else "nothing"
@@ -263,6 +267,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     failures = {str(key): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
     tuned = index.get("tuned")
     order = [str(method) for method in index.get("methods", ())]
+    deploys = _part(index, "deploys")
     runs: list[Run] = []
     remarks: list[str] = []
     for entry in index["runs"]:
@@ -270,7 +275,8 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
         place = str(entry.get("folder", f"{method}/seed-{seed}"))
         path = folder / place
         if _is_run(path):
-            runs.append(replace(_run(path, method, labels.get(method)), tuned=_part(tuned, method)))
+            run = _run(path, method, labels.get(method))
+            runs.append(replace(run, tuned=_part(tuned, method), deploys=str(deploys.get(method, ""))))
         elif place not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
@@ -281,7 +287,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     runs = [run for run in runs if run.complete or run.place not in failures] or runs
     rows = distinct_labels({method: str(labels.get(method, method)) for method in order})
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
-    runs = _labelled(runs, {method: label for method, label in rows.items() if method in labels})
+    runs = with_deployed_of(_labelled(runs, {method: label for method, label in rows.items() if method in labels}))
     refused = _refused(folder, index, failures)
     return Study(folder, str(index.get("recipe", "")), tuple(runs), False, tuple(remarks), rows, failures, refused)
 

@@ -5,10 +5,11 @@ Where the method filters answers (FedP³), training questions follow, with the a
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ from torch import Tensor
 from confed.data.examples import Examples
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
-from confed.federation.protocols import Batch, Output
+from confed.federation.protocols import Batch, Output, Task
 from confed.materials import Materials
 from confed.recipe import load_recipe
 from confed.results.folder import RunFolder
@@ -41,19 +42,29 @@ def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
 
 
 def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The model's answer, its probability and its attention over the patches, per question."""
+    """The model's answer, its probability and its attention over the patches, per question.
+
+    A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
+    """
     attend = getattr(workspace.model, "attention", None)
     with torch.no_grad():
         output: Output = workspace.model(batch)
-        best = output.logits.softmax(-1).max(-1)
-        maps = attend(batch).tolist() if attend is not None else [None] * len(best.indices)
+        best = output.logits[:, : len(answers)].softmax(-1).max(-1)
+        plain = "image2" not in batch and "choices" not in batch  # attention over one picture, read with one text
+        maps = attend(batch).tolist() if attend is not None and plain else [None] * len(best.indices)
     return [
         {"answer": answers[int(i)], "probability": round(float(p), 4), "attention": _rounded(m)}
         for p, i, m in zip(best.values, best.indices, maps, strict=True)
     ]
 
 
-def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
+def gallery(
+    folder: RunFolder,
+    workspace: Workspace,
+    materials: Materials,
+    count: int,
+    task_of: Callable[[str], Task] | None = None,
+) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
     For a method that filters answers, training questions of every client follow; they carry "forgotten".
@@ -63,6 +74,7 @@ def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count
         workspace: a model to work in.
         materials: the run's data.
         count: questions per place.
+        task_of: client or place -> its task, where they have answers or tasks of their own.
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
@@ -73,17 +85,24 @@ def gallery(folder: RunFolder, workspace: Workspace, materials: Materials, count
         if not rows:
             continue
         batch = data.tables[2].batch(torch.tensor(rows))
+        answers = materials.dataset.answers
+        if task_of is not None:
+            answers = materials.dataset.pool(name)
+            workspace.turn_to(task_of(name))
         personal = folder.models / "personal" / name / "trained.safetensors"
+        common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
+        if common is not None and own is not None:
+            common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
         views = {
-            view: _answers(path, workspace, batch, materials.dataset.answers)
-            for view, path in (("global", shared), ("personal", personal))
+            view: None if tensors is None else _answers(tensors, workspace, batch, answers)
+            for view, tensors in (("global", common), ("personal", own))
         }
         for position, row in enumerate(rows):
             entries.append(
                 {
                     **_question(name, examples, row),
                     "seen": seen,
-                    **{view: answers[position] if answers else None for view, answers in views.items()},
+                    **{view: given and _named(given[position], examples, row) for view, given in views.items()},
                 }
             )
     return entries + _forgotten(folder, workspace, materials, count)
@@ -112,13 +131,26 @@ def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, co
 
 
 def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
-    return {
+    pictures = np.atleast_1d(examples.image_index[row])
+    entry: dict[str, Any] = {
         "place": place,
         "question": examples.questions[row],
         "type": examples.types[row],
         "answer": examples.answers[row],
-        "image": _png(examples.images[int(examples.image_index[row])]),
+        "image": _png(examples.images[int(pictures[0])]),
     }
+    if len(pictures) > 1:
+        entry["image2"] = _png(examples.images[int(pictures[1])])
+    if examples.choices is not None:
+        entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
+    return entry
+
+
+def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any]:
+    """A model's answer, where the answers are positions with the text offered there."""
+    if examples.choices is None:
+        return given
+    return {**given, "answer": examples.choices[row][int(given["answer"])]}
 
 
 def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
@@ -127,10 +159,10 @@ def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
         return workspace.model(batch).logits
 
 
-def _answers(path: Path, workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]] | None:
-    if not path.exists():
-        return None
-    fill(workspace, load_file(path))
+def _answers(
+    tensors: Mapping[str, Tensor], workspace: Workspace, batch: Batch, answers: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    fill(workspace, tensors)
     return answer(workspace, batch, answers)
 
 
@@ -144,9 +176,10 @@ def _spread(examples: Examples, count: int, first: int) -> list[int]:
     for turn in range(count):
         kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
         for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
-            if own == kind and int(picture) not in pictures:
+            first_picture = int(np.atleast_1d(picture)[0])
+            if own == kind and first_picture not in pictures:
                 rows.append(row)
-                pictures.add(int(picture))
+                pictures.add(first_picture)
                 break
     return rows or list(range(min(count, len(examples))))
 

@@ -108,7 +108,9 @@ def summarise_run(
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
-        "parameters": count_parameters(workspace, workspace.scopes(setup.algorithm, info)),
+        "parameters": count_parameters(
+            workspace, workspace.scopes(setup.algorithm, info), setup.algorithm.carried
+        ),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}

@@ -121,6 +121,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     clients = list(dict.fromkeys(client for summary in every for client in summary.get("clients", ())))
     clients = clients or list(dict.fromkeys(c for summary in every for c in numbers(summary.get("personal"))))
     many = len(clients) > MANY_CLIENTS
+    finetuned = len({str(summary.get("trainable")) for summary in every}) > 1
     columns = (
         Column("method", words=True),
         *(Column(str(client), "personal", "%", detail=many) for client in clients),
@@ -128,6 +129,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         Column("worst", "personal", "%"),
         Column("seen", "global", "%"),
         Column("unseen", "global", "%"),
+        *((Column("trained", "parameters"), Column("shared", "parameters")) if finetuned else ()),
         Column("sent", unit="bytes"),
         Column("time", unit="s"),
     )
@@ -135,12 +137,15 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     ranks = _ranks(quality)
     sections = (
         tuple(
-            _row(label, runs, rows, [column[i] for column in ranks])
+            _row(label, runs, rows, [column[i] for column in ranks], parameters=finetuned)
             for i, ((label, runs), rows) in enumerate(zip(federated, quality, strict=True))
         ),
-        tuple(_row(label, runs, [_quality(s, clients) for s in runs]) for label, runs in bounds),
+        tuple(_row(label, runs, [_quality(s, clients) for s in runs], parameters=finetuned) for label, runs in bounds),
     )
-    return Table(_title(every, methods), columns, sections, tuple(_notes(methods, many, bool(bounds))))
+    notes = _notes(methods, many, bool(bounds))
+    if finetuned:
+        notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
+    return Table(_title(every, methods), columns, sections, tuple(notes))
 
 
 def _quality(summary: Summary, clients: Sequence[str]) -> list[float | None]:
@@ -161,6 +166,8 @@ def _row(
     runs: Sequence[Summary],
     rows: Sequence[Sequence[float | None]],
     ranks: Sequence[Mark] = (),
+    *,
+    parameters: bool = False,
 ) -> tuple[Cell, ...]:
     columns = list(zip(*rows, strict=True))
     unranked: list[Mark] = [""] * len(columns)
@@ -168,7 +175,8 @@ def _row(
     sent = average([number(summary.get("bytes_total")) for summary in runs])
     seconds = average([number(summary.get("seconds")) for summary in runs])
     cost = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds))
-    return (Cell(label), *cells, *cost)
+    sizes = [average([numbers(s.get("parameters")).get(k) for s in runs]) for k in ("trained", "sent") if parameters]
+    return (Cell(label), *cells, *(Cell(formats.count(size), size) for size in sizes), *cost)
 
 
 def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summary]]]) -> str:

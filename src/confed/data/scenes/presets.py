@@ -1,32 +1,36 @@
-"""Settings and presets: which clients there are, and whose questions are whose."""
+"""Presets: which clients there are, and whose questions are whose."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.scenes.graph import (
-    COLOURS,
-    GENERAL_NOUNS,
-    NOUNS,
-    OWN_NOUNS,
-    SCENES,
-    Tags,
-    colour_prior,
-    generator,
-    objects,
-    sample,
+from confed.data.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
+from confed.data.scenes.functions import FUNCTIONS, make_function
+from confed.data.scenes.graph import SCENES, colour_prior, generator
+from confed.data.scenes.making import (
+    ROLES,
+    SETTINGS,
+    Clients,
+    Knobs,
+    Made,
+    Setting,
+    make_neutral,
+    make_public,
+    make_scene,
 )
-from confed.data.scenes.questions import ANSWERS, WORDING_SHIFT, WORDS, Balance, ask, oracle
-from confed.data.scenes.render import render_neutral, render_public, render_scene
+from confed.data.scenes.questions import ANSWERS, WORDING_SHIFT, WORDS
+from confed.data.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
 
 __all__ = [
     "PRESETS",
     "SETTINGS",
     "Knobs",
     "Made",
+    "Preset",
     "Setting",
     "assemble",
     "describe",
@@ -35,164 +39,19 @@ __all__ = [
     "make_scene",
 ]
 
-UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
 UNSEEN_SIZE = 1000
+UNSEEN = ("home", "commercial")
 MIN_QUANTITY = 64
-ROLES = ("train", "validation", "test")
+POOL = 100
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A named difficulty: severity of the colour conflict, wording shift, training questions per client."""
-
-    conflict: float
-    wording: bool
-    train: int
-
-
-SETTINGS: Mapping[str, Setting] = {
-    "A": Setting(conflict=1.0, wording=False, train=1500),
-    "B": Setting(conflict=0.5, wording=False, train=800),
-    "C": Setting(conflict=0.5, wording=True, train=400),
-}
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """The resolved options of :func:`confed.data.scenes.scenes`; sizes are questions per client."""
-
-    conflict: float
-    wording: bool
-    train: int
-    validation: int
-    test: int
-    unseen: tuple[str, ...]
-    clients: int
-    alpha: float
-    questions_per_picture: int
-    test_seed: int
-    seed: int
-    clients_per_scene: int = 1
-
-    def size(self, role: str) -> int:
-        """Questions per client in a role."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[role]
-
-    def seed_of(self, role: str) -> int:
-        """The seed that a role's examples depend on."""
-        return self.test_seed if role == "test" else self.seed
-
-
-@dataclass(frozen=True)
-class Made:
-    """Generated questions together with what stands in their pictures."""
-
-    examples: Examples
-    tags: Tags
-
-
-def _make(
-    *,
-    role: str,
-    number: int,
-    label: str,
-    nouns: Sequence[str],
-    prior: np.ndarray,
-    per_picture: int,
-    shifted: bool,
-    render: Callable[[Tags, np.random.Generator], np.ndarray],
-    seed: int,
-    seen: set[int] | None = None,
-) -> Made:
-    """``number`` questions of one role about new pictures; ``label`` names the examples and the streams."""
-    purpose = (role, label)
-    graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose), seen)
-    rng = generator(seed, "questions", *purpose)
-    balance = Balance()
-    kept: list[Tags] = []
-    rows: list[tuple[int, str, str, str]] = []
-    while len(rows) < number:
-        tags = next(graphs)
-        wanted = min(per_picture, number - len(rows))
-        asked = ask(objects(tags, 0), wanted, balance, nouns=nouns, prior=prior, shifted=shifted, rng=rng)
-        if asked is None:
-            continue
-        rows += [(len(kept), a.question, a.answer, a.program.family) for a in asked]
-        kept.append(tags)
-    tags = Tags.join(kept)
-    index, questions, answers, types = zip(*rows, strict=True)
-    names = [f"{label}/{role}/{i:06d}" for i in range(number)]
-    pictures = render(tags, generator(seed, "pixels", *purpose))
-    index = np.array(index, dtype=np.int64)
-    return Made(Examples(pictures, index, list(questions), list(answers), list(types), names), tags)
-
-
-def make_scene(
-    scene: str, role: str, number: int, knobs: Knobs, client: str | None = None, seen: set[int] | None = None
-) -> Made:
-    """``number`` questions about pictures of one scene.
-
-    Args:
-        scene: which place: background, palette and things.
-        role: what the questions are for.
-        number: how many.
-        knobs: the resolved options.
-        client: whose questions they are, where several clients share the scene; it names the examples, and has
-            colour frequencies and random streams of its own. The scene itself by default.
-        seen: fingerprints of graphs that must not come again; those that are tried are added.
-    """
-    client = scene if client is None else client
-    return _make(
-        role=role,
-        number=number,
-        label=client,
-        nouns=GENERAL_NOUNS + OWN_NOUNS[scene],
-        prior=colour_prior(client, knobs.test_seed),
-        per_picture=knobs.questions_per_picture,
-        shifted=knobs.wording,
-        render=lambda tags, rng: render_scene(tags, scene, knobs.conflict, rng),
-        seed=knobs.seed_of(role),
-        seen=seen,
-    )
-
-
-def make_neutral(role: str, number: int, knobs: Knobs) -> Made:
-    """``number`` questions with all nouns and uniform colours on plain grey."""
-    return _make(
-        role=role,
-        number=number,
-        label="neutral",
-        nouns=NOUNS,
-        prior=UNIFORM,
-        per_picture=knobs.questions_per_picture,
-        shifted=knobs.wording,
-        render=render_neutral,
-        seed=knobs.seed_of(role),
-    )
-
-
-def make_public(questions: int, seed: int, per_picture: int = 4) -> Made:
-    """Questions for pre-training: all nouns, uniform colours, randomised styles, plain wording."""
-    return _make(
-        role="public",
-        number=questions,
-        label="public",
-        nouns=NOUNS,
-        prior=UNIFORM,
-        per_picture=per_picture,
-        shifted=False,
-        render=render_public,
-        seed=seed,
-    )
-
-
-def _scene(knobs: Knobs) -> dict[str, dict[str, Made]]:
+def _scene(knobs: Knobs) -> Clients:
     """A client per scene, or several: one style, but each with its own colours and with pictures of its own."""
-    made: dict[str, dict[str, Made]] = {}
-    for scene in (scene for scene in SCENES if scene not in knobs.unseen):
-        if knobs.clients_per_scene == 1:
-            made[scene] = {role: make_scene(scene, role, knobs.size(role), knobs) for role in ROLES}
-            continue
+    taking_part = [scene for scene in SCENES if scene not in knobs.unseen]
+    if knobs.clients_per_scene == 1:
+        return _sharded(taking_part, _shard_of_scene, knobs)
+    made: Clients = {}
+    for scene in taking_part:
         names = [f"{scene}-{number}" for number in range(1, knobs.clients_per_scene + 1)]
         used: dict[str, set[int]] = {role: set() for role in ROLES}  # clients of a scene never share a graph
         for name in names:
@@ -200,7 +59,11 @@ def _scene(knobs: Knobs) -> dict[str, dict[str, Made]]:
     return made
 
 
-def _dirichlet(knobs: Knobs) -> dict[str, dict[str, Made]]:
+def _shard_of_scene(scene: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
+    return make_scene(scene, role, number, knobs, label, seen, stream, colour_prior(scene, knobs.test_seed))
+
+
+def _dirichlet(knobs: Knobs) -> Clients:
     """Answers per client from q ~ Dirichlet(alpha p), p the pool's answer shares (Hsu et al. 2019)."""
     pools = {role: make_neutral(role, knobs.clients * knobs.size(role), knobs) for role in ROLES}
     share = Counter(pools["test"].examples.answers)
@@ -230,7 +93,7 @@ def _draw(pool: Examples, q: Sequence[np.ndarray], number: int, seed: int, role:
     return rows
 
 
-def _quantity(knobs: Knobs) -> dict[str, dict[str, Made]]:
+def _quantity(knobs: Knobs) -> Clients:
     """Log-normal training sizes around the setting's, at least 64; validation and test sets of equal size."""
     weight = generator(knobs.test_seed, "quantity").lognormal(0.0, 1.0, knobs.clients)
     sizes = np.maximum(weight / weight.sum() * knobs.clients * knobs.train, MIN_QUANTITY).astype(int)
@@ -243,10 +106,10 @@ def _quantity(knobs: Knobs) -> dict[str, dict[str, Made]]:
     return _deal(pools, rows)
 
 
-def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> dict[str, dict[str, Made]]:
+def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> Clients:
     clients = len(rows["train"])
     width = max(2, len(str(clients)))
-    dealt: dict[str, dict[str, Made]] = {}
+    dealt: Clients = {}
     for k in range(clients):
         client = f"client-{k + 1:0{width}d}"
         dealt[client] = {}
@@ -259,29 +122,114 @@ def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> dic
     return dealt
 
 
-# Further presets (domain, function, task, multi-label, modality, captions) are further rows of this table.
-PRESETS: Mapping[str, Callable[[Knobs], dict[str, dict[str, Made]]]] = {
-    "scene": _scene,
-    "dirichlet": _dirichlet,
-    "quantity": _quantity,
+Maker = Callable[[str, str, int, Knobs, str, str, set[int]], Made]
+"""Unit (scene, function, domain), role, how many, options, names of examples and streams, graphs used -> examples."""
+
+
+def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
+    """Some shards of each unit (scene, function, domain) as clients of their own.
+
+    Shards are alike but for their pictures, and a shard is the same however many others take part.
+    """
+    made: Clients = {}
+    for unit in units:
+        used: dict[str, set[int]] = {role: set() for role in ROLES}  # shards never share a graph
+        for number in range(1, knobs.shards + 1):
+            name = unit if knobs.shards == 1 else f"{unit}-{number}"
+            stream = unit if number == 1 else f"{unit}-{number}"
+            made[name] = {role: make(unit, role, knobs.size(role), knobs, name, stream, used[role]) for role in ROLES}
+    return made
+
+
+def _task(knobs: Knobs) -> Clients:
+    return {name: {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES} for name in TASK_CLIENTS}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A way in which clients differ.
+
+    Attributes:
+        make: the clients' examples.
+        pools: how many answers a client's own pool has by default; 0 if all share the vocabulary.
+        unseen: scenes without a client, by default.
+        styled: whether pictures have the styles of scenes or domains.
+        divisible: whether the option ``shards`` applies.
+        tasks: client -> its registered task, where it is not the recipe's.
+        fixed: client -> its pool, where its task says which answers there are.
+        words: every word of the questions.
+    """
+
+    make: Callable[[Knobs], Clients]
+    pools: int = 0
+    unseen: tuple[str, ...] = ()
+    styled: bool = True
+    divisible: bool = False
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    words: tuple[str, ...] = WORDS
+
+
+PRESETS: Mapping[str, Preset] = {
+    "scene": Preset(_scene, unseen=UNSEEN, divisible=True),
+    "dirichlet": Preset(_dirichlet, unseen=UNSEEN),
+    "quantity": Preset(_quantity, unseen=UNSEEN),
+    "domain": Preset(partial(_sharded, tuple(DOMAINS), make_domain), POOL, divisible=True, words=DOMAIN_WORDS),
+    "function": Preset(partial(_sharded, tuple(FUNCTIONS), make_function), POOL, styled=False, divisible=True),
+    "task": Preset(_task, POOL, styled=False, tasks=TASKS, fixed=TASK_ANSWERS, words=TASK_WORDS),
 }
 
 
 def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     """The dataset of a preset, with its facts."""
-    clients = PRESETS[preset](knobs)
+    kind = PRESETS[preset]
+    clients, pools = kind.make(knobs), {}
+    size = kind.pools if knobs.pools is None else knobs.pools
+    if size:
+        pools = {name: kind.fixed.get(name) or _pool(made["train"].examples, size) for name, made in clients.items()}
+        clients = {name: _inside(name, made, pools[name]) for name, made in clients.items()}
     unseen = {s: make_scene(s, "test", UNSEEN_SIZE, knobs) for s in SCENES if s in knobs.unseen}
+    facts = {**_shifts(knobs, kind), **describe(clients, unseen)}
+    if pools:
+        facts["pools"] = ", ".join(f"{name} {len(pool)} answers" for name, pool in pools.items())
     return FederatedDataset(
         name="scenes",
-        answers=ANSWERS,
+        answers=tuple(dict.fromkeys(a for pool in pools.values() for a in pool)) or ANSWERS,
         clients={c: Split(*(made[role].examples for role in ROLES)) for c, made in clients.items()},
         unseen={scene: made.examples for scene, made in unseen.items()},
-        words=WORDS,
-        facts={**_shifts(knobs), **describe(clients, unseen)},
+        words=kind.words,
+        facts=facts,
+        pools=pools,
+        tasks=kind.tasks,
     )
 
 
-def _shifts(knobs: Knobs) -> dict[str, str]:
+def _pool(train: Examples, size: int) -> tuple[str, ...]:
+    """The most frequent training answers, most frequent first, then by the alphabet."""
+    counts = Counter(train.answers)
+    return tuple(sorted(counts, key=lambda answer: (-counts[answer], answer))[:size])
+
+
+def _inside(client: str, made: Mapping[str, Made], pool: Sequence[str]) -> dict[str, Made]:
+    """A client's examples whose answer is in its pool; the others are left out, as FedDAT's loader does.
+
+    Raises:
+        ValueError: a role has none.
+    """
+    kept: dict[str, Made] = {}
+    for role, part in made.items():
+        rows = [row for row, answer in enumerate(part.examples.answers) if answer in pool]
+        if not rows:
+            raise ValueError(
+                f"no {role} question of client {client!r} has an answer in its pool of {len(pool)} "
+                f"({', '.join(pool)}); raise data.pools, or the number of examples"
+            )
+        whole = len(rows) == len(part.examples)
+        kept[role] = part if whole else replace(part, examples=part.examples.take(rows))
+    return kept
+
+
+def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
     """What a reader of the questions and pictures must know, in words."""
     facts: dict[str, str] = {}
     if knobs.wording:
@@ -289,7 +237,7 @@ def _shifts(knobs: Knobs) -> dict[str, str]:
         facts["wording"] = (
             f"ten words of every client's questions are put into Scots ({examples}); the backbone has never read them"
         )
-    if knobs.conflict:
+    if knobs.conflict and kind.styled:
         facts["colours"] = (
             f"each scene turns the colour wheel its own way (severity {knobs.conflict:g}): clients disagree about names"
         )
@@ -312,7 +260,7 @@ def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Mad
         facts[f"{scene} (unseen)"] = f"{len(made.examples)} test; {_floors(everybody, made.examples)}"
     right = total = 0
     for made in [*(m[role] for m in clients.values() for role in ROLES), *unseen.values()]:
-        answers = oracle(made.examples.questions, made.examples.image_index, made.tags)
+        answers = made.truth()
         right += sum(a == b for a, b in zip(answers, made.examples.answers, strict=True))
         total += len(answers)
     facts["oracle"] = f"{100 * right / total:.1f} % of {total} answers follow from question and scene graph"

@@ -22,11 +22,13 @@ __all__ = [
     "WORDS",
     "Balance",
     "Program",
+    "Templates",
     "ask",
     "execute",
     "oracle",
     "parse",
     "phrase",
+    "words_of",
 ]
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
@@ -34,7 +36,9 @@ NUMBERS = tuple(str(n) for n in range(6))
 ANSWERS: tuple[str, ...] = ("yes", "no", *NUMBERS, *COLOURS, *SIZES, *QUADRANTS, *NOUNS)
 
 # C and D stand for colours, N and M for nouns; the order of the arguments is the order in the question.
-TEMPLATES: Mapping[str, tuple[str, ...]] = {
+Templates = Mapping[str, tuple[str, ...]]
+"""Family -> its wordings."""
+TEMPLATES: Templates = {
     "exist": ("is there a C N?", "is there a C N in the picture?", "can you see a C N?"),
     "count": ("how many things are C?", "how many C things are there?", "how many C things can you see?"),
     "qcolor": ("what color is the N?", "what is the color of the N?", "which color does the N have?"),
@@ -74,9 +78,13 @@ class Program(NamedTuple):
     arguments: tuple[str, ...]
 
 
+def words_of(templates: Templates) -> set[str]:
+    """The words of some templates, without what stands for a colour or a noun."""
+    return {word for forms in templates.values() for t in forms for word in t.rstrip("?").split()} - set("CDNM")
+
+
 def _words() -> tuple[str, ...]:
-    plain = {word for templates in TEMPLATES.values() for t in templates for word in t.rstrip("?").split()}
-    plain -= {"C", "D", "N", "M"}
+    plain = words_of(TEMPLATES)
     answers = {word for answer in ANSWERS for word in answer.split()}
     return tuple(sorted(plain | answers)) + tuple(sorted(WORDING_SHIFT.values()))
 
@@ -174,35 +182,40 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def phrase(program: Program, paraphrase: int, shifted: bool = False) -> str:
+def phrase(program: Program, paraphrase: int, shifted: bool = False, templates: Templates = TEMPLATES) -> str:
     """The program as a question.
 
     Args:
         program: what is asked.
         paraphrase: which of the family's templates.
         shifted: apply :data:`WORDING_SHIFT`.
+        templates: the wordings to choose from.
     """
     rest = list(program.arguments)
     words = []
-    for word in TEMPLATES[program.family][paraphrase].rstrip("?").split():
+    for word in templates[program.family][paraphrase].rstrip("?").split():
         plain = rest.pop(0) if word in {"C", "D", "N", "M"} else word
         words.append(WORDING_SHIFT.get(plain, plain) if shifted else plain)
     return " ".join(words) + "?"
 
 
-def _skeletons() -> dict[str, str]:
+def _skeletons(templates: Templates) -> dict[str, str]:
     table: dict[str, str] = {}
-    for family, templates in TEMPLATES.items():
-        for template in templates:
+    for family, forms in templates.items():
+        for template in forms:
             table[template.replace("D", "C").replace("M", "N")] = family
     return table
 
 
-_FAMILY_OF = _skeletons()
+_FAMILY_OF = _skeletons(TEMPLATES)
 
 
-def parse(question: str) -> Program:
+def parse(question: str, family_of: Mapping[str, str] = _FAMILY_OF) -> Program:
     """The program that a question (in either wording) stands for.
+
+    Args:
+        question: the question.
+        family_of: question without its colours and nouns -> family.
 
     Raises:
         ValueError: no template produces this question.
@@ -214,26 +227,30 @@ def parse(question: str) -> Program:
             arguments.append(plain)
             plain = "C" if plain in COLOURS else "N"
         words.append(plain)
-    family = _FAMILY_OF.get(" ".join(words) + "?")
+    family = family_of.get(" ".join(words) + "?")
     if family is None:
         raise ValueError(f"no template of the scenes benchmark produces the question {question!r}")
     return Program(family, tuple(arguments))
 
 
-def oracle(questions: Sequence[str], image_index: np.ndarray, tags: Tags) -> list[str | None]:
+def oracle(
+    questions: Sequence[str], image_index: np.ndarray, tags: Tags, templates: Templates = TEMPLATES
+) -> list[str | None]:
     """Answers from question text and scene graphs alone: the ceiling of every model.
 
     Args:
         questions: N questions, in either wording.
         image_index: which picture each is about, int64, shape (N,).
         tags: what stands in the M pictures.
+        templates: how the questions are worded.
     """
+    family_of = _FAMILY_OF if templates is TEMPLATES else _skeletons(templates)
     graphs: dict[int, tuple[Object, ...]] = {}
     answers = []
     for question, picture in zip(questions, map(int, image_index), strict=True):
         if picture not in graphs:
             graphs[picture] = objects(tags, picture)
-        answers.append(execute(parse(question), graphs[picture]))
+        answers.append(execute(parse(question, family_of), graphs[picture]))
     return answers
 
 
@@ -295,6 +312,8 @@ def ask(
     prior: np.ndarray,
     shifted: bool,
     rng: np.random.Generator,
+    families: Sequence[str] = FAMILIES,
+    templates: Templates = TEMPLATES,
 ) -> list[Asked] | None:
     """``number`` different questions about one picture, or None where the balance rules leave too few.
 
@@ -308,11 +327,13 @@ def ask(
         prior: the scene's colours, shape (8,).
         shifted: apply the wording shift.
         rng: the stream to draw from.
+        families: kinds of questions to choose from.
+        templates: how each kind is worded.
     """
-    luck = rng.random(len(FAMILIES))
-    order = sorted(range(len(FAMILIES)), key=lambda i: balance.families[FAMILIES[i]] + 4 * luck[i])
+    luck = rng.random(len(families))
+    order = sorted(range(len(families)), key=lambda i: balance.families[families[i]] + 4 * luck[i])
     asked: dict[Program, Asked] = {}
-    for family in [FAMILIES[i] for i in order] * 2:  # a second pass where one question per family is not enough
+    for family in [families[i] for i in order] * 2:  # a second pass where one question per family is not enough
         for _ in range(ATTEMPTS):
             if len(asked) == number:
                 break
@@ -320,7 +341,7 @@ def ask(
             answer = None if program is None else execute(program, graph)
             if program is None or answer is None or program in asked or not balance.accepts(program, answer):
                 continue
-            question = phrase(program, int(rng.integers(len(TEMPLATES[family]))), shifted)
+            question = phrase(program, int(rng.integers(len(templates[family]))), shifted, templates)
             asked[program] = Asked(program, answer, question)
             balance.add(program, answer)
             break

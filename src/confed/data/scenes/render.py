@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from confed.data.scenes.backgrounds import NEUTRAL, PICTURE, STYLES, VARIANTS, place, random_backgrounds
+from confed.data.scenes.backgrounds import NEUTRAL, PICTURE, STYLES, Style, place, random_backgrounds
 from confed.data.scenes.drawings import CELL, JITTERS, sprites
 from confed.data.scenes.graph import GRID, Tags
 
-__all__ = ["WHEEL", "palette", "render_neutral", "render_public", "render_scene"]
+__all__ = ["WHEEL", "palette", "render_neutral", "render_over", "render_public", "render_scene"]
 
 # Hue (in sixths of a turn), saturation and value at which a person says "red", "orange", and so on.
 WHEEL = np.array([
@@ -51,12 +51,26 @@ def render_scene(tags: Tags, scene: str, conflict: float, rng: np.random.Generat
         conflict: severity of the scene's turn of the colour wheel.
         rng: the stream to draw from.
     """
-    style, backgrounds = STYLES[scene], place(scene)
-    pictures = []
+    return render_over(tags, place(scene), STYLES[scene], conflict, rng)
+
+
+def render_over(
+    tags: Tags, backgrounds: np.ndarray, style: Style, conflict: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Pictures over one of some backgrounds each; see :func:`_render`.
+
+    Args:
+        tags: what stands where, M pictures.
+        backgrounds: the variants, float32, shape (V, 64, 64, 3).
+        style: how things look.
+        conflict: severity of the style's turn of the colour wheel.
+        rng: the stream to draw from.
+    """
+    pictures: list[np.ndarray] = []
     for part in _chunks(tags):
         number = len(part)
         light = rng.uniform(0.92, 1.06, (number, 1, 1, 1)).astype(np.float32)
-        ground = backgrounds[rng.integers(VARIANTS, size=number)] * light
+        ground = backgrounds[rng.integers(len(backgrounds), size=number)] * light
         turn, gain = np.full(number, conflict * style.hue), np.full(number, style.gain)
         pictures.append(_render(part, ground=ground, turn=turn, gain=gain, noise=np.full(number, style.noise), rng=rng))
     return _join(pictures)

@@ -1,0 +1,265 @@
+"""FedDAT: a dual-adapter teacher at every client, and mutual distillation with the shared adapter.
+
+Chen, Zhang, Krompass, Gu and Tresp, "FedDAT: An approach for foundation model finetuning in multi-modal heterogeneous
+federated learning", AAAI 2024, section 3 and Algorithm 1. Notation: A_s the shared adapter, the only thing that
+travels; Â_s its values as received, frozen; A_c the client's own adapter, made in its first round; z_s the logits with
+A_s in the frozen backbone, z_DAT those with the dual-adapter teacher, at every place (Eq. 4)
+
+    y + 1/2 Â_s(y) + 1/2 A_c(y).
+
+A client alternates, batch by batch (Eqs. 5 to 8, Algorithm 1, lines 6 to 8):
+
+    A_s and the head:   L_s   = L_task(z_s)   + alpha w(t) KL_s        with the teacher z_DAT
+    A_c and the head:   L_DAT = L_task(z_DAT) + beta  w(t) KL_DAT      with the teacher z_s
+
+Heads are the client's own. The server takes the plain mean of the A_s (Algorithm 1, line 6; the paper's Eq. 3 weighs by
+size, ``weighting = "examples"``). A_s answers at inference.
+
+Where paper and released code differ, ``preset`` chooses; each of its values can be set on its own:
+
+=============  =============================================  =======================================
+               ``paper``                                      ``code``
+=============  =============================================  =======================================
+loss           L_task + w(t) KL                               (L_task + KL) / 2
+ramp-up        w(t) = exp(-5 (1 - min(t / T_r, 1))^2)         none
+temperature    1                                              3, with the factor T^2
+=============  =============================================  =======================================
+
+The paper says "exponential ramp-up" and gives neither its shape, its length nor the weights: w(t) is Laine and Aila's
+(ICLR 2017) over rounds t, T_r defaults to half the rounds, alpha and beta to 1. The released code has none of the
+three. Both presets take KL(teacher || student) with the teacher detached, as the code does; Eq. 5 of the paper, read by
+the letter, is ``direction = "student_teacher"``. Both take the code's order of updates. As in the code there is one
+optimiser for all that learns, made anew in every round; unlike in the code, the adapter that a step does not use is
+left alone by it (the code's zero gradients let AdamW's momentum and decay move it).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.branches import Branches, fresh_adapter, tensors_of
+from confed.federation.client import Client
+from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.params import Rules, Scope, copy_into
+from confed.federation.protocols import Batch, Output, Task
+from confed.federation.structure import adapters_of, private_head
+from confed.federation.train import Objective
+from confed.losses.mutual import Direction, divergence
+
+__all__ = ["FedDAT"]
+
+LOCAL, ANCHOR = "local", "anchor"
+"""The client's own adapter A_c, and the one that holds the received values Â_s."""
+
+TEMPERATURES: Mapping[str, float] = {"paper": 1.0, "code": 3.0}
+
+
+@dataclass(frozen=True)
+class FedDAT(Algorithm):
+    """A shared adapter that learns from, and teaches, a pair of adapters at each client.
+
+    A step costs two forward and two backward passes (the teacher's features serve both its roles, as only the head
+    changes between them), where plain averaging of adapters costs one each. Baselines with ``local.epochs`` doubled
+    spend what FedDAT spends here, and two and a half times the epochs what its released code spends.
+
+    Attributes:
+        preset: "paper" or "code"; see above.
+        temperature: T of both divergences; default: the preset's.
+        alpha: weight of the divergence in the shared adapter's loss once ramped up.
+        beta: weight in the teacher's loss; default: alpha.
+        ramp: rounds T_r of the ramp-up, 0 for none; default: the preset's.
+        halve: whether loss and divergence are averaged rather than added; default: the preset's.
+        direction: of both divergences.
+        updates: "sequential": two steps per batch, the second after the first; "simultaneous": both gradients before
+            one step, from one pass over both branches. The head then takes one step along the sum of its gradients.
+        order: which of two sequential steps comes first. Either teaches the other as it was before both.
+        teacher: "dual"; "local", A_c alone (table 4, without Â_s); "frozen", Â_s alone (without A_c), whose step
+            trains the head only.
+        mutual: whether the teacher learns from the shared adapter too; else from the labels only (without MKD).
+        inference: what answers, in evaluations of rounds and at the end: "shared" A_s, "local" A_c, or "both", the
+            teacher with the newest A_s in place of Â_s.
+        local_init: A_c starts from values of each client's "own", or from the "same".
+        weighting: every client counts the same, or as its training "examples".
+        adapter: name of the model's adapter that is shared; its first one by default.
+        head: names of the submodules that are private; the model's heads by default.
+    """
+
+    preset: Literal["paper", "code"] = "paper"
+    temperature: float | None = None
+    alpha: float = 1.0
+    beta: float | None = None
+    ramp: int | None = None
+    halve: bool | None = None
+    direction: Direction = "teacher_student"
+    updates: Literal["sequential", "simultaneous"] = "sequential"
+    order: Literal["shared_first", "teacher_first"] = "shared_first"
+    teacher: Literal["dual", "local", "frozen"] = "dual"
+    mutual: bool = True
+    inference: Literal["shared", "local", "both"] = "shared"
+    local_init: Literal["own", "same"] = "own"
+    weighting: Literal["uniform", "examples"] = "uniform"
+    adapter: str = ""
+    head: tuple[str, ...] = ()
+
+    finetuning: ClassVar[str] = "adapters"
+    own_heads: ClassVar[bool] = True
+    neutral: ClassVar[str] = "the head is never shared, and the teacher trains it too"
+    search: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.3, 1.0, 3.0), "temperature": (1.0, 3.0)}
+
+    def __post_init__(self) -> None:
+        for name, valid in {
+            "preset": tuple(TEMPERATURES),
+            "direction": get_args(Direction),
+            "updates": ("sequential", "simultaneous"),
+            "order": ("shared_first", "teacher_first"),
+            "teacher": ("dual", "local", "frozen"),
+            "inference": ("shared", "local", "both"),
+            "local_init": ("own", "same"),
+            "weighting": ("uniform", "examples"),
+        }.items():
+            if getattr(self, name) not in valid:
+                raise ValueError(f"algorithm.{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
+        for name in ("alpha", "beta", "ramp"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"algorithm.{name} must not be negative, got {value}")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
+        if self.teacher == "frozen" and self.inference != "shared":
+            raise ValueError(
+                "algorithm.inference must be shared where algorithm.teacher is frozen (there is no local adapter), "
+                f"got {self.inference!r}"
+            )
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the shared adapter and the heads in the model.
+
+        Raises:
+            ValueError: the model has no adapters, or none of the name, or does not say what its head is.
+        """
+        names = adapters_of(model, "FedDAT").names
+        if self.adapter and self.adapter not in names:
+            raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
+        return replace(self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDAT"))
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """The client's own adapter, ``local``."""
+        if self.teacher != "frozen":
+            adapters_of(model, "FedDAT").add(LOCAL, rng)
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """One adapter is shared, the other and the heads are private, everything else stays as it is."""
+        if not self.adapter:
+            raise ValueError("FedDAT does not know this model's adapter; call suit(model, task) before the run")
+        own = [f"{part}.*" for part in self.head]
+        if self.teacher != "frozen":
+            own.append(tensors_of(LOCAL))
+        return {tensors_of(self.adapter): Scope.SHARED, **dict.fromkeys(own, Scope.PRIVATE), "*": Scope.FROZEN}
+
+    def weight(self, reply: Reply) -> float:
+        """1, or the client's number of training examples."""
+        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    def ramp_up(self, round: int, rounds: int) -> float:
+        """w(t): from exp(-5) in the first round to 1 from round T_r on; rounds count from 0."""
+        length = self.ramp
+        if length is None:
+            length = 0 if self.preset == "code" else max(rounds // 2, 1)
+        return 1.0 if length == 0 else math.exp(-5 * (1 - min(round / length, 1.0)) ** 2)
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """As FedAvg; in its first round a client makes its own adapter."""
+        if "private" not in client.state.tensors and self.local_init == "own":
+            client.state.tensors["private"] = fresh_adapter(client, LOCAL)
+        return super().fit(client, message)
+
+    @action
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """As FedAvg, with the adapters that ``inference`` names."""
+        with adapters_of(client.model, "FedDAT").using(self._answering()):
+            return super().evaluate(client, message)
+
+    @action
+    def examine(self, client: Client, message: Message) -> Message:
+        """As FedAvg, with the adapters that ``inference`` names."""
+        with adapters_of(client.model, "FedDAT").using(self._answering()):
+            return super().examine(client, message)
+
+    def objective(self, client: Client) -> Objective:
+        """The losses of the shared adapter and of the teacher."""
+        if self.teacher != "local":
+            self._hold_anchor(client)
+        branches = Branches(client.model, client.task, "FedDAT")
+        return self._together(client, branches) if self.updates == "simultaneous" else self._in_turn(client, branches)
+
+    def _in_turn(self, client: Client, branches: Branches) -> Objective:
+        blends, weights = [{self.adapter: 1.0}, self._teaching()], self._weights(client)
+        if self.order == "teacher_first":
+            blends, weights = blends[::-1], weights[::-1]
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            state = branches.begin(batch)
+            first = branches.run(state, blends[0])
+            second, answer_again = branches.answered(state, blends[1])
+            yield self._loss(client, first, batch, second.logits, weights[0])
+            # Below the head the second branch is as it was: the step has changed what the first one uses.
+            second = branches.run(state, blends[1]) if answer_again is None else answer_again()
+            yield self._loss(client, second, batch, first.logits, weights[1])
+
+        return losses
+
+    def _together(self, client: Client, branches: Branches) -> Objective:
+        to_shared, to_teacher = self._weights(client)
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            shared, teacher = branches.together(branches.begin(batch), {self.adapter: 1.0}, self._teaching())
+            loss = self._loss(client, shared, batch, teacher.logits, to_shared)
+            yield loss + self._loss(client, teacher, batch, shared.logits, to_teacher)
+
+        return losses
+
+    def _loss(self, client: Client, output: Output, batch: Batch, teacher_logits: Tensor, weight: float) -> Tensor:
+        temperature = TEMPERATURES[self.preset] if self.temperature is None else self.temperature
+        halve = self.preset == "code" if self.halve is None else self.halve
+        loss = client.task.loss(output, batch)
+        if weight > 0:
+            loss = loss + weight * divergence(output.logits, teacher_logits, temperature, self.direction)
+        return loss / 2 if halve else loss
+
+    def _weights(self, client: Client) -> list[float]:
+        """Weights of the divergences in this round: in the shared adapter's loss, and in the teacher's."""
+        ramped = self.ramp_up(client.round, client.rounds)
+        beta = self.alpha if self.beta is None else self.beta
+        return [self.alpha * ramped, beta * ramped if self.mutual else 0.0]
+
+    def _teaching(self) -> dict[str, float]:
+        return {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}[self.teacher]
+
+    def _answering(self) -> dict[str, float]:
+        blends = {"shared": {self.adapter: 1.0}, "local": {LOCAL: 1.0}, "both": {self.adapter: 0.5, LOCAL: 0.5}}
+        return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
+
+    def _hold_anchor(self, client: Client) -> None:
+        """Puts the values received into an adapter that is neither trained, nor stored, nor sent.
+
+        The workspace gets it with the first training and not in :meth:`extend`: the federation does not know its
+        tensors, and what they held before means nothing.
+        """
+        bank = adapters_of(client.model, "FedDAT")
+        if ANCHOR not in bank.names:
+            bank.add(ANCHOR, torch.Generator().manual_seed(0))
+        names = [n for n in client.incoming if f".{self.adapter}." in n]
+        anchors = [client.model.get_parameter(n.replace(f".{self.adapter}.", f".{ANCHOR}.")) for n in names]
+        copy_into(anchors, [client.incoming[n] for n in names])
+        for tensor in anchors:
+            tensor.requires_grad_(False)

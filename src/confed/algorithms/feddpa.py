@@ -1,0 +1,219 @@
+"""FedDPA: a global and a local adapter at every client, weighed anew for each input.
+
+Yang, Long, Shen, Jiang and Blumenstein, "Dual-personalizing adapter for federated foundation models", NeurIPS 2024
+(arXiv 2403.19211), read from its abstract, its public summaries and its released code (Lydia-yang/FedDPA), not from the
+paper's equations, which were not at hand. Notation: A_g the global adapter, which is averaged; A_l the client's own;
+e(x) the pooled representation of an input. With a weight a of the local adapter, every place in the frozen backbone
+returns
+
+    y + (1 - a) A_g(y) + a A_l(y).
+
+Training. ``schedule = "iterative"`` (FedDPA-T): in each round but the first a client first trains A_l with a fixed a and
+A_g frozen as received, then A_g alone from the same values, for as many epochs. ``schedule = "sequential"`` (FedDPA-F):
+A_g is trained by plain federated averaging; after the last round each client starts its A_l from the final A_g and
+trains it alone.
+
+Inference (``get_weight`` of the released code): with S training examples x_s of the client and A_l alone switched on,
+
+    a(x) = scale * mean over s of cos(e(x), e(x_s)),
+
+the more local the more an input is like the client's own. What differs from the code: it draws new x_s for every input,
+here a client keeps the representations of S drawn ones from its last training; its e is the last token's of a
+language model; a negative mean counts as 0; a client without a trained A_l answers with A_g. Heads, which language
+models do not have, are the client's own and learn in both trainings.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.branches import Branches, fresh_adapter, held, tensors_of
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.params import Rules, Scope, copy_into
+from confed.federation.protocols import Batch, Output, Task
+from confed.federation.state import ServerState
+from confed.federation.structure import adapters_of, private_head
+from confed.federation.train import Objective, to_device, train
+
+__all__ = ["FedDPA"]
+
+LOCAL, EXAMPLES = "local", "feddpa_examples"
+"""The client's own adapter A_l, and the module that holds the representations of its S examples."""
+
+
+@dataclass(frozen=True)
+class FedDPA(Algorithm):
+    """FedAvg of one adapter, beside which every client trains one of its own.
+
+    A round costs a client twice what plain averaging of adapters costs (iterative), or the same and one more training
+    at the end (sequential).
+
+    Attributes:
+        schedule: "iterative" (FedDPA-T) or "sequential" (FedDPA-F).
+        mix: a while A_l is trained (iterative).
+        scale: the largest a at inference.
+        examples: S, how many of its training examples a client compares inputs with.
+        weighting: clients count as their training "examples" (the authors' FedAvg), or all the same ("uniform", as in
+            FedDAT's comparison).
+        adapter: name of the model's adapter that is averaged; its first one by default.
+        head: names of the submodules that are private; the model's heads by default.
+    """
+
+    schedule: Literal["iterative", "sequential"] = "iterative"
+    mix: float = 0.5
+    scale: float = 0.5
+    examples: int = 5
+    weighting: Literal["uniform", "examples"] = "examples"
+    adapter: str = ""
+    head: tuple[str, ...] = ()
+
+    finetuning: ClassVar[str] = "adapters"
+    own_heads: ClassVar[bool] = True
+    neutral: ClassVar[str] = "the head is never shared"
+    search: ClassVar[Mapping[str, Sequence[Any]]] = {"mix": (0.3, 0.5, 0.7), "scale": (0.3, 0.5, 1.0)}
+
+    def __post_init__(self) -> None:
+        for name, valid in {"schedule": ("iterative", "sequential"), "weighting": ("uniform", "examples")}.items():
+            if getattr(self, name) not in valid:
+                raise ValueError(f"algorithm.{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
+        for name in ("mix", "scale"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"algorithm.{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.examples < 1:
+            raise ValueError(f"algorithm.examples must be at least 1, got {self.examples}")
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the averaged adapter and the heads in the model.
+
+        Raises:
+            ValueError: the model has no adapters, or none of the name, or does not say what its head is.
+        """
+        names = adapters_of(model, "FedDPA").names
+        if self.adapter and self.adapter not in names:
+            raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
+        return replace(self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDPA"))
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """The client's own adapter, ``local``, and room for the representations of its examples (zeros)."""
+        adapters_of(model, "FedDPA").add(LOCAL, rng)
+        # Heads that read several passes at once are wider than the others; the rest of a row stays zero.
+        heads = [model.get_submodule(part) for part in private_head(model, self.head, "FedDPA")]
+        width = max(p.shape[1] for head in heads for p in head.parameters() if p.ndim == 2)
+        memory = nn.Module()
+        # A parameter without a gradient: private like a weight, so that it is stored and examined with the model.
+        memory.register_parameter("features", nn.Parameter(torch.zeros(self.examples, width)))
+        model.add_module(EXAMPLES, memory)
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is."""
+        if not self.adapter:
+            raise ValueError("FedDPA does not know this model's adapter; call suit(model, task) before the run")
+        own = [tensors_of(LOCAL), f"{EXAMPLES}.*", *(f"{part}.*" for part in self.head)]
+        return {tensors_of(self.adapter): Scope.SHARED, **dict.fromkeys(own, Scope.PRIVATE), "*": Scope.FROZEN}
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def weight(self, reply: Reply) -> float:
+        """1, or the client's number of training examples."""
+        return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
+
+    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        """In the sequential schedule asks every client to ``localise`` the final global adapter."""
+        if self.schedule == "sequential":
+            for _ in (yield [Call(c, "localise", self.broadcast(server, c)) for c in clients]):
+                pass
+        return server
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains the local adapter beside the global one (iterative, from the second round on), then the global one."""
+        if "private" not in client.state.tensors:
+            client.state.tensors["private"] = fresh_adapter(client, LOCAL)
+        client.load(message.tensors)
+        both = self.schedule == "iterative" and client.round > 0
+        if both:
+            with held(client, Scope.SHARED):
+                blend = {self.adapter: 1 - self.mix, LOCAL: self.mix}
+                train(client, self._with(client, blend), order="local")
+        loss = train(client, self._with(client, {self.adapter: 1.0}))
+        if both:
+            self._remember_examples(client)
+        client.remember()
+        return client.upload(loss=loss)
+
+    @action
+    def localise(self, client: Client, message: Message) -> Message:
+        """Trains the local adapter, alone, from the global one's values; sends nothing but the loss."""
+        client.load(message.tensors)
+        start = {n.replace(f".{self.adapter}.", f".{LOCAL}."): value for n, value in client.incoming.items()}
+        copy_into([client.tensors[n] for n in start], list(start.values()))
+        with held(client, Scope.SHARED):
+            loss = train(client, self._with(client, {LOCAL: 1.0}))
+        self._remember_examples(client)
+        client.remember()
+        return Message({}, {"loss": loss})
+
+    @action
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """As FedAvg, with both adapters weighed for each input."""
+        return super().evaluate(self._weighing(client), message)
+
+    @action
+    def examine(self, client: Client, message: Message) -> Message:
+        """As FedAvg, with both adapters weighed for each input."""
+        return super().examine(self._weighing(client), message)
+
+    def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
+        branches = Branches(client.model, client.task, "FedDPA")
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            yield client.task.loss(branches.run(branches.begin(batch), blend), batch)
+
+        return losses
+
+    def _remember_examples(self, client: Client) -> None:
+        """Fills the rows with the present representations of S random training examples (zeros where it has fewer)."""
+        memory = client.tensors[f"{EXAMPLES}.features"]
+        batch = to_device(next(iter(client.data.train(self.examples, client.rng("examples")))), memory.device)
+        client.model.eval()
+        branches = Branches(client.model, client.task, "FedDPA")
+        with torch.no_grad():
+            features = branches.run(branches.begin(batch), {LOCAL: 1.0}).features
+            memory.zero_()
+            memory[: len(features), : features.shape[1]] = features
+
+    def _weighing(self, client: Client) -> Client:
+        branches = Branches(client.model, client.task, "FedDPA")
+        return replace(client, model=_Weighing(branches, self.adapter, self.scale))
+
+
+class _Weighing(nn.Module):
+    """The model as a function that weighs its two adapters for each input."""
+
+    def __init__(self, branches: Branches, adapter: str, scale: float) -> None:
+        super().__init__()
+        self.model = cast(nn.Module, branches.model)
+        self._branches, self._adapter, self._scale = branches, adapter, scale
+
+    def forward(self, batch: Batch) -> Output:
+        branches, kept = self._branches, self.model.get_parameter(f"{EXAMPLES}.features")
+        kept = kept[kept.any(dim=1)]
+        state = branches.begin(batch)
+        if not len(kept):
+            return branches.run(state, {self._adapter: 1.0})
+        features = branches.run(state, {LOCAL: 1.0}).features.to(kept.dtype)
+        likeness = functional.cosine_similarity(features[:, None], kept[None, :, : features.shape[1]], dim=2).mean(1)
+        weights = (self._scale * likeness.clamp_min(0)).tolist()
+        # One chunk per example: each has weights of its own.
+        with branches.bank.using(*({self._adapter: 1 - a, LOCAL: a} for a in weights)):
+            return branches.rest(state)

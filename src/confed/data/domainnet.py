@@ -1,0 +1,225 @@
+"""DomainNet: pictures of the same things in six styles (Peng et al., 2019), a client per style, "what is it?"
+
+The folder holds one folder per domain with one folder per class, as the official archives unpack, and the lists
+``<domain>_train.txt`` and ``<domain>_test.txt`` with lines ``domain/class/file.jpg label``, either beside them or in a
+folder ``splits/``. FedDAT (AAAI 2024, table 1) uses a down-sampled version with one domain per client.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.federate import Pool, federate, floors, words
+from confed.data.picture_files import PictureFiles
+from confed.data.pictures import empty_table, fill_table, read_picture
+from confed.registry import register_dataset
+
+__all__ = ["DOMAINS", "domainnet"]
+
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+QUESTION = "what is it?"
+LABELS = 345
+
+_FACTS = {
+    "origin": "DomainNet, ai.bu.edu/M3SDA",
+    "licence": "fair use, for non-commercial research",
+    "citation": 'X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang, "Moment matching for multi-source domain '
+    'adaptation", ICCV 2019',
+}
+
+
+class _Row(NamedTuple):
+    """A line of a list: where the picture lies below the root, its class and the class's official number."""
+
+    domain: str
+    role: str
+    path: str
+    name: str
+    label: int
+
+
+@register_dataset
+def domainnet(
+    root: Path | str,
+    classes: int | tuple[str, ...] = 10,
+    *,
+    domains: tuple[str, ...] = (),
+    unseen: tuple[str, ...] = (),
+    max_train: int | None = 500,
+    max_test: int | None = 500,
+    validation: float = 0.1,
+    image_size: int = 224,
+    in_memory: bool = True,
+    seed: int = 0,
+) -> FederatedDataset:
+    """One client per domain; answers are class names as the folders have them ("aircraft_carrier").
+
+    Args:
+        root: the folder that holds the domains' folders.
+        classes: the so many most frequent classes over all domains' training lists (ties: alphabetically), or their
+            names.
+        domains: the clients; all six if none are given.
+        unseen: domains that nobody trains on.
+        max_train: most training pictures per client.
+        max_test: most test pictures per client and unseen domain.
+        validation: share of a client's training pictures held out (the lists have none).
+        image_size: side of the pictures in pixels; other proportions are squeezed.
+        in_memory: decode all chosen pictures once and keep them (0.15 MB each at 224 pixels); otherwise they are
+            decoded whenever a batch asks.
+        seed: chooses validation pictures, and training pictures under ``max_train``; test sets are the same for all.
+
+    Raises:
+        ValueError: a list or a picture is missing or damaged, a line is malformed or contradicts another, a class or
+            domain is unknown, or an option is out of range.
+    """
+    apart = _known("unseen", unseen)
+    chosen = tuple(domain for domain in _known("domains", domains) or DOMAINS if domain not in apart)
+    if not chosen:
+        raise ValueError(f"unseen must leave at least one domain for a client, got {', '.join(apart)}")
+    if image_size < 1:
+        raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
+    listed = _read(Path(root), (*chosen, *apart))
+    shown = _classes(classes, listed, chosen)
+    rows = [row for row in listed if row.name in shown]
+    where = np.array([row.domain for row in rows])
+    roles = np.array([row.role for row in rows])
+    for domain in (*chosen, *apart):
+        role = "test" if domain in apart else "train"
+        if not ((where == domain) & (roles == role)).any():
+            raise ValueError(f"domainnet: {domain} has no {role} picture of the classes {', '.join(shown)}")
+    splits, tests = federate(
+        Pool(_examples(Path(root), rows, image_size), roles, where, {"domain": where}),
+        "domain",
+        unseen=apart,
+        validation=validation,
+        max_train=max_train,
+        max_test=max_test,
+        seed=seed,
+    )
+    parts = [
+        part for domain in chosen for part in (splits[domain].train, splits[domain].validation, splits[domain].test)
+    ]
+    kept = _keep([*parts, *tests.values()], in_memory=in_memory)
+    clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
+    facts = {
+        **_FACTS,
+        "published": f"{len(listed)} pictures in the lists of {len(chosen) + len(apart)} domains, {len(rows)} of "
+        f"them of the {len(shown)} classes",
+        **floors(clients),
+    }
+    return FederatedDataset(
+        "domainnet", shown, clients, dict(zip(tests, kept[3 * len(chosen) :], strict=True)), words([QUESTION]), facts
+    )
+
+
+def _known(option: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or len(set(names)) < len(names) or not set(names) <= set(DOMAINS):
+        raise ValueError(f"{option} must be distinct names out of {', '.join(DOMAINS)}, got {names!r}")
+    return tuple(names)
+
+
+def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
+    """All lines of the lists, domain by domain, training before test."""
+    if not root.is_dir():
+        raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
+    folder = root / "splits" if (root / "splits").is_dir() else root
+    numbers: dict[str, int] = {}
+    seen: set[str] = set()
+    rows: list[_Row] = []
+    for domain in domains:
+        for role in ("train", "test"):
+            file = folder / f"{domain}_{role}.txt"
+            for where, row in _lines(file, domain, role):
+                if numbers.setdefault(row.name, row.label) != row.label:
+                    raise ValueError(
+                        f"{where}: expected the label {numbers[row.name]} that {row.name!r} had before, got {row.label}"
+                    )
+                if row.path in seen:
+                    raise ValueError(f"{where}: expected every picture once, got {row.path} again")
+                seen.add(row.path)
+                rows.append(row)
+    return rows
+
+
+def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
+    """The rows of one list, each with where it stands."""
+    if not file.is_file():
+        raise ValueError(
+            f"domainnet: the list {file} is missing; expected are <domain>_train.txt and <domain>_test.txt in the "
+            "root or its folder splits"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: expected text in UTF-8, got: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{file} line {number}"
+        path, _, label = line.strip().rpartition(" ")
+        parts = path.split("/")
+        if len(parts) != 3 or not all(parts) or {".", ".."} & set(parts) or not label.isascii() or not label.isdigit():
+            raise ValueError(f'{where}: expected "domain/class/file.jpg label", got {line.strip()[:80]!r}')
+        if parts[0] != domain:
+            raise ValueError(f"{where}: expected a picture of {domain}, got {path!r}")
+        if int(label) >= LABELS:
+            raise ValueError(f"{where}: expected a label in 0..{LABELS - 1}, got {label}")
+        yield where, _Row(domain, role, path, parts[1], int(label))
+
+
+def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequence[str]) -> tuple[str, ...]:
+    """The classes that are shown, in the order of their official numbers."""
+    label = {row.name: row.label for row in rows}
+    if isinstance(wanted, int):
+        if not 2 <= wanted <= LABELS:
+            raise ValueError(f"classes must lie between 2 and {LABELS}, got {wanted}")
+        counts = Counter(row.name for row in rows if row.role == "train" and row.domain in domains)
+        if len(counts) < wanted:
+            raise ValueError(f"classes must be at most {len(counts)}, all that the training lists have, got {wanted}")
+        chosen = sorted(counts, key=lambda name: (-counts[name], name))[:wanted]
+    else:
+        if isinstance(wanted, str) or len(set(wanted)) < max(2, len(wanted)):
+            raise ValueError(f"classes must be a number or at least two distinct names, got {wanted!r}")
+        for name in wanted:
+            if name not in label:
+                near = get_close_matches(name, label, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"classes: no list has the class {name!r}{hint}")
+        chosen = list(wanted)
+    return tuple(sorted(chosen, key=lambda name: label[name]))
+
+
+def _examples(root: Path, rows: Sequence[_Row], size: int) -> Examples:
+    return Examples(
+        PictureFiles([root / row.path for row in rows], size),
+        np.arange(len(rows)),
+        [QUESTION] * len(rows),
+        [row.name for row in rows],
+        [row.domain for row in rows],
+        [row.path for row in rows],
+    )
+
+
+def _keep(parts: Sequence[Examples], *, in_memory: bool) -> list[Examples]:
+    """The same examples over one table of the pictures that they need.
+
+    Raises:
+        ValueError: a picture is missing, or, where they are decoded now, unreadable.
+    """
+    files = cast(PictureFiles, parts[0].images)
+    used = np.unique(np.concatenate([part.image_index for part in parts]))
+    needed = [files.files[i] for i in used]
+    for file in needed:
+        if not file.is_file():
+            raise ValueError(f"domainnet: the picture {file} is in the lists, but there is no such file")
+    table: np.ndarray | PictureFiles = PictureFiles(needed, files.size)
+    if in_memory:
+        table = empty_table(len(needed), files.size)
+        fill_table(table, map(read_picture, needed))
+    return [replace(part, images=table, image_index=np.searchsorted(used, part.image_index)) for part in parts]

@@ -1,0 +1,284 @@
+"""From the records of several datasets to a federation in which every client has one of them, and its own answers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from zlib import crc32
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.federate import floors, words
+from confed.data.partitions import hold_out, iid
+from confed.data.picture_files import PictureFiles
+from confed.data.vl_files.records import Record
+
+__all__ = ["Amount", "Source", "assemble", "frequent_answers"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many examples of a role are kept, at random: the smallest of what is given.
+
+    Attributes:
+        count: at most so many.
+        share: that share of them.
+        per_answer: so many of each answer.
+
+    Raises:
+        ValueError: a limit is not positive, or a share above 1.
+    """
+
+    count: int | None = None
+    share: float | None = None
+    per_answer: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("count", self.count), ("per_answer", self.per_answer)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be None or at least 1, got {limit}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], got {self.share}")
+
+    def draw(self, answers: Sequence[str], rng: np.random.Generator) -> np.ndarray:
+        """Positions of the kept examples, ascending, int64."""
+        rows = np.arange(len(answers))
+        if self.per_answer is not None:
+            given = np.asarray(answers)
+            parts = [np.flatnonzero(given == answer) for answer in np.unique(given)]
+            rows = np.concatenate([_sample(part, self.per_answer, rng) for part in parts]) if parts else rows
+        if self.share is not None and len(rows):
+            rows = _sample(rows, max(1, int(self.share * len(rows))), rng)
+        return np.sort(rows if self.count is None else _sample(rows, self.count, rng))
+
+
+def _sample(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    return rows if len(rows) <= count else rng.choice(rows, count, replace=False)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset, that of one client or, in shards, of several.
+
+    Attributes:
+        train: training questions.
+        test: test questions.
+        pictures: where a picture may lie below the root, tried in this order: paths with ``{path}`` for its name and
+            ``{name}`` for the name's last part.
+        validation: validation questions; where there are none, a share of the training pictures is held out.
+        amounts: role ("train", "validation" or "test") -> how much of it is used; all of it by default.
+        answers: the answer pool; by default the most frequent answers of the training questions.
+        task: the registered task, where it is not the recipe's.
+        test_is: what the test questions are in the official division, for the facts.
+    """
+
+    train: Sequence[Record]
+    test: Sequence[Record]
+    pictures: Sequence[str]
+    validation: Sequence[Record] | None = None
+    amounts: Mapping[str, Amount] | None = None
+    answers: tuple[str, ...] | None = None
+    task: str = ""
+    test_is: str = "test"
+
+
+def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
+    """The most frequent right answers, most frequent first, equals in alphabetical order.
+
+    Raises:
+        ValueError: ``count`` is less than 1.
+    """
+    if count < 1:
+        raise ValueError(f"answers must be at least 1, got {count}")
+    counts = Counter(record.answer for record in records if record.answer)
+    return tuple(sorted(counts, key=lambda answer: (-counts[answer], answer))[:count])
+
+
+def assemble(
+    name: str,
+    root: Path,
+    sources: Mapping[str, Source],
+    *,
+    answers: int = 100,
+    validation: float = 0.1,
+    image_size: int = 384,
+    shards: int | None = None,
+    shard_count: int = 5,
+    seed: int = 0,
+    facts: Mapping[str, str] | None = None,
+) -> FederatedDataset:
+    """A federation with one client per dataset.
+
+    First the answer pool of every client is made from all its training questions and questions with another answer
+    are dropped; then examples are drawn. The seed chooses training and validation examples; test examples are the
+    same for all seeds. With shards, the pictures of every dataset are dealt to ``shard_count`` clients and
+    the first ``shards`` of them take part; these share a pool and the test questions.
+
+    Args:
+        name: the dataset's registered name.
+        root: what the picture paths of the sources are below.
+        sources: client -> its dataset.
+        answers: size of the pools that are made.
+        validation: share of the training pictures held out, where a dataset has no validation questions.
+        image_size: side of the pictures in pixels; other proportions are squeezed.
+        shards: clients per dataset; by default one, with all of it.
+        shard_count: shards that a dataset is dealt into, where ``shards`` is given.
+        seed: see above.
+        facts: further facts about the data.
+
+    Raises:
+        ValueError: an option is out of range, a pool shares no answer with a client's questions, or a picture is in
+            none of its places (names the annotation file and its row).
+    """
+    if not 0 < validation < 1:
+        raise ValueError(f"validation must be a share of the pictures in (0, 1), got {validation}")
+    if shards is not None and not 1 <= shards <= shard_count:
+        raise ValueError(f"shards must be None or from 1 to {shard_count}, got {shards}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    kept: dict[str, dict[str, list[Record]]] = {}
+    pools, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
+    for source_name, source in sources.items():
+        number = crc32(source_name.encode())  # the same draws whichever other clients take part
+        own = _pool(source_name, source, answers)
+        roles = _answerable(source_name, source, own)
+        for shard, part in enumerate(_shards(roles["train"], shards, shard_count)):
+            client = source_name if shards is None else f"{source_name}-{shard + 1}"
+            kept[client] = _draw({**roles, "train": part}, source, validation, (seed, number, shard))
+            pools[client] = own
+            if source.task:
+                tasks[client] = source.task
+        before = {"train": source.train, "validation": source.validation or (), "test": source.test}
+        counts[source_name] = (
+            f"{len(own)} answers; with them "
+            + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
+            + f" questions; tested on its official {source.test_is} split"
+        )
+    table = _Pictures(root, image_size)
+    for client, roles in kept.items():
+        source = sources[client if shards is None else client.rpartition("-")[0]]
+        for records in roles.values():
+            table.add(records, source.pictures)
+    splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
+    parts = [examples for s in splits.values() for examples in (s.train, s.validation, s.test)]
+    spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
+    union = tuple(dict.fromkeys(answer for own in pools.values() for answer in own))
+    described = {**(facts or {}), **{f"{n} (official files)": text for n, text in counts.items()}, **floors(splits)}
+    return FederatedDataset(name, union, splits, {}, spoken, described, pools=pools, tasks=tasks)
+
+
+def _pool(name: str, source: Source, count: int) -> tuple[str, ...]:
+    pool = frequent_answers(source.train, count) if source.answers is None else source.answers
+    if not pool:
+        raise ValueError(f"{name}: expected training questions with answers, got {len(source.train)} questions")
+    return pool
+
+
+def _answerable(name: str, source: Source, pool: Sequence[str]) -> dict[str, list[Record]]:
+    """Role -> the questions whose answer is in the pool."""
+    known = set(pool)
+    roles: dict[str, list[Record]] = {}
+    for role in ("train", "validation", "test"):
+        records = getattr(source, role)
+        if records is not None:
+            roles[role] = [record for record in records if record.answer in known]
+            if not roles[role]:
+                first = f", such as {records[0].answer!r} ({records[0].where})" if len(records) else ""
+                raise ValueError(
+                    f"{name}: none of the {len(records)} {role} questions has an answer of the pool of {len(pool)}, "
+                    f"{', '.join(map(repr, pool[:3]))}...; their answers are others{first}"
+                )
+    return roles
+
+
+def _shards(records: list[Record], shards: int | None, count: int) -> list[list[Record]]:
+    """The clients' shares; a picture has one owner, whatever the seed."""
+    if shards is None:
+        return [records]
+    owners = iid(len(records), count, np.random.default_rng(0), groups=_first_pictures(records))
+    return [[records[row] for row in rows] for rows in list(owners.values())[:shards]]
+
+
+def _draw(
+    roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
+) -> dict[str, list[Record]]:
+    """A client's examples by role."""
+    seed, number, shard = seeds
+    train, held = roles["train"], roles.get("validation")
+    if held is None:
+        out = hold_out(_first_pictures(train), share, np.random.default_rng([0, seed, number, shard]))
+        held = [record for record, chosen in zip(train, out, strict=True) if chosen]
+        train = [record for record, chosen in zip(train, out, strict=True) if not chosen]
+    amounts, drawn = source.amounts or {}, dict[str, list[Record]]()
+    streams = {"train": [1, seed, number, shard], "validation": [2, seed, number, shard], "test": [3, number]}
+    for role, records in (("train", train), ("validation", held), ("test", roles["test"])):
+        answers = [record.answer for record in records]
+        chosen = amounts.get(role, Amount()).draw(answers, np.random.default_rng(streams[role]))
+        drawn[role] = [records[row] for row in chosen]
+    return drawn
+
+
+def _first_pictures(records: Sequence[Record]) -> list[str]:
+    return [record.pictures[0] for record in records]
+
+
+class _Pictures:
+    """One table of all pictures, of which each is looked for once."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        self._root, self._size = root, size
+        self._numbers: dict[Path, int] = {}
+        self._places: dict[tuple[tuple[str, ...], str], int] = {}
+        self._of: dict[tuple[Path, int], list[int]] = {}
+        self._table: PictureFiles | None = None
+
+    def add(self, records: Sequence[Record], places: Sequence[str]) -> None:
+        """Looks for the pictures of these questions.
+
+        Raises:
+            ValueError: some are in none of the places; names the first, and how many there are.
+        """
+        missing: dict[str, Record] = {}
+        for record in records:
+            numbers: list[int] = []
+            for picture in record.pictures:
+                key = (tuple(places), picture)
+                if key not in self._places and (file := self._find(picture, places)) is not None:
+                    self._places[key] = self._numbers.setdefault(file, len(self._numbers))
+                if key in self._places:
+                    numbers.append(self._places[key])
+                else:
+                    missing.setdefault(picture, record)
+            self._of[record.file, record.row] = numbers
+        if missing:
+            picture, record = next(iter(missing.items()))
+            others = f", and {len(missing) - 1} more pictures" if len(missing) > 1 else ""
+            tried = ", ".join(str(self._root / place.format(path=picture, name=_last(picture))) for place in places)
+            raise ValueError(f"{record.where}: the picture {picture!r} is missing{others}; looked for {tried}")
+
+    def _find(self, picture: str, places: Sequence[str]) -> Path | None:
+        candidates = (self._root / place.format(path=picture, name=_last(picture)) for place in places)
+        return next((file for file in candidates if file.is_file()), None)
+
+    def examples(self, records: Sequence[Record]) -> Examples:
+        """These questions over the table, after :meth:`add` of all records."""
+        if self._table is None:
+            self._table = PictureFiles(list(self._numbers), self._size)
+        index = np.array([self._of[record.file, record.row] for record in records], dtype=np.int64)
+        several = any(record.annotations is not None for record in records)
+        offered = [record.choices for record in records if record.choices is not None]
+        return Examples(
+            self._table,
+            index[:, 0] if index.ndim == 2 and index.shape[1] == 1 else index,
+            [record.question for record in records],
+            [record.answer for record in records],
+            [record.type for record in records],
+            [record.name for record in records],
+            [record.annotations or (record.answer,) * 10 for record in records] if several else None,
+            offered or None,
+        )
+
+
+def _last(picture: str) -> str:
+    return PurePosixPath(picture).name

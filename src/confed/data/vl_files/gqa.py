@@ -1,0 +1,30 @@
+"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see :mod:`confed.data.gqa_scenes`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from confed.data.gqa_scenes.questions import question_files
+from confed.data.vl_files.records import Distinct, Record, check_split
+
+__all__ = ["gqa_records"]
+
+
+def gqa_records(folder: Path, split: str) -> Iterator[Record]:
+    """The balanced questions of a split; types are the structural ones, pictures ``<image id>.jpg``.
+
+    Args:
+        folder: with the question files, themselves or in ``questions1.2`` or ``questions``.
+        split: train or val.
+
+    Raises:
+        ValueError: an unknown split, a missing or damaged file, a question twice, or an entry without an answer.
+    """
+    check_split(split, ("train", "val"), "gqa")
+    distinct = Distinct("question id")
+    row = 0
+    for source in question_files(folder)[split]:
+        for question in source:
+            distinct.add(question.id, source.file, row)
+            name, picture = f"gqa-{question.id}", (f"{question.image}.jpg",)
+            yield Record(source.file, row, name, picture, question.question, question.answer, question.type)
+            row += 1

@@ -1,0 +1,165 @@
+"""One question of any dataset, and the checks that all readers share."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from confed.metrics.vqa import normalise_answer
+
+__all__ = ["ANNOTATORS", "Distinct", "Record", "annotated", "check_split", "find", "number", "text", "texts"]
+
+ANNOTATORS = 10
+"""Answers per question in VQA and VizWiz."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A question as its file has it.
+
+    Attributes:
+        file: the annotation file.
+        row: its row there, from 0.
+        name: identifier, distinct within the dataset.
+        pictures: one picture's name, or two: a path below the dataset's folder of pictures.
+        question: its text.
+        answer: the right answer; of several annotators the most frequent, normalised.
+        type: question type.
+        annotations: all annotators' answers, normalised, where there are several.
+        choices: the texts offered, where ``answer`` is the position of one of them.
+    """
+
+    file: Path
+    row: int
+    name: str
+    pictures: tuple[str, ...]
+    question: str
+    answer: str
+    type: str = "other"
+    annotations: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for picture in self.pictures:
+            path = PurePosixPath(picture)
+            if path.is_absolute() or ".." in path.parts or not path.name:
+                raise ValueError(
+                    f"{self.where}: expected a picture's name, without a way out of its folder, got {picture!r}"
+                )
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+
+class Distinct:
+    """Raises an error where an identifier comes twice.
+
+    Args:
+        what: what it identifies, for messages ("question_id").
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what, self._rows = what, dict[Any, int]()
+
+    def add(self, value: Any, file: Path, row: int) -> None:
+        """Notes an identifier.
+
+        Raises:
+            ValueError: it came before (names both rows).
+        """
+        first = self._rows.setdefault(value, row)
+        if first != row:
+            raise ValueError(f"{file}, row {row}: the {self.what} {value!r} is that of row {first} already")
+
+
+def text(entry: Any, key: str, file: Path, row: int) -> str:
+    """A text that is not empty.
+
+    Raises:
+        ValueError: there is none under this key (names file, row and key).
+    """
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{file}, row {row}: expected a text as {key!r}, got {value!r:.80}")
+    return value
+
+
+def texts(entry: Any, key: str, file: Path, row: int) -> list[str]:
+    """A list of texts.
+
+    Raises:
+        ValueError: there is none under this key (names file, row and key).
+    """
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{file}, row {row}: expected a list of texts as {key!r}, got {value!r:.80}")
+    return value
+
+
+def number(entry: Any, key: str, file: Path, row: int, *, below: int | None = None) -> int:
+    """An integer that is not negative.
+
+    Raises:
+        ValueError: there is none under this key, or it is not below the limit (names file, row and key).
+    """
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (below is not None and value >= below):
+        expected = "an integer of at least 0" if below is None else f"an integer from 0 to {below - 1}"
+        raise ValueError(f"{file}, row {row}: expected {expected} as {key!r}, got {value!r:.80}")
+    return value
+
+
+def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The answers of ten annotators, normalised, and the one that counts as right.
+
+    Args:
+        entry: a row with ``answers``, ten objects with an ``answer`` each.
+        file: where it stands.
+        row: its number there.
+        main: the right answer where the file names it; by default the annotators' most frequent one, the first of
+            equals.
+
+    Raises:
+        ValueError: not exactly ten answers, or one that is no text (names file and row).
+    """
+    given = entry.get("answers") if isinstance(entry, dict) else None
+    if not isinstance(given, list):
+        raise ValueError(f"{file}, row {row}: expected a list of annotators as 'answers', got {given!r:.80}")
+    if len(given) != ANNOTATORS:
+        raise ValueError(f"{file}, row {row}: expected the answers of {ANNOTATORS} annotators, got {len(given)}")
+    answers: list[str] = []
+    for one in given:
+        value = one.get("answer") if isinstance(one, dict) else None
+        if not isinstance(value, str):
+            raise ValueError(f"{file}, row {row}: expected a text as each annotator's 'answer', got {value!r:.80}")
+        answers.append(_normal_form(value))
+    right = Counter(answers).most_common(1)[0][0] if main is None else _normal_form(main)
+    return right, tuple(answers)
+
+
+@lru_cache(maxsize=1 << 16)
+def _normal_form(answer: str) -> str:
+    """Kept, because the ten answers to half a million questions are few different ones; they are one object each."""
+    return normalise_answer(answer)
+
+
+def check_split(split: str, known: Collection[str], dataset: str) -> None:
+    """Raises ValueError unless the dataset has such a split with answers."""
+    if split not in known:
+        raise ValueError(f"{dataset}: split must be one of {', '.join(known)}, got {split!r}")
+
+
+def find(folder: Path, names: Sequence[str], dataset: str) -> Path:
+    """The first of several possible files that is there.
+
+    Raises:
+        ValueError: none is (names all of them).
+    """
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"{dataset}: expected {' or '.join(names)} in {folder}")

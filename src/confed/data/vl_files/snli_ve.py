@@ -1,0 +1,40 @@
+"""SNLI-VE (Xie et al., 2019): does a photograph entail a sentence?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from confed.data.vl_files.records import Distinct, Record, check_split, find, text
+from confed.data.vl_files.stream import json_lines
+
+__all__ = ["LABELS", "snli_ve_records"]
+
+LABELS = ("entailment", "contradiction", "neutral")
+"""Answers in the order of their labels 0, 1 and 2, which is CLiMB's (ALBEF's is another)."""
+
+
+def snli_ve_records(folder: Path, split: str) -> Iterator[Record]:
+    """The hypotheses (``sentence2``) of a split; a model sees the picture instead of the premise.
+
+    Rows on which the annotators did not agree (``gold_label`` "-") are left out.
+
+    Args:
+        folder: with ``snli_ve_{split}.jsonl``.
+        split: train, dev or test.
+
+    Raises:
+        ValueError: an unknown split, a missing or damaged file, a pair twice, or a faulty row.
+    """
+    check_split(split, ("train", "dev", "test"), "snli_ve")
+    file = find(folder, [f"snli_ve_{split}.jsonl"], "snli_ve")
+    distinct = Distinct("pairID")
+    for row, entry in json_lines(file):
+        label = text(entry, "gold_label", file, row)
+        if label == "-":
+            continue
+        if label not in LABELS:
+            raise ValueError(f"{file}, row {row}: expected a gold_label out of {', '.join(LABELS)} or -, got {label!r}")
+        key = text(entry, "pairID", file, row)
+        distinct.add(key, file, row)
+        picture = f"{text(entry, 'Flickr30K_ID', file, row)}.jpg"
+        question = text(entry, "sentence2", file, row)
+        yield Record(file, row, f"snli_ve-{key}", (picture,), question, label, "entailment")

@@ -1,0 +1,90 @@
+"""VQA v2 (Goyal et al., 2017) and the abstract scenes of VQA (Antol et al., 2015): a file of questions, one of answers.
+
+Both have ten annotators per question. An answer counts as its normal form in every case, whereas the official
+evaluation leaves annotations as they are where all ten agree letter by letter.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, number, text
+from confed.data.vl_files.stream import json_items
+
+__all__ = ["Kind", "vqa_records"]
+
+Kind = Literal["vqa_v2", "vqa_abstract"]
+"""Photographs of COCO (v2), or clip-art scenes."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    splits: tuple[str, ...]
+    questions: tuple[str, ...]
+    annotations: tuple[str, ...]
+    picture: str
+
+
+_LAYOUTS: dict[str, _Layout] = {
+    "vqa_v2": _Layout(
+        ("train2014", "val2014"),
+        ("v2_OpenEnded_mscoco_{}_questions.json", "OpenEnded_mscoco_{}_questions.json"),
+        ("v2_mscoco_{}_annotations.json", "mscoco_{}_annotations.json"),
+        "COCO_{}_{:012d}.jpg",
+    ),
+    "vqa_abstract": _Layout(
+        ("train2015", "val2015"),
+        ("OpenEnded_abstract_v002_{}_questions.json",),
+        ("abstract_v002_{}_annotations.json",),
+        "abstract_v002_{}_{:012d}.png",
+    ),
+}
+
+
+def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Record]:
+    """The questions of one split in the order of the annotation file; question types are the answer types.
+
+    Args:
+        folder: where the two files lie.
+        split: train2014 or val2014; train2015 or val2015 for the abstract scenes. Test splits have no answers.
+        kind: photographs or abstract scenes.
+
+    Raises:
+        ValueError: an unknown split, a missing or damaged file, a question twice or without its counterpart in the
+            other file, or not ten annotators.
+    """
+    if kind not in _LAYOUTS:
+        raise ValueError(f"kind must be one of {', '.join(_LAYOUTS)}, got {kind!r}")
+    layout = _LAYOUTS[kind]
+    check_split(split, layout.splits, kind)
+    asked_in = find(folder, [name.format(split) for name in layout.questions], kind)
+    answered_in = find(folder, [name.format(split) for name in layout.annotations], kind)
+    asked: dict[int, tuple[int, str]] = {}
+    distinct = Distinct("question_id")
+    for row, entry in json_items(asked_in, "questions"):
+        key = number(entry, "question_id", asked_in, row)
+        distinct.add(key, asked_in, row)
+        asked[key] = number(entry, "image_id", asked_in, row), text(entry, "question", asked_in, row)
+    distinct = Distinct("question_id")
+    for row, entry in json_items(answered_in, "annotations"):
+        key = number(entry, "question_id", answered_in, row)
+        distinct.add(key, answered_in, row)
+        if key not in asked:
+            raise ValueError(f"{answered_in}, row {row}: the question {key} is not in {asked_in.name}")
+        image, question = asked.pop(key)
+        if number(entry, "image_id", answered_in, row) != image:
+            raise ValueError(
+                f"{answered_in}, row {row}: question {key} is about picture {image} in {asked_in.name}, "
+                f"here about {entry['image_id']}"
+            )
+        main = text(entry, "multiple_choice_answer", answered_in, row)
+        answer, annotations = annotated(entry, answered_in, row, main)
+        kind_of_answer = text(entry, "answer_type", answered_in, row)
+        picture = layout.picture.format(split, image)
+        yield Record(answered_in, row, f"{kind}-{key}", (picture,), question, answer, kind_of_answer, annotations)
+    if asked:
+        first = next(iter(asked))
+        raise ValueError(
+            f"{asked_in}: {len(asked)} questions have no answers in {answered_in.name}, the first: {first}"
+        )

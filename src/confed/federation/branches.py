@@ -1,0 +1,120 @@
+"""Several networks on one frozen backbone: blends of its adapters, which share what is equal among them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.client import Client
+from confed.federation.params import Scope
+from confed.federation.protocols import Batch, Output, Task
+from confed.federation.structure import adapters_of
+
+__all__ = ["Branches", "fresh_adapter", "held", "tensors_of"]
+
+Blend = Mapping[str, float]
+"""Adapter -> weight; see :meth:`confed.federation.structure.Adapters.using`."""
+
+
+class Branches:
+    """A model's adapters as networks of their own that read the same batch.
+
+    Where the model offers ``prefix(batch)``, ``suffix(state)`` and ``repeat(state, n)`` and nothing below its first
+    adapter learns (``prefix_is_frozen``), that part runs once per batch, whatever the number of branches.
+
+    Args:
+        model: the model; switched from branch to branch, never copied.
+        task: whose head answers.
+        method: who needs adapters, for the message.
+
+    Raises:
+        ValueError: the model has no adapters.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, method: str) -> None:
+        self.model: Any = model
+        self.bank = adapters_of(model, method)
+        self.split = bool(getattr(model, "prefix_is_frozen", False))
+        heads: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
+        name = heads.get(getattr(task, "head", ""), getattr(model, "answer_head", None))
+        self.head = model.get_submodule(name) if isinstance(name, str) else None
+
+    def begin(self, batch: Batch) -> Any:
+        """What all branches share of a batch: the state before the first adapter, or the batch itself."""
+        if not self.split:
+            return batch
+        with torch.no_grad():
+            return self.model.prefix(batch)
+
+    def run(self, state: Any, blend: Blend) -> Output:
+        """One branch."""
+        with self.bank.using(blend):
+            return self.rest(state)
+
+    def together(self, state: Any, *blends: Blend) -> tuple[Output, ...]:
+        """Several branches in one pass over as many times the rows."""
+        n = len(blends)
+        repeated = self.model.repeat(state, n) if self.split else {k: torch.cat([t] * n) for k, t in state.items()}
+        with self.bank.using(*blends):
+            output = self.rest(repeated)
+        return tuple(Output(*parts) for parts in zip(output.logits.chunk(n), output.features.chunk(n), strict=True))
+
+    def answered(self, state: Any, blend: Blend) -> tuple[Output, Callable[[], Output] | None]:
+        """One branch, and a function that answers again from the same features with the head's present values.
+
+        For two networks with a common head that are trained in turn: after the step of one, only the head of the
+        other has changed. None where the model does more with the features than to hand them to its head.
+        """
+        if self.head is None:
+            return self.run(state, blend), None
+        seen: list[tuple[tuple[Tensor, ...], Tensor]] = []
+        handle = self.head.register_forward_hook(lambda _, inputs, output: seen.append((inputs, output)))
+        try:
+            output = self.run(state, blend)
+        finally:
+            handle.remove()
+        if len(seen) != 1 or seen[0][1] is not output.logits:
+            return output, None
+        head, inputs = self.head, seen[0][0]
+        return output, lambda: Output(head(*inputs), output.features)
+
+    def rest(self, state: Any) -> Output:
+        """What the adapters that are switched on make of a state."""
+        return self.model.suffix(state) if self.split else self.model(state)
+
+
+def tensors_of(adapter: str) -> str:
+    """The glob that an adapter's tensor names match."""
+    return f"*.{adapter}.*"
+
+
+def fresh_adapter(client: Client, adapter: str) -> dict[str, Tensor]:
+    """Initial values for a private adapter that are this client's own, by name.
+
+    Normal, with each tensor's standard deviation in the run's initial values; what is constant there (zero biases)
+    stays as it is. The stream is the client's, so clients that start in different rounds differ as well.
+    """
+    rng = client.rng(f"adapter {adapter}")
+    values: dict[str, Tensor] = {}
+    for name in client.names(Scope.PRIVATE):
+        if fnmatchcase(name, tensors_of(adapter)):
+            start = client.initial[name].detach().cpu()
+            spread = start.std(correction=0)
+            values[name] = torch.randn(start.shape, generator=rng) * spread if spread > 0 else start.clone()
+    return values
+
+
+@contextmanager
+def held(client: Client, scope: Scope) -> Iterator[None]:
+    """For the duration of a ``with`` block, tensors of a scope do not learn."""
+    tensors = [t for n, t in client.tensors.items() if client.scopes[n] is scope and t.requires_grad]
+    for tensor in tensors:
+        tensor.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            tensor.requires_grad_(True)

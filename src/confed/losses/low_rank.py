@@ -1,0 +1,102 @@
+"""Sums of low-rank products B A: exactly, as more factors or as a matrix; and approximately, as fewer factors.
+
+Notation: client k has factors A_k (r_k x n) and B_k (m x r_k), whose product B_k A_k (m x n) is LoRA's update of a
+weight matrix (up to LoRA's common factor alpha / r), and a weight w_k; the w_k sum to 1.
+
+Stacking (FLoRA; Wang et al., NeurIPS 2024, arXiv 2409.05976): B = [B_1 ... B_K], A = [w_1 A_1; ...; w_K A_K] gives
+B A = sum_k w_k B_k A_k, with a rank of sum_k r_k.
+
+Residual (FedEx-LoRA; Singhal et al., ACL 2025, arXiv 2410.09432): sum_k w_k B_k A_k = B' A' + R, where
+B' = sum_k w_k B_k and A' = sum_k w_k A_k are the means that travel anyway.
+
+Redistribution (FlexLoRA; Bai et al., NeurIPS 2024, arXiv 2402.11505): of the singular value decomposition U S V of the
+sum, the r largest values and their vectors, B = U_r S_r and A = V_r, which is the best approximation of rank r (Eckart
+and Young, 1936).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Factors", "limited", "redistribute", "residual", "stack", "widened"]
+
+Factors = tuple[Tensor, Tensor]
+"""A (r, n) and B (m, r)."""
+
+_qr: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.qr  # pyright: ignore
+_svd: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = torch.linalg.svd  # pyright: ignore
+
+
+def stack(factors: Sequence[Factors], weights: Sequence[float]) -> Factors:
+    """Factors whose product is the weighted mean of the products.
+
+    Args:
+        factors: (A_k, B_k) of every client; ranks may differ.
+        weights: positive, of any sum; divided by it.
+
+    Returns:
+        A (sum of the ranks, n) and B (m, sum of the ranks), in the dtype of the factors.
+
+    Raises:
+        ValueError: there are no factors, or not as many weights.
+    """
+    if not factors or len(factors) != len(weights):
+        raise ValueError(f"stacking needs factors and as many weights, got {len(factors)} and {len(weights)}")
+    total = sum(weights)
+    a = torch.cat([weight / total * a for (a, _), weight in zip(factors, weights, strict=True)])
+    return a, torch.cat([b for _, b in factors], dim=1)
+
+
+def residual(stacked: Factors, mean: Factors) -> Tensor:
+    """R, what the product of the mean factors lacks: B A of the stacked factors minus B' A', (m, n)."""
+    return stacked[1] @ stacked[0] - mean[1] @ mean[0]
+
+
+def redistribute(factors: Factors, rank: int) -> Factors:
+    """The best approximation of B A of a given rank, in order of singular values, computed in double precision.
+
+    The matrix B A itself is never decomposed: with B = Q R and A^T = P T (QR decompositions) its singular values are
+    those of R T^T, a matrix of the factors' rank. So leading rows of A and columns of B are the best approximation of
+    their number, too. Every row of A has its largest entry positive, which makes the result unique unless singular
+    values are equal. Rows that belong to singular values of 0 are orthonormal as all others, with B's columns at 0: as
+    in a new LoRA, they can learn.
+
+    Args:
+        factors: A (r, n) and B (m, r).
+        rank: of the approximation, at most min(r, n, m).
+
+    Returns:
+        A (rank, n), orthonormal rows, and B (m, rank), in the dtype of the factors.
+
+    Raises:
+        ValueError: a rank that is not in 1..min(r, n, m).
+    """
+    a, b = factors
+    most = min(*a.shape, len(b))
+    if not 1 <= rank <= most:
+        raise ValueError(f"the rank must lie in 1..{most}, which the factors have, got {rank}")
+    left, inner_left = _qr(b.double())
+    right, inner_right = _qr(a.double().T)
+    u, s, v = _svd(inner_left @ inner_right.T)
+    rows = (v[:rank] @ right.T).contiguous()
+    columns = left @ u[:, :rank] * s[:rank]
+    signs = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True)).sign()
+    return (rows * signs).to(a.dtype), (columns * signs.T).to(b.dtype)
+
+
+def limited(factor: Tensor, rank: int, dim: int) -> Tensor:
+    """A copy of a factor with 0 beyond its first ``rank`` rows (``dim`` 0, for A) or columns (1, for B).
+
+    Where A's row and B's column are both 0, so are their gradients: training keeps the rank.
+    """
+    kept = factor.clone()
+    kept.narrow(dim, rank, factor.shape[dim] - rank).zero_()
+    return kept
+
+
+def widened(factor: Tensor, rank: int, dim: int) -> Tensor:
+    """A factor with rows (``dim`` 0) or columns (1) of 0 added up to ``rank`` of them."""
+    shape = list(factor.shape)
+    shape[dim] = rank - factor.shape[dim]
+    return torch.cat([factor, factor.new_zeros(shape)], dim) if shape[dim] else factor

@@ -1,0 +1,349 @@
+"""Models that write an answer word by word, and choose among given answers by likelihood.
+
+Li et al., "Align before Fuse: Vision and Language Representation Learning with Momentum Distillation", NeurIPS 2021
+(ALBEF), section 4; Li et al., "BLIP", ICML 2022, took it over. With the question's fused states q, the decoder gives
+the probability of an answer a = (a_1 ... a_T):
+
+    log p(a | q) = sum_t log p(a_t | a_<t, q)
+
+Training (teacher forcing) maximises it for the right answer. To answer, the k candidates with the most probable first
+token are compared by log p(a | q). (ALBEF's released code adds the first token's log-probability a second time; the
+formula above is used here.)
+
+All candidates of a question share its cross-attention keys and values: the decoder runs self-attention on rows of
+single answers, (B K, T, d), and everything else on rows of questions, (B, K T, d).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from confed.federation.protocols import Batch, Output
+from confed.models.adapters import AdapterBank
+from confed.models.pretrained import States
+
+__all__ = ["OUTSIDE", "GenerativeAnswerer", "Prefix", "Question", "attend", "hidden_from"]
+
+OUTSIDE = -1e4
+"""Added to the score of candidates whose first token is not among the k most probable: finite, and below all others."""
+_CHUNK = 2**24
+"""Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
+
+
+class Prefix(NamedTuple):
+    """A batch after the part of the model that lies before the first adapter.
+
+    Attributes:
+        hidden: class token, visual prompts and patches, (B, 1 + n + P, d).
+        text: the question's token ids, (B, L).
+        mask: 1 for its tokens, 0 for padding, (B, L).
+        tokens: the right answers' tokens, (B, T), or None.
+    """
+
+    hidden: Tensor
+    text: Tensor
+    mask: Tensor
+    tokens: Tensor | None
+
+
+class Question(NamedTuple):
+    """What the decoder reads.
+
+    Attributes:
+        states: the question's tokens after they have seen the picture, shape (B, L, d).
+        mask: added to attention scores: 0 for tokens, very low for padding, shape (B, 1, 1, L).
+    """
+
+    states: Tensor
+    mask: Tensor
+
+
+class GenerativeAnswerer(nn.Module):
+    """A picture encoder, a question encoder that looks at the picture, and a decoder that writes the answer.
+
+    Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``, int64
+    (B, L). Training batches have ``answer_tokens`` too, int64 (B, T): the right answer from its start token to its
+    end token, 0 behind it. What comes out depends on the batch alone:
+
+    * with ``answer_tokens``: the decoder's token scores under teacher forcing, (B, T - 1, V), where row t scores token
+      t + 1;
+    * without: one score per candidate, (B, C), its log-likelihood (see the module's text; the candidates beyond the
+      best k by first token get :data:`OUTSIDE` plus their first token's log-probability).
+
+    Features are the state of the question's first token, (B, d), in both cases.
+
+    A subclass has ``text_decoder``, laid out as ``transformers`` lays out its BERT-like language models: ``bert``
+    with ``embeddings`` and ``encoder.layer``, and ``cls.predictions`` with ``transform`` and ``bias``; the output
+    matrix is that of the word embeddings. It says where its other parts are: :meth:`visual_embedding`,
+    :attr:`visual_blocks`, :attr:`visual_norm`, :attr:`question_encoder`.
+
+    Args:
+        image_size: pixels per side.
+        mean: of each colour channel, subtracted from uint8 pictures scaled to [0, 1].
+        std: of each colour channel.
+        k: candidates that are compared by their whole text.
+        start: id of the decoder's start token where it is not the one that answers begin with.
+
+    Raises:
+        ValueError: k is below 1.
+    """
+
+    answer_head = "text_decoder.cls"
+    """The language-model head: what FedDAT's released ALBEF keeps on each client."""
+    generative = True
+    """Answers are texts, so clients with different answers can share all of the model."""
+    adapters: AdapterBank
+    prompts: nn.ModuleDict
+    text_decoder: Any
+
+    def __init__(
+        self,
+        image_size: int,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        k: int = 128,
+        start: int | None = None,
+    ) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self.image_size, self.mean, self.std, self.k, self.start = image_size, mean, std, k, start
+        self.prompts = nn.ModuleDict()
+        self.adapters = AdapterBank((), 1)
+        self._candidates: Tensor | None = None
+
+    # What a subclass says about itself ----------------------------------------------------------------------
+
+    def visual_embedding(self, pixels: Tensor) -> Tensor:
+        """Class token and patches with their positions, (B, 1 + P, d), of normalised pictures."""
+        raise NotImplementedError
+
+    @property
+    def visual_blocks(self) -> Any:
+        """The Transformer blocks of the picture encoder, pre-norm."""
+        raise NotImplementedError
+
+    @property
+    def visual_norm(self) -> nn.Module:
+        """The normalisation behind them."""
+        raise NotImplementedError
+
+    @property
+    def question_encoder(self) -> Any:
+        """``embeddings`` and ``encoder.layer``; a layer with ``crossattention`` looks at the picture."""
+        raise NotImplementedError
+
+    # Passes -------------------------------------------------------------------------------------------------
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn, and of the buffers, which are constants."""
+        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        return names | {name for name, _ in self.named_buffers()}
+
+    def begin(self, task: Any) -> None:
+        """Takes over the answers to choose from: the task's ``candidates``, int64 (C, T), where it has them."""
+        self._candidates = getattr(task, "candidates", None)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores and features; see the class.
+
+        Raises:
+            ValueError: a key is missing, a tensor has another shape than the model reads, or there are no candidates.
+        """
+        return self.suffix(self.prefix(batch))
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
+        own = {id(p) for name in self.adapters.names for p in getattr(self.visual_blocks[0], name).parameters()}
+        within = [p for name, p in self.named_parameters() if name.startswith(self.prefix_names)]
+        return not any(p.requires_grad and id(p) not in own for p in within)
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """Beginnings of the names of the parameters that :meth:`prefix` reads."""
+        raise NotImplementedError
+
+    def prefix(self, batch: Batch) -> Prefix:
+        """What comes before the first adapter: the picture's embedding and its first block up to its residual sum.
+
+        Without adapters, the embedding. ``suffix(prefix(batch))`` is the forward pass.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        image, text, mask, tokens = self._checked(batch)
+        hidden = self.embed(image)
+        if self.adapters.names:
+            with self.adapters.using({}):
+                hidden = self.visual_blocks[0](hidden)
+        return Prefix(hidden, text, mask, tokens)
+
+    def suffix(self, state: Prefix) -> Output:
+        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        hidden, blocks = state.hidden, self.visual_blocks
+        if self.adapters.names:
+            hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
+        for block in blocks:
+            hidden = block(hidden)
+        question = self.fuse(self.visual_norm(hidden), state.text, state.mask)
+        if state.tokens is None:
+            return Output(self.rank(question), question.states[:, 0])
+        written = self.decode(question, state.tokens[:, None, :-1])[:, 0]
+        return Output(self.token_scores(written), question.states[:, 0])
+
+    @staticmethod
+    def repeat(state: Prefix, n: int) -> Prefix:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        tokens = None if state.tokens is None else state.tokens.repeat(n, 1)
+        return Prefix(state.hidden.repeat(n, 1, 1), state.text.repeat(n, 1), state.mask.repeat(n, 1), tokens)
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """The model's inside on a batch with ``answer_tokens``; see :class:`confed.models.pretrained.States`."""
+        image, text, mask, tokens = self._checked(batch)
+        if tokens is None:
+            raise ValueError("pre-training needs batch['answer_tokens']")
+        seen = [self.embed(image)]
+        for block in self.visual_blocks:
+            seen.append(block(seen[-1]))
+        question = self.fuse(self.visual_norm(seen[-1]), text, mask)
+        logits = self.token_scores(self.decode(question, tokens[:, None, :-1])[:, 0])
+        loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], ignore_index=0, reduction="sum") / len(tokens)
+        return States(
+            answer_loss=loss,
+            early=seen[1][:, 1:],
+            late=seen[2][:, 1:] if len(seen) > 2 else None,
+            asked=question.states,
+            words=self.question_encoder.embeddings.word_embeddings.weight,
+        )
+
+    # Parts of a pass ----------------------------------------------------------------------------------------
+
+    def embed(self, image: Tensor) -> Tensor:
+        """Input of the first visual block: class token, visual prompts, patches row by row, (B, 1 + n + P, d)."""
+        hidden = self.visual_embedding(self._normalised(image))
+        if len(self.prompts):
+            learned = self.prompts["visual"]().to(hidden.dtype).expand(len(hidden), -1, -1)
+            hidden = torch.cat([hidden[:, :1], learned, hidden[:, 1:]], 1)
+        return hidden
+
+    def fuse(self, picture: Tensor, text: Tensor, text_mask: Tensor) -> Question:
+        """The question's states after they have looked at the picture's, (B, S, d)."""
+        encoder = self.question_encoder
+        hidden: Tensor = encoder.embeddings(input_ids=text)
+        mask = hidden_from(text_mask, hidden.dtype)
+        for layer in encoder.encoder.layer:
+            hidden, _ = layer.attention(hidden, attention_mask=mask)
+            if hasattr(layer, "crossattention"):
+                hidden = attend(layer.crossattention, hidden, picture, None)
+            hidden = layer.feed_forward_chunk(hidden)
+        return Question(hidden, mask)
+
+    def decode(self, question: Question, tokens: Tensor) -> Tensor:
+        """The decoder's states on K texts per question, each read from left to right.
+
+        Args:
+            question: of B questions.
+            tokens: (B, K, T), the first the start token.
+
+        Returns:
+            (B, K, T, d).
+        """
+        b, k, t = tokens.shape
+        if self.start is not None:
+            tokens = torch.cat([torch.full_like(tokens[..., :1], self.start), tokens[..., 1:]], dim=-1)
+        bert = self.text_decoder.bert
+        hidden: Tensor = bert.embeddings(input_ids=tokens.reshape(b * k, t))
+        lowest = torch.finfo(hidden.dtype).min
+        # Padding is behind an answer's end, so that reading from left to right leaves it out.
+        causal = torch.full((t, t), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)
+        for layer in bert.encoder.layer:
+            hidden, _ = layer.attention(hidden, attention_mask=causal)
+            wide = attend(layer.crossattention, hidden.reshape(b, k * t, -1), question.states, question.mask)
+            hidden = layer.feed_forward_chunk(wide).reshape(b * k, t, -1)
+        return hidden.reshape(b, k, t, -1)
+
+    def token_scores(self, hidden: Tensor) -> Tensor:
+        """Scores of all V token ids, (..., V), from decoder states (..., d)."""
+        head = self.text_decoder.cls.predictions
+        return F.linear(head.transform(hidden), self.text_decoder.bert.embeddings.word_embeddings.weight, head.bias)
+
+    def rank(self, question: Question) -> Tensor:
+        """One score per candidate, (B, C); see the class.
+
+        Raises:
+            ValueError: no candidates were set by :meth:`begin`.
+        """
+        if self._candidates is None:
+            raise ValueError(
+                f"{type(self).__name__} chooses among given answers and got none: task.name must be 'generation'"
+            )
+        b, candidates = len(question.states), self._candidates.to(question.states.device)
+        if len(candidates) <= self.k:
+            return self.likelihood(question, candidates.expand(b, -1, -1))
+        begun = self.decode(question, candidates[:1, :1].expand(b, 1, 1))[:, 0, 0]
+        first = self.token_scores(begun).float().log_softmax(-1)[:, candidates[:, 1]]
+        best = first.topk(self.k, dim=1).indices
+        return (first + OUTSIDE).scatter(1, best, self.likelihood(question, candidates[best]))
+
+    def likelihood(self, question: Question, tokens: Tensor) -> Tensor:
+        """log p(a | q), (B, K), of K texts per question, (B, K, T)."""
+        hidden = self.decode(question, tokens[..., :-1])
+        target = tokens[..., 1:]
+        counted = target != 0
+        rows, ids = hidden[counted], target[counted]
+        size = max(1, _CHUNK // self.text_decoder.bert.embeddings.word_embeddings.num_embeddings)
+        parts = [
+            F.cross_entropy(self.token_scores(some).float(), wanted, reduction="none")
+            for some, wanted in zip(rows.split(size), ids.split(size), strict=True)
+        ]
+        surprise = torch.zeros(target.shape, dtype=torch.float32, device=hidden.device)
+        return -surprise.masked_scatter(counted, torch.cat(parts)).sum(-1)
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        if image.is_floating_point():
+            return image
+        mean, std = (torch.tensor(v, device=image.device).view(3, 1, 1) for v in (self.mean, self.std))
+        pixels = ((image.float() / 255) - mean) / std
+        return pixels.to(next(self.parameters()).dtype)
+
+    def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        name = type(self).__name__
+        for key in ("image", "text", "text_mask"):
+            if key not in batch:
+                raise ValueError(f"a batch of {name} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
+        image, text, mask, tokens = batch["image"], batch["text"], batch["text_mask"], batch.get("answer_tokens")
+        size, longest = self.image_size, self.question_encoder.embeddings.position_embeddings.num_embeddings
+        if image.ndim != 4 or tuple(image.shape[1:]) != (3, size, size):
+            raise ValueError(f"image must have shape (B, 3, {size}, {size}), got {tuple(image.shape)}")
+        if text.ndim != 2 or len(text) != len(image) or text.shape[1] > longest:
+            raise ValueError(f"text must have shape ({len(image)}, at most {longest}), got {tuple(text.shape)}")
+        if mask.shape != text.shape:
+            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+        if tokens is not None and (tokens.ndim != 2 or len(tokens) != len(image) or tokens.shape[1] < 2):
+            raise ValueError(f"answer_tokens must have shape ({len(image)}, at least 2), got {tuple(tokens.shape)}")
+        return image, text, mask, tokens
+
+
+def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:
+    """The cross-attention block of a BERT-like layer of ``transformers``, its residual sum and norm included.
+
+    The library's own block drops the mask of what is attended to (5.23: ``BlipTextAttention`` does not hand it on), so
+    that padding would be attended to as well; its parts are called one by one instead.
+
+    Args:
+        crossattention: the block.
+        hidden: (B, T, d).
+        states: what is attended to, (B, S, d').
+        mask: added to attention scores, (B, 1, 1, S); None where everything counts.
+    """
+    context, _ = crossattention.self(hidden, encoder_hidden_states=states, encoder_attention_mask=mask)
+    return crossattention.output(context, hidden)
+
+
+def hidden_from(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask (B, L) of ones and zeros as what is added to attention scores, (B, 1, 1, L)."""
+    return (mask[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min

@@ -1,0 +1,261 @@
+"""What of a pretrained backbone learns: everything, a part, or a few parameters added to it.
+
+Adapters: Houlsby et al. 2019 (:mod:`confed.models.adapters`). LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large
+Language Models", ICLR 2022. IA3: Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than
+In-Context Learning", NeurIPS 2022. Bias: Ben Zaken et al., "BitFit", ACL 2022. Prompt: as FedDAT has it (Chen et
+al., AAAI 2024), learned tokens that a small network makes. LoRA and IA3 are those of the library ``peft``.
+
+Heads always learn. A backbone says what it offers in :class:`Places`; :func:`finetune` does the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.models.adapters import Activation, AdapterBank, Host
+
+__all__ = ["USUAL", "Finetuning", "Places", "Prompt", "Trainable", "finetune", "merged"]
+
+Trainable = Literal["all", "top", "head", "adapters", "lora", "ia3", "prompt", "prefix", "bias"]
+"""What learns beside the heads: all; the last block and what follows it; nothing; or what the kind adds."""
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """How a backbone is finetuned; each kind reads its own options and ignores the others'.
+
+    Attributes:
+        reduction: adapters: width over bottleneck; None for the backbone's usual one.
+        activation: adapters: function between the two matrices.
+        zero_up: adapters: start as the plain backbone (default: both matrices from N(0, 0.02), as released by
+            FedDAT's authors).
+        rank: LoRA: rank r of the update ``alpha / r * B A``.
+        alpha: LoRA: its scale; FedDAT has 1, so that the factor is 1/16.
+        targets: LoRA and IA3: names of the layers, as they end ("query", "output.dense"); empty for the usual.
+        reset_base: LoRA: replace the pretrained weights of these layers by fresh ones, whose biases learn. It
+            reproduces a defect of FedDAT's released code, which explains the low LoRA rows of its tables.
+        tokens: prompt: tokens per modality.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
+
+    reduction: int | None = None
+    activation: Activation = "relu"
+    zero_up: bool = False
+    rank: int = 16
+    alpha: float = 1.0
+    targets: tuple[str, ...] = ()
+    reset_base: bool = False
+    tokens: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "tokens", *(() if self.reduction is None else ("reduction",))):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.peft.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.alpha > 0:
+            raise ValueError(f"model.peft.alpha must be positive, got {self.alpha}")
+
+
+USUAL = Finetuning()
+"""The default options: FedDAT's."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What of a backbone can be finetuned.
+
+    Attributes:
+        heads: submodules that always learn.
+        top: name prefixes of the parameters that learn with "top", without the heads'.
+        hosts: places of adapters, from input to output.
+        reduction: the usual reduction of its adapters.
+        lora: the usual layers of LoRA, as their names end.
+        ia3: the usual layers of IA3 whose output is scaled (keys and values).
+        ia3_inputs: the usual layers of IA3 whose input is scaled (the second one of a feed-forward block).
+        prompts: modality -> features of its tokens, for prompts; the backbone inserts ``model.prompts[modality]()``.
+        prefix: gives the model its prefixes, from the options and a generator; or why there cannot be any.
+    """
+
+    heads: tuple[str, ...]
+    top: tuple[str, ...] = ()
+    hosts: Sequence[Host] = ()
+    reduction: int = 16
+    lora: tuple[str, ...] = ()
+    ia3: tuple[str, ...] = ()
+    ia3_inputs: tuple[str, ...] = ()
+    prompts: Mapping[str, int] = field(default_factory=dict[str, int])
+    prefix: Callable[[Finetuning, torch.Generator], Sequence[str]] | str = (
+        "its attention takes no keys and values from outside"
+    )
+
+
+class Prompt(nn.Module):
+    """Learned tokens: ``Embedding(n, d)``, ``Linear(d, d/4)``, tanh, ``Linear(d/4, d)``.
+
+    Args:
+        tokens: how many, n.
+        width: features of a token, d.
+        rng: where the initial values come from; they are distributed as PyTorch's defaults.
+    """
+
+    def __init__(self, tokens: int, width: int, rng: torch.Generator) -> None:
+        super().__init__()
+
+        self.tokens = tokens
+
+        def build() -> tuple[nn.Embedding, nn.Sequential]:
+            with torch.device("cpu"):
+                layers = nn.Sequential(nn.Linear(width, width // 4), nn.Tanh(), nn.Linear(width // 4, width))
+                return nn.Embedding(tokens, width), layers
+
+        self.embedding, self.mlp = _seeded(rng, build)
+
+    def forward(self) -> Tensor:
+        """The tokens, (n, d)."""
+        return self.mlp(self.embedding.weight)
+
+
+def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: Places, rng: torch.Generator) -> None:
+    """Adds to a model what the kind of finetuning needs, and says which parameters learn.
+
+    Afterwards ``model.adapters`` is the model's bank (without adapters unless the kind is "adapters"), and
+    ``model.prompts`` holds the prompts by modality (no modality unless the kind is "prompt").
+
+    Args:
+        model: the backbone with its heads, its pretrained weights loaded; changed in place.
+        trainable: the kind.
+        peft: its options.
+        places: what the backbone offers.
+        rng: where all initial values come from.
+
+    Raises:
+        ValueError: an unknown kind, one that the backbone cannot do, or targets that name no layer.
+    """
+    if trainable not in get_args(Trainable):
+        raise ValueError(f"model.trainable must be one of {', '.join(get_args(Trainable))}, got {trainable!r}")
+    name = type(model).__name__
+    within: Any = model
+    reduction = peft.reduction or places.reduction
+    within.adapters = AdapterBank(places.hosts, reduction, activation=peft.activation, zero_up=peft.zero_up)
+    within.prompts = nn.ModuleDict()
+    learning: set[str] = set()
+    names = {parameter for parameter, _ in model.named_parameters()}
+    if trainable == "all":
+        learning = names
+    elif trainable == "top":
+        _offered(places.top, name, "top", "it names no last block")
+        learning = {parameter for parameter in names if parameter.startswith(places.top)}
+    elif trainable == "bias":
+        learning = {parameter for parameter in names if "bias" in parameter}
+    elif trainable == "adapters":
+        _offered(places.hosts, name, "adapters", "it has no places for them")
+        within.adapters.add("adapter", rng)
+    elif trainable == "prompt":
+        _offered(places.prompts, name, "prompt", "it cannot insert tokens")
+        for modality, width in places.prompts.items():
+            within.prompts[modality] = Prompt(peft.tokens, width, rng)
+    elif trainable == "prefix":
+        if isinstance(places.prefix, str):
+            raise ValueError(f"model.trainable = 'prefix' does not work with {name}: {places.prefix}")
+        learning = set(places.prefix(peft, rng))
+    elif trainable in ("lora", "ia3"):
+        learning = _inject(model, trainable, peft, places, rng)
+    if trainable in ("adapters", "prompt"):  # what was added
+        learning = {parameter for parameter, _ in model.named_parameters()} - names
+    heads = tuple(f"{head}." for head in places.heads)
+    for parameter, value in model.named_parameters():
+        value.requires_grad_(parameter in learning or parameter.startswith(heads))
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """A copy of a model in which LoRA and IA3 are part of the weights that they change.
+
+    Its layers are the backbone's own again, under their own names. Adapters and prompts, which cannot be part of
+    another weight, stay what they are.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    whole = deepcopy(model)
+    injected = [(n, m) for n, m in whole.named_modules() if isinstance(m, BaseTunerLayer)]
+    for name, layer in injected:
+        layer.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(whole.get_submodule(parent), child, layer.get_base_layer())
+    return whole
+
+
+def _offered(places: object, model: str, kind: str, reason: str) -> None:
+    if not places:
+        raise ValueError(f"model.trainable = {kind!r} does not work with {model}: {reason}")
+
+
+def _inject(
+    model: nn.Module, kind: Literal["lora", "ia3"], peft: Finetuning, places: Places, rng: torch.Generator
+) -> set[str]:
+    """Lets the library ``peft`` replace layers; the names of the parameters that learn then."""
+    from peft import IA3Config, LoraConfig, inject_adapter_in_model
+
+    before = {id(parameter) for parameter in model.parameters()}
+    if kind == "lora":
+        layers = _layers(model, peft.targets or places.lora, places)
+        if peft.reset_base:
+            _seeded(rng, lambda: [model.get_submodule(layer).reset_parameters() for layer in layers])  # pyright: ignore
+        biases = [model.get_submodule(layer).bias for layer in layers] if peft.reset_base else []
+        config: Any = LoraConfig(r=peft.rank, lora_alpha=peft.alpha, target_modules=layers)  # pyright: ignore
+    else:
+        inputs = _layers(model, peft.targets or places.ia3_inputs, places, places.ia3_inputs)
+        layers = _layers(model, peft.targets or (*places.ia3, *places.ia3_inputs), places)
+        biases = []
+        config = IA3Config(target_modules=layers, feedforward_modules=inputs)
+    _seeded(rng, lambda: inject_adapter_in_model(config, model))
+    fresh = {id(bias) for bias in biases}
+    return {name for name, value in model.named_parameters() if id(value) not in before or id(value) in fresh}
+
+
+def _layers(model: nn.Module, targets: Sequence[str], places: Places, among: Sequence[str] | None = None) -> list[str]:
+    """Full names of the linear layers outside of the heads whose names end as the targets do.
+
+    Args:
+        model: the model.
+        targets: how the names end.
+        places: names the heads.
+        among: where given, only layers that end so, too, and no error if there are none.
+
+    Raises:
+        ValueError: a target that no layer's name ends with.
+    """
+    heads = tuple(f"{head}." for head in places.heads)
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and not f"{n}.".startswith(heads)]
+    if among is None:
+        for target in targets:
+            if not any(_ends(name, (target,)) for name in names):
+                endings = ", ".join(dict.fromkeys(_ending(name) for name in names)) or "none"
+                raise ValueError(
+                    f"model.peft.targets: no layer of {type(model).__name__} is called {target!r}; there are {endings}"
+                )
+        if not targets:
+            raise ValueError(f"model.peft.targets must name layers; {type(model).__name__} has no usual ones")
+    return [n for n in names if _ends(n, targets) and (among is None or _ends(n, among))]
+
+
+def _ends(name: str, targets: Sequence[str]) -> bool:
+    return any(f".{name}".endswith(f".{target}") for target in targets)
+
+
+def _ending(name: str) -> str:
+    """The part of a layer's name that says what it is: behind the last number, at most two words."""
+    words = name.split(".")
+    numbers = [i for i, word in enumerate(words) if word.isdigit()]
+    return ".".join(words[numbers[-1] + 1 if numbers else 0 :][-2:])
+
+
+def _seeded(rng: torch.Generator, build: Callable[[], Any]) -> Any:
+    # Libraries initialise from the global generator; it is seeded inside the fork and restored behind it.
+    seed = int(torch.randint(2**31, (1,), generator=rng, device="cpu"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return build()

@@ -1,0 +1,121 @@
+"""Heads of a vision-language backbone: one per kind of task, on top of a pooled representation of d features.
+
+ViLT (Kim, Son and Kim, ICML 2021) for answers and for pairs of pictures; CLiMB (Srinivasan et al., NeurIPS 2022)
+for entailment and multiple choice.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.protocols import Batch, Output
+from confed.models.layers import seeded_linear
+
+__all__ = ["CLASSES", "answer_head", "check_heads", "score", "task_head", "views"]
+
+CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
+"""Head -> how many scores it gives: false and true; the three relations; one per choice."""
+
+
+def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 1) -> nn.Sequential:
+    """The answer head of ViLT and FedVQA: Linear(n d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02).
+
+    The names inside match ``ViltForQuestionAnswering``. ``pictures`` is n.
+    """
+    return nn.Sequential(
+        seeded_linear(pictures * width, 2 * width, 0.02, rng),
+        nn.LayerNorm(2 * width),
+        nn.GELU(),
+        seeded_linear(2 * width, answers, 0.02, rng),
+    )
+
+
+def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
+    """The head of a task other than answering.
+
+    Args:
+        head: "nlvr2" reads the representations of two pictures, joined; "entailment" as answers, with 3 classes;
+            "choice" is Dropout(0.1), Linear(d, 1), for every choice.
+        width: features of the pooled representation, d.
+        rng: where the initial values come from.
+
+    Raises:
+        ValueError: there is no such head.
+    """
+    check_heads((head,))
+    if head == "choice":
+        return nn.Sequential(nn.Dropout(0.1), seeded_linear(width, 1, 0.02, rng))
+    return answer_head(width, CLASSES[head], rng, 2 if head == "nlvr2" else 1)
+
+
+def check_heads(heads: Sequence[str]) -> None:
+    """Raises ValueError if there is no such head."""
+    for head in heads:
+        if head not in CLASSES:
+            raise ValueError(f"heads must be among {', '.join(CLASSES)}, got {head!r}")
+
+
+def views(head: str, batch: Batch) -> int:
+    """How many passes of the backbone an example needs: two pictures, K choices, or one.
+
+    Raises:
+        ValueError: the batch lacks what the head reads.
+    """
+    needs = {"nlvr2": ("image2",), "choice": ("choices", "choices_mask")}.get(head, ())
+    for key in needs:
+        if key not in batch:
+            raise ValueError(f"the head {head!r} needs batches with the key {key!r}, got {', '.join(sorted(batch))}")
+    return {"nlvr2": 2, "choice": batch["choices"].shape[1] if head == "choice" else 1}.get(head, 1)
+
+
+def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:
+    """Scores of a batch from the pooled representations of all its passes.
+
+    Args:
+        module: the head.
+        head: its name.
+        pooled: (B * views, d), the passes of an example next to each other.
+        views: passes per example.
+
+    Returns:
+        Logits (B, C), or (B, K) of K choices; features (B, d), the mean over an example's passes.
+    """
+    if views == 1 and head != "choice":
+        return Output(module(pooled), pooled)
+    several = pooled.reshape(-1, views, pooled.shape[-1])
+    logits = module(several).squeeze(-1) if head == "choice" else module(several.flatten(1))
+    return Output(logits, several.mean(1))
+
+
+class Heads:
+    """Mix-in of a backbone with an answer head ``classifier`` and heads of further tasks in ``heads``.
+
+    Before it is used, :meth:`begin` may say whose turn it is; until then it answers.
+    """
+
+    answer_head = "classifier"
+    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+
+    heads: nn.ModuleDict
+    selected: str = "answers"
+    """The head that answers now."""
+
+    @property
+    def heads_of_tasks(self) -> Mapping[str, str]:
+        """Head as tasks call it -> submodule."""
+        return {"answers": self.answer_head} | {head: f"heads.{head}" for head in self.heads}
+
+    def begin(self, task: Any) -> None:
+        """Selects the head that answers a task (its attribute ``head``; answers, where it has none).
+
+        Raises:
+            ValueError: the model has no such head.
+        """
+        head = getattr(task, "head", "answers")
+        if head not in self.heads_of_tasks:
+            raise ValueError(
+                f"{type(self).__name__} has the heads {', '.join(self.heads_of_tasks)}, the task needs {head!r}"
+            )
+        self.selected = head

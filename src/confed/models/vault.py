@@ -1,0 +1,343 @@
+"""VAuLT: ViLT that reads what BERT made of the question.
+
+Chochlakis, Srinivasan, Thomason and Narayanan, "VAuLT: Augmenting the Vision-and-Language Transformer for Sentiment
+Classification on Social Media", 2022 (arXiv 2208.09021): BERT's last hidden states take the place of ViLT's word
+embeddings. FedDAT (AAAI 2024) uses it with adapters in both. Everything behind the word embeddings is
+:class:`confed.models.vilt_module.Vilt`'s: the tasks, the heads, the batches.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from confed.federation.protocols import Batch, Output
+from confed.models.adapters import Host
+from confed.models.finetuning import Finetuning, Places, Trainable, finetune
+from confed.models.heads import score, views
+from confed.models.pretrained import States, load_into, weights_file
+from confed.models.published import published, seeded
+from confed.models.tokenizer import BertTokenizer, bert_tokenizer
+from confed.models.vilt import mini_tokenizer
+from confed.models.vilt_module import Prefix, Vilt
+from confed.registry import register_model
+
+if TYPE_CHECKING:
+    from transformers import BertModel, ViltModel
+
+__all__ = ["Vault", "vault_b32", "vault_mini"]
+
+
+class Vault(Vilt):
+    """A ViLT body that reads a BERT's output; see :class:`confed.models.vilt_module.Vilt` for batches and heads.
+
+    ViLT's own word embeddings are dropped, and its text positions unless they are kept: nothing would read them.
+
+    Args:
+        body: the ``transformers`` ViLT.
+        language: the ``transformers`` BERT, without pooler; as wide as ViLT.
+        answers: number of answers C.
+        rng: where the head's initial values come from.
+        image_size: see :class:`confed.models.vilt_module.Vilt`.
+        text_positions: add ViLT's positions to BERT's output, as FedDAT does; the authors of VAuLT leave them out.
+        language_frozen: BERT never learns, whatever is finetuned, and has no adapters.
+
+    Raises:
+        ValueError: bodies of different widths; otherwise as for ``Vilt``.
+    """
+
+    def __init__(
+        self,
+        body: "ViltModel",
+        language: "BertModel",
+        answers: int,
+        rng: torch.Generator,
+        *,
+        image_size: tuple[int, int] | None = None,
+        text_positions: bool = False,
+        language_frozen: bool = False,
+    ) -> None:
+        super().__init__(body, answers, rng, image_size)
+        if language.config.hidden_size != body.config.hidden_size:
+            raise ValueError(
+                f"BERT must be as wide as ViLT ({body.config.hidden_size} features), got {language.config.hidden_size}"
+            )
+        self.language = language.train()
+        self.language_frozen = language_frozen
+        self.text_positions = text_positions
+        text: Any = self.vilt.embeddings.text_embeddings
+        del text.word_embeddings
+        if not text_positions:
+            del text.position_embeddings
+
+    def places(self, reduction: int = 16) -> Places:
+        """What can be finetuned: ViLT's places, and BERT's in front of them unless it is frozen.
+
+        BERT's adapters sit inside its last layer normalisation of every block, as FedDAT's released code has them.
+
+        Args:
+            reduction: the usual one of the adapters.
+        """
+        places = super().places(reduction)
+        if self.language_frozen:
+            return places
+        blocks = self._language_blocks
+        width: int = self.language.config.hidden_size
+        outputs = tuple(f"language.encoder.layer.{i}.output.dense" for i in range(len(blocks)))
+        return replace(
+            places,
+            hosts=(*(Host(block.output.LayerNorm, width, after_norm=True) for block in blocks), *places.hosts),
+            lora=(*places.lora, "self.query", "self.value"),
+            ia3=(*places.ia3, "self.key", "self.value"),
+            ia3_inputs=(*places.ia3_inputs, *outputs),
+        )
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
+        if self.language_frozen:
+            return super().prefix_is_frozen
+        parts = (self.language.embeddings, self.vilt.embeddings)
+        return not any(parameter.requires_grad for part in parts for parameter in part.parameters())
+
+    def prefix(self, batch: Batch) -> Prefix:
+        """What comes before BERT's first block; where BERT is frozen, before ViLT's first adapter.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        if self.language_frozen:
+            return super().prefix(batch)
+        count = views(self.selected, batch)
+        hidden, mask = super()._embed_pair(batch) if self.selected == "nlvr2" else super().embed(batch)
+        return Prefix(hidden, mask, count)
+
+    def suffix(self, state: Prefix) -> Output:
+        """The rest of the pass, with the adapters that are switched on."""
+        if self.language_frozen:
+            return super().suffix(state)
+        hidden, mask = self._read(state.hidden, state.mask)
+        for block in self._blocks:
+            hidden = block(hidden, mask)[0]
+        head = self.get_submodule(self.heads_of_tasks[self.selected])
+        return score(head, self.selected, self.pool(hidden), state.views)
+
+    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt_module.Vilt.embed`."""
+        return self._read(*super().embed(batch))
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """As ViLT's; the words are BERT's."""
+        hidden, mask = self.embed(batch)
+        after: list[Tensor] = []
+        for block in self._blocks:
+            hidden = block(hidden, mask)[0]
+            after.append(hidden)
+        patches = self.grid[0] * self.grid[1]
+        return States(
+            loss_logits=self.classifier(self.pool(hidden)),
+            early=after[0][:, -patches:],
+            late=after[1][:, -patches:],
+            asked=after[1][:, : batch["text"].shape[1]],
+            words=self.language.embeddings.word_embeddings.weight,
+        )
+
+    @property
+    def _language_blocks(self) -> Any:
+        return self.language.encoder.layer
+
+    def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._read(*super()._embed_pair(batch))
+
+    def _joined(self, patches: Tensor, text: Tensor, text_mask: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+        """BERT's embeddings of the text, and the picture with its token type, as one sequence; and its mask."""
+        with self._gradients():
+            words = self.language.embeddings(text)
+        patches = patches + self.vilt.embeddings.token_type_embeddings.weight[kind]
+        seen = torch.cat([text_mask, text_mask.new_ones(patches.shape[:2])], 1)
+        return torch.cat([words, patches], 1), _additive(seen, patches.dtype)
+
+    def _read(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """From what :meth:`_joined` returns to the input of ViLT's first block, and its mask."""
+        length = hidden.shape[1] - 1 - self.grid[0] * self.grid[1]
+        words, patches = hidden[:, :length], hidden[:, length:]
+        with self._gradients():
+            for block in self._language_blocks:
+                words = block(words, mask[..., :length])
+        embeddings = self.vilt.embeddings
+        text: Any = embeddings.text_embeddings
+        words = words + text.token_type_embeddings.weight[0]
+        if self.text_positions:
+            words = words + text.position_embeddings.weight[:length]
+        words = text.dropout(text.LayerNorm(words)) + embeddings.token_type_embeddings.weight[0]
+        hidden = torch.cat([words, patches], 1)
+        if len(self.prompts):
+            hidden, seen = self._prompted(hidden, (mask[:, 0, 0] == 0).long(), length)
+            mask = _additive(seen, hidden.dtype)
+        return hidden, mask
+
+    def _gradients(self) -> Any:
+        return torch.no_grad() if self.language_frozen else nullcontext()
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask (B, S) of 1 and 0 as what is added to attention scores, (B, 1, 1, S)."""
+    # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
+    return (seen[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min
+
+
+@register_model
+def vault_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    max_length: int = 16,
+    pretrained: bool | Path | str = True,
+    text_positions: bool = False,
+    language_frozen: bool = False,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    heads: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Vault:
+    """A VAuLT for 64 x 64 pictures with 0.3 million parameters, small enough to learn on one CPU core.
+
+    Two BERT blocks and the three of :func:`confed.models.vilt.vilt_mini`, d = 64, 4 heads, feed-forward 256. Token ids
+    must come from :func:`confed.models.vilt.mini_tokenizer`.
+
+    Args:
+        answers: the answers, or how many there are. The pretrained head is loaded when they are given as strings and
+            equal the pretrained ones in order; otherwise the head starts fresh.
+        vocab_size: number of token ids.
+        max_length: text positions.
+        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote.
+        text_positions: add ViLT's text positions to BERT's output; the packaged weights have none.
+        language_frozen: BERT never learns and has no adapters.
+        dropout: dropout probability of every block.
+        trainable: which parameters learn beside the heads.
+        peft: options of that finetuning.
+        heads: heads of further tasks: "nlvr2", "entailment", "choice".
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: the vocabulary is smaller than the pretrained one, the weights file is missing, or an option is
+            out of range.
+    """
+    from transformers import BertConfig, BertModel, ViltConfig, ViltModel
+
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_length,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+    body = seeded(seed, lambda: ViltModel(ViltConfig(num_hidden_layers=3, image_size=64, patch_size=16, **common)))
+    language = seeded(seed, lambda: BertModel(BertConfig(num_hidden_layers=2, **common), add_pooling_layer=False))
+    rng = torch.Generator().manual_seed(seed)
+    model = Vault(body, language, _count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
+    if pretrained:
+        file = weights_file("vault_mini", pretrained)
+        load_into(model, file, None if isinstance(answers, int) else tuple(answers))
+    return _finetuned(model, trainable, peft, heads, 8, rng)
+
+
+@register_model
+def vault_b32(
+    answers: Sequence[str] | int,
+    vocab_size: int = 30522,
+    *,
+    pretrained: Path | str | None = None,
+    language: Path | str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    max_length: int = 40,
+    text_positions: bool = False,
+    language_frozen: bool = False,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    heads: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Vault:
+    """BERT-base below ViLT-B/32, as published: 12 blocks each, d = 768, 384 x 384 pixels, 40 BERT tokens.
+
+    Args:
+        answers: the answers, or how many there are.
+        vocab_size: number of token ids.
+        pretrained: ViLT, a folder written by ``save_pretrained`` or a hub name such as ``"dandelin/vilt-b32-mlm"``;
+            its configuration then decides its sizes. None: random weights. The tokenizer is read from there.
+        language: BERT, likewise, such as ``"google-bert/bert-base-uncased"``; it must have that tokenizer's vocabulary.
+        image_size: pixels per side or (H, W), multiples of 32; position embeddings are interpolated. Default: the
+            configuration's.
+        max_length: text positions of a ViLT with random weights.
+        text_positions: add ViLT's text positions to BERT's output, as FedDAT does.
+        language_frozen: BERT never learns and has no adapters, as in FedDAT's released code.
+        dropout: dropout probability of every block.
+        trainable: which parameters learn beside the heads.
+        peft: options of that finetuning.
+        heads: heads of further tasks: "nlvr2", "entailment", "choice".
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: no checkpoint at a given path, one with another vocabulary, bodies of different widths, or an
+            option that is out of range.
+    """
+    from transformers import BertConfig, BertModel, ViltConfig, ViltModel
+
+    options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if pretrained is None:
+        fresh = ViltConfig(vocab_size=vocab_size, max_position_embeddings=max_length, **options)
+        body = seeded(seed, lambda: ViltModel(fresh))
+    else:
+        body = published(ViltModel, pretrained, seed, **options)
+    if language is None:
+        plain = BertConfig(vocab_size=vocab_size, **options)
+        bert = seeded(seed, lambda: BertModel(plain, add_pooling_layer=False))
+    else:
+        bert = published(BertModel, language, seed, add_pooling_layer=False, **options)
+    for source, part in ((pretrained, body), (language, bert)):
+        if part.config.vocab_size != vocab_size:
+            raise ValueError(f"the checkpoint {str(source)!r} has {part.config.vocab_size} tokens, got {vocab_size}")
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    rng = torch.Generator().manual_seed(seed)
+    model = Vault(
+        body,
+        bert,
+        _count(answers),
+        rng,
+        image_size=size,
+        text_positions=text_positions,
+        language_frozen=language_frozen,
+    )
+    return _finetuned(model, trainable, peft, heads, 16, rng)
+
+
+def _bert(words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40) -> BertTokenizer:
+    """BERT's tokenizer; its vocabulary is fixed, so the dataset's words do not matter."""
+    del words
+    return bert_tokenizer(path, max_length)
+
+
+vault_mini.tokenizer = mini_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
+vault_b32.tokenizer = _bert  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _count(answers: Sequence[str] | int) -> int:
+    return answers if isinstance(answers, int) else len(answers)
+
+
+def _finetuned(
+    model: Vault, trainable: Trainable, peft: Finetuning, heads: tuple[str, ...], reduction: int, rng: torch.Generator
+) -> Vault:
+    model.add_heads(heads, rng)
+    finetune(model, trainable, peft, model.places(reduction), rng)
+    if model.language_frozen:
+        model.language.requires_grad_(False)
+    return model

@@ -1,0 +1,280 @@
+"""ViT: a Transformer over picture patches that says what a picture shows; it reads no words.
+
+Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021. FedDAT
+(AAAI 2024, table 1) finetunes it on DomainNet. The modules, and hence the checkpoint names, are those of
+``transformers``' ``ViTForImageClassification``.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from confed.federation.protocols import Batch, Output
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Finetuning, Places, Trainable, finetune
+from confed.models.layers import seeded_linear
+from confed.models.pretrained import States, load_into, weights_file
+from confed.models.published import published, seeded
+from confed.models.tokenizer import WordTokenizer
+from confed.registry import register_model
+
+if TYPE_CHECKING:
+    from transformers import ViTModel
+
+__all__ = ["Vit", "vit_b16", "vit_mini"]
+
+
+class Vit(nn.Module):
+    """A ViT body with a linear classifier on its class token.
+
+    Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats; text is ignored.
+
+    Args:
+        body: the ``transformers`` model, without pooler.
+        answers: number of classes C.
+        rng: where the head's initial values come from.
+        image_size: (H, W) in pixels if it differs from the body's own; position embeddings are interpolated.
+
+    Raises:
+        ValueError: fewer than one class, or a picture size that is no multiple of the patch size.
+    """
+
+    answer_head = "classifier"
+    """Name of the submodule that scores classes: what methods with a head of each client's own keep private."""
+
+    adapters: AdapterBank
+    prompts: nn.ModuleDict
+
+    def __init__(
+        self, body: "ViTModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        if answers < 1:
+            raise ValueError(f"answers must be at least 1, got {answers}")
+        config: Any = body.config
+        self.vit = body.train()
+        self.classifier = seeded_linear(config.hidden_size, answers, 0.02, rng)
+        self.prompts = nn.ModuleDict()
+        self.adapters = AdapterBank((), 1)
+        self.patch: int = config.patch_size
+        self.image_size: tuple[int, int] = image_size or (config.image_size, config.image_size)
+        if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
+            raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
+        self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn, and of the buffers, which are constants."""
+        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        return names | {name for name, _ in self.named_buffers()}
+
+    def places(self, reduction: int = 16) -> Places:
+        """What can be finetuned; adapters sit behind the residual sum of every feed-forward block.
+
+        Args:
+            reduction: the usual one of the adapters.
+        """
+        layers: Any = self.vit.layers
+        width: int = self.vit.config.hidden_size
+        return Places(
+            heads=("classifier",),
+            top=(f"vit.layers.{len(layers) - 1}.", "vit.layernorm."),
+            hosts=[Host(layer, width) for layer in layers],
+            reduction=reduction,
+            lora=("attention.q_proj", "attention.v_proj"),
+            ia3=("attention.k_proj", "attention.v_proj"),
+            ia3_inputs=("mlp.fc2",),
+            prompts={"image": width},
+        )
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the classes (B, C) and the class token's last state (B, d).
+
+        Raises:
+            ValueError: the picture is missing or has another shape than the model reads.
+        """
+        return self.suffix(self.prefix(batch))
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
+        first: Any = self.vit.layers[0]
+        parts: list[nn.Module] = [self.vit.embeddings, self.prompts, *([first] if self.adapters.names else [])]
+        own = {id(p) for name in self.adapters.names for p in getattr(first, name).parameters()}
+        return not any(p.requires_grad and id(p) not in own for part in parts for p in part.parameters())
+
+    def prefix(self, batch: Batch) -> Tensor:
+        """What comes before the first adapter, (B, S, d): the embeddings, and the first block up to its residual sum.
+
+        Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        hidden = self.embed(batch)
+        if self.adapters.names:
+            with self.adapters.using({}):
+                hidden = self.vit.layers[0](hidden, None)
+        return hidden
+
+    def suffix(self, state: Tensor) -> Output:
+        """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        hidden, layers = state, self.vit.layers
+        if self.adapters.names:
+            hidden, layers = self.adapters.finish(0, hidden), layers[1:]
+        for layer in layers:
+            hidden = layer(hidden, None)
+        features = self.vit.layernorm(hidden[:, 0])
+        return Output(self.classifier(features), features)
+
+    @staticmethod
+    def repeat(state: Tensor, n: int) -> Tensor:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        return state.repeat(n, 1, 1)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Input of the first block, (B, 1 + prompt tokens + patches, d).
+
+        Positions are the class token, the prompt's tokens if there are any, then the patches row by row.
+        """
+        image = self._checked(batch)
+        embeddings = self.vit.embeddings
+        convolution: Any = embeddings.patch_embeddings.projection
+        if not image.is_floating_point():
+            image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
+        (rows, columns), p = self.grid, self.patch
+        # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
+        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
+        x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
+        x = torch.cat([embeddings.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = embeddings.dropout(x + embeddings.interpolate_pos_encoding(x, *self.image_size))
+        if "image" in self.prompts:
+            prompt = self.prompts["image"]()
+            x = torch.cat([x[:, :1], prompt.to(x.dtype).expand(len(x), -1, -1), x[:, 1:]], dim=1)
+        return x
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """Scores of the classes; see :class:`confed.models.pretrained.States`."""
+        return States(loss_logits=self(batch).logits)
+
+    def _checked(self, batch: Batch) -> Tensor:
+        if "image" not in batch:
+            raise ValueError(f"a ViT batch needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
+        image, expected = batch["image"], (3, *self.image_size)
+        if image.ndim != 4 or tuple(image.shape[1:]) != expected:
+            raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
+        return image
+
+
+@register_model
+def vit_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    max_length: int = 16,
+    pretrained: bool | Path | str = True,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    seed: int = 0,
+) -> Vit:
+    """A ViT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
+
+    4 blocks, d = 64, 4 heads, feed-forward 256, patches of 8. The weights that come with the package know the things
+    of the built-in benchmark in none of the styles of :mod:`confed.data.six_styles`.
+
+    Args:
+        answers: the classes, or how many there are. The pretrained head is loaded when they are given as strings and
+            equal the pretrained ones in order; otherwise the head starts fresh.
+        vocab_size: ignored, as no words are read.
+        max_length: of the questions, which are ignored.
+        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote.
+        dropout: dropout probability of every block.
+        trainable: which parameters learn.
+        peft: how, where a few parameters are added.
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: the weights file is missing, or an option is out of range.
+    """
+    from transformers import ViTConfig, ViTModel
+
+    del vocab_size, max_length
+    config = ViTConfig(
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=256,
+        image_size=64,
+        patch_size=8,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    body = seeded(seed, lambda: ViTModel(config, add_pooling_layer=False))
+    rng = torch.Generator().manual_seed(seed)
+    model = Vit(body, _count(answers), rng)
+    if pretrained:
+        file = weights_file("vit_mini", pretrained)
+        load_into(model, file, None if isinstance(answers, int) else tuple(answers))
+    finetune(model, trainable, peft, model.places(8), rng)
+    return model
+
+
+@register_model
+def vit_b16(
+    answers: Sequence[str] | int,
+    vocab_size: int = 0,
+    *,
+    pretrained: Path | str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    max_length: int = 16,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    seed: int = 0,
+) -> Vit:
+    """ViT-B/16 as published: 12 blocks, d = 768, 224 x 224 pixels.
+
+    Args:
+        answers: the classes, or how many there are.
+        vocab_size: ignored, as no words are read.
+        pretrained: a folder written by ``save_pretrained`` or a hub name such as
+            ``"google/vit-base-patch16-224-in21k"``; its configuration then decides all sizes, and its own classifier
+            is left out. None: random weights.
+        image_size: pixels per side or (H, W), multiples of 16; position embeddings are interpolated. Default: the
+            configuration's.
+        max_length: of the questions, which are ignored.
+        dropout: dropout probability of every block.
+        trainable: which parameters learn.
+        peft: how, where a few parameters are added.
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: no checkpoint at the given path, or an option is out of range.
+    """
+    from transformers import ViTConfig, ViTModel
+
+    del vocab_size, max_length
+    rng = torch.Generator().manual_seed(seed)
+    options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if pretrained is None:
+        body = seeded(seed, lambda: ViTModel(ViTConfig(**options), add_pooling_layer=False))
+    else:
+        body = published(ViTModel, pretrained, seed, add_pooling_layer=False, **options)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    model = Vit(body, _count(answers), rng, size)
+    finetune(model, trainable, peft, model.places(16), rng)
+    return model
+
+
+# What is asked of a dataset's pictures is not read, but batches have it.
+vit_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+vit_b16.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _count(answers: Sequence[str] | int) -> int:
+    return answers if isinstance(answers, int) else len(answers)

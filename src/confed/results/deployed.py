@@ -1,0 +1,103 @@
+"""Which model a method deploys at a client, so that methods of different kinds stand in one column.
+
+FedDAT's tables judge a federated row by the averaged part with each client's own head, and a local row by each
+client's own model: what a client would use in either case. The first is ``global_seen`` in a run's summary, the second
+``personal``; here both get the name ``deployed``, with the tests on the very predictions that the values are means of.
+
+The column is there where a method has heads of each client's own, or where somebody asks for it: with ``[study]
+headline`` or ``[methods.ROW] headline`` of a recipe, or ``--headline`` of ``confed compare``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from confed.results.runs import Run
+
+__all__ = ["HEADLINES", "VIEWS", "check_headline", "deploys", "is_shown", "with_deployed", "with_deployed_of"]
+
+HEADLINES = ("personal", "global_seen")
+"""What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
+
+VIEWS: Mapping[str, str] = {"personal": "personal", "global_seen": "global"}
+"""Key of the summary -> view of predictions and evaluations."""
+
+
+def check_headline(value: str, where: str) -> str:
+    """The value, if it is one of :data:`HEADLINES` or empty (each method as its kind asks).
+
+    Args:
+        value: what was given.
+        where: its name in an error.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value not in ("", *HEADLINES):
+        raise ValueError(f"{where} must be one of {', '.join(HEADLINES)}, got {value!r}")
+    return value
+
+
+def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
+    """The key of the summary that holds what a run's method deploys.
+
+    Args:
+        summary: the run's.
+        wanted: one of :data:`HEADLINES`, or empty: ``global_seen`` where the method has heads of each client's own,
+            otherwise ``personal``.
+
+    Returns:
+        The wanted key; ``personal`` where the run has no global model.
+    """
+    key = wanted or ("global_seen" if _own_heads(summary) else "personal")
+    return key if summary.get(key) else "personal"
+
+
+def is_shown(summary: Mapping[str, Any]) -> bool:
+    """Whether a summary that was read back has values of what is deployed."""
+    return "deployed" in summary
+
+
+def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The same summaries with ``deployed`` (client -> value) and ``deploys`` (the key that it is taken from).
+
+    Without these where no run deploys ``global_seen``: then the column would only repeat the personal models'.
+
+    Args:
+        summaries: of all runs that stand in one table.
+        wanted: for each summary as in :func:`deploys`; empty for all.
+    """
+    keys = [deploys(summary, own) for summary, own in zip(summaries, wanted or [""] * len(summaries), strict=True)]
+    bare = [{k: v for k, v in summary.items() if k not in ("deploys", "deployed")} for summary in summaries]
+    if "global_seen" not in keys:
+        return bare
+    return [{**s, "deploys": key, "deployed": dict(s.get(key) or {})} for s, key in zip(bare, keys, strict=True)]
+
+
+def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
+    """The same runs, with summaries as :func:`with_deployed` gives.
+
+    Args:
+        runs: that stand in one table.
+        headline: for all of them, whatever their studies say; empty for what these say.
+
+    Raises:
+        ValueError: an unknown headline.
+    """
+    check_headline(headline, "headline")
+    found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
+    return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]
+
+
+def _own_heads(summary: Mapping[str, Any]) -> bool:
+    """Whether a run's method has heads of each client's own; older summaries do not say so themselves."""
+    stated = summary.get("own_heads")
+    if isinstance(stated, bool):
+        return stated
+    from confed.registry import algorithms
+
+    try:
+        return bool(getattr(algorithms[str(summary.get("algorithm", ""))], "own_heads", False))
+    except ValueError:  # a method that is not registered here
+        return False

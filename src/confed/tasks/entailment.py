@@ -1,0 +1,38 @@
+"""Visual entailment: what a picture says about a statement (SNLI-VE, Xie et al. 2019, arXiv 1901.06706)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from confed.registry import register_task
+from confed.tasks.vqa import VQA
+
+__all__ = ["Entailment"]
+
+
+@register_task
+@dataclass(frozen=True)
+class Entailment(VQA):
+    """Three verdicts with cross-entropy and accuracy; losses and tallies are those of :class:`VQA`.
+
+    Batches carry ``label`` (B,) int64: 0 is entailment, 1 contradiction, 2 neutral, as in CLiMB.
+
+    Args:
+        answers: 3.
+        objective: "ce".
+        types: names of the kinds of statements.
+
+    Raises:
+        ValueError: other than three answers, or another objective.
+    """
+
+    answers: int = 3
+
+    name: ClassVar[str] = "entailment"
+    head: ClassVar[str] = "entailment"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.answers != 3:
+            raise ValueError(f"answers must be 3 for entailment (entailed, contradicted, neutral), got {self.answers}")
+        if self.objective != "ce":
+            raise ValueError(f"objective must be 'ce' for entailment, got {self.objective!r}")

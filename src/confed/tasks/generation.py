@@ -1,0 +1,134 @@
+"""Visual question answering by writing the answer: trained on tokens, scored on a list of answers."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.federation.protocols import Batch, Output, Tally
+from confed.registry import register_task
+from confed.tasks.vqa import VQA
+
+__all__ = ["Generation", "Scores", "token_loss"]
+
+Scores = Literal["exact", "soft", "any"]
+"""What an answer is worth: 1 if it is the label; its soft score of 10 annotators; 1 if any annotator gave it."""
+
+
+@register_task
+@dataclass(frozen=True)
+class Generation:
+    """Answers as texts; implements :class:`confed.federation.protocols.Task`.
+
+    Models are those of :mod:`confed.models.answer_ranking`. Training batches carry ``answer_tokens``, int64 (B, T),
+    start token first and 0 behind the end; the model then gives token scores (B, T - 1, V). All other batches are
+    scored as :class:`confed.tasks.vqa.VQA` does, on log-likelihoods of candidates (B, C).
+
+    The loss is ALBEF's (Li et al., NeurIPS 2021; its ``model_vqa.py``): the negative log-likelihood of the answer's
+    tokens, summed over tokens and divided by B, for one answer per question with weight 1 or ``answer_weight`` (B,).
+    Its momentum distillation is not here; FedDAT trains ALBEF without it as well.
+
+    Args:
+        answers: number of candidates C.
+        scores: what an answer is worth. ``soft`` and ``any`` need ``target`` (B, C); FedDAT scores ALBEF by ``any``.
+        types: names of the question types.
+
+    Attributes:
+        candidates: the answers' tokens, int64 (C, T), once :meth:`choosing` has given them.
+
+    Raises:
+        ValueError: unknown scores, or what ``VQA`` refuses.
+    """
+
+    answers: int
+    scores: Scores = "exact"
+    types: tuple[str, ...] = ()
+    candidates: Tensor | None = field(default=None, init=False, compare=False, repr=False)
+
+    name: ClassVar[str] = "generation"
+    head: ClassVar[str] = "answers"
+    single_label: ClassVar[bool] = False
+    """Training scores are of tokens, so that losses over one right class do not apply."""
+
+    def __post_init__(self) -> None:
+        if self.scores not in get_args(Scores):
+            raise ValueError(f"scores must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
+        self._ranked  # noqa: B018  # checks answers and types
+
+    @property
+    def _ranked(self) -> VQA:
+        return VQA(self.answers, "ce" if self.scores == "exact" else "bce", self.types)
+
+    @property
+    def metric(self) -> str:
+        """``accuracy`` with exact scores, else ``vqa_accuracy``."""
+        return self._ranked.metric
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right answers among the candidates, int64, shape (B,)."""
+        return self._ranked.labels(batch)
+
+    def choosing(self, candidates: Tensor) -> "Generation":
+        """The same task with these candidates, int64 (C, T)."""
+        task = replace(self, answers=len(candidates))
+        object.__setattr__(task, "candidates", candidates)
+        return task
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Training loss in at least single precision, a scalar: the mean over the batch.
+
+        Raises:
+            ValueError: token scores do not fit ``answer_tokens``, or there are none and ``VQA.loss`` refuses.
+        """
+        if output.logits.ndim == 2:
+            return self._ranked.loss(*self._scored(output, batch))
+        surprise = token_loss(output.logits, batch)
+        return surprise.mean() if "answer_weight" not in batch else (surprise * batch["answer_weight"]).mean()
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights as :meth:`confed.tasks.vqa.VQA.tally`; of token scores ``loss`` and the metric."""
+        if output.logits.ndim == 2:
+            return self._ranked.tally(*self._scored(output, batch))
+        count = float(len(output.logits))
+        surprise = token_loss(output.logits, batch)
+        written = self.predictions(output, batch)
+        return {"loss": (surprise.sum().item(), count), self.metric: (written.sum().item(), count)} if count else {}
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """Each example's score in [0, 1], float32, shape (B,); of token scores: 1 if every token is the best one."""
+        if output.logits.ndim == 2:
+            return self._ranked.predictions(*self._scored(output, batch))
+        target = _targets(output.logits, batch)
+        return ((output.logits.argmax(-1) == target) | (target == 0)).all(1).float()
+
+    def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
+        """What :class:`VQA` reads: for soft scores, log-odds of the candidates' probabilities, so that sigmoids are
+        probabilities, and for ``any``, targets that are 1 wherever somebody gave the answer."""
+        if self.scores == "exact":
+            return output, batch
+        odds: Any = output.logits.float().softmax(1).logit(eps=1e-6)
+        if self.scores == "any" and "target" in batch:
+            batch = {**batch, "target": (batch["target"] > 0).float()}
+        return Output(odds, output.features), batch
+
+
+def token_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """-log p(answer), (B,): cross-entropy of token scores (B, T - 1, V), summed over the answer's tokens.
+
+    Raises:
+        ValueError: ``answer_tokens`` is missing or does not have one token more than the scores.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    target = _targets(logits, batch)
+    return functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=0, reduction="none").sum(1)
+
+
+def _targets(logits: Tensor, batch: Batch) -> Tensor:
+    tokens = batch.get("answer_tokens")
+    expected = (logits.shape[0], logits.shape[1] + 1)
+    if tokens is None or tuple(tokens.shape) != expected:
+        came = "none" if tokens is None else f"shape {tuple(tokens.shape)}"
+        raise ValueError(f"token scores need batch['answer_tokens'] of shape {expected}, got {came}")
+    return tokens[:, 1:]

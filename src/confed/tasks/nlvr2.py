@@ -1,0 +1,38 @@
+"""NLVR2: whether a statement about two pictures is true (Suhr et al., ACL 2019, arXiv 1811.00491)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from confed.registry import register_task
+from confed.tasks.vqa import VQA
+
+__all__ = ["NLVR2"]
+
+
+@register_task
+@dataclass(frozen=True)
+class NLVR2(VQA):
+    """Two verdicts, false and true, with cross-entropy and accuracy; losses and tallies are those of :class:`VQA`.
+
+    Batches carry ``image`` and ``image2``, both (B, 3, H, W), and ``label`` (B,) int64: 0 is false, 1 is true.
+
+    Args:
+        answers: 2.
+        objective: "ce".
+        types: names of the kinds of statements.
+
+    Raises:
+        ValueError: other than two answers, or another objective.
+    """
+
+    answers: int = 2
+
+    name: ClassVar[str] = "nlvr2"
+    head: ClassVar[str] = "nlvr2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.answers != 2:
+            raise ValueError(f"answers must be 2 for nlvr2 (false, true), got {self.answers}")
+        if self.objective != "ce":
+            raise ValueError(f"objective must be 'ce' for nlvr2, got {self.objective!r}")

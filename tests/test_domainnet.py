@@ -1,0 +1,125 @@
+"""DomainNet's lists and pictures: a made-up copy of the official layout with tiny pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from confed.data.domainnet import DOMAINS, domainnet
+
+NAMES = ("aircraft_carrier", "airplane", "zebra")
+LABEL = {"aircraft_carrier": 0, "airplane": 1, "zebra": 343}
+SHADE = {name: 60 * (number + 1) for number, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Per domain and class 10 training and 2 test pictures, of zebras only 4 for training."""
+    (tmp_path / "splits").mkdir()
+    for domain in DOMAINS:
+        lines = {"train": [], "test": []}
+        for name in NAMES:
+            (tmp_path / domain / name).mkdir(parents=True)
+            for number in range(12):
+                role = "test" if number >= 10 else "train"
+                if name == "zebra" and 4 <= number < 10:
+                    continue
+                path = f"{domain}/{name}/{domain}_{LABEL[name] + 1:03d}_{number:06d}.jpg"
+                lines[role].append(f"{path} {LABEL[name]}")
+                Image.fromarray(np.full((9, 12, 3), SHADE[name] + number, dtype=np.uint8)).save(tmp_path / path)
+        for role, text in lines.items():
+            (tmp_path / "splits" / f"{domain}_{role}.txt").write_text("\n".join(text) + "\n")
+    return tmp_path
+
+
+def test_clients_are_domains_and_pictures_fit_their_classes(root):
+    data = domainnet(root, 2, image_size=8, validation=0.2)
+    assert tuple(data.clients) == DOMAINS
+    assert data.answers == ("aircraft_carrier", "airplane")  # the two most frequent
+    assert data.words == ("is", "it", "what")
+    split = data.clients["sketch"]
+    assert [len(part) for part in (split.train, split.validation, split.test)] == [16, 4, 4]
+    assert not {*split.train.names} & {*split.validation.names, *split.test.names}
+    for part in (split.train, split.validation, split.test):
+        assert {name.split("/")[0] for name in part.names} == {"sketch"} == set(part.types)
+        for row, (name, answer) in enumerate(zip(part.names, part.answers, strict=True)):
+            assert name.split("/")[1] == answer
+            number = int(Path(name).stem.rsplit("_", 1)[1])
+            assert abs(int(part.images[part.image_index[row]].mean()) - SHADE[answer] - number) <= 2  # JPEG
+
+
+def test_given_classes_limits_unseen_and_pictures_on_demand(root):
+    options = {
+        "classes": ("zebra", "airplane"), "domains": ("real", "clipart"), "unseen": ("quickdraw",), "max_train": 5,
+        "max_test": 3, "image_size": 8,
+    }  # fmt: skip
+    held, lazy = domainnet(root, **options), domainnet(root, **options, in_memory=False)
+    assert held.answers == ("airplane", "zebra")  # in the order of their official labels
+    assert list(held.clients) == ["real", "clipart"]
+    assert [len(held.clients["real"].train), len(held.clients["real"].test), len(held.unseen["quickdraw"])] == [5, 3, 3]
+    assert held.clients["real"].train.images.shape == (2 * (5 + 1 + 3) + 3, 8, 8, 3)  # no picture that nobody asks for
+    for one, other in ((held.clients["real"].train, lazy.clients["real"].train), (held.unseen["quickdraw"], lazy.unseen["quickdraw"])):  # fmt: skip # noqa: E501
+        assert one.names == other.names
+        np.testing.assert_array_equal(one.images[one.image_index], other.images[other.image_index])
+    again = domainnet(root, **options, seed=1)
+    assert again.clients["real"].test.names == held.clients["real"].test.names
+    assert again.clients["real"].train.names != held.clients["real"].train.names
+
+
+def test_lists_may_lie_beside_the_domains(root):
+    for file in list((root / "splits").iterdir()):
+        file.rename(root / file.name)
+    (root / "splits").rmdir()
+    assert len(domainnet(root, 3, image_size=8).clients) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("real/airplane/a.jpg", r"real_train\.txt line 25: expected \"domain/class/file\.jpg label\""),
+        ("real/airplane/a.jpg x", r"line 25: expected \"domain/class"),
+        ("real/../a.jpg 1", r"line 25: expected \"domain/class"),
+        ("airplane/a.jpg 1", r"line 25: expected \"domain/class"),
+        ("sketch/airplane/a.jpg 1", r"line 25: expected a picture of real, got 'sketch/"),
+        ("real/zigzag/a.jpg 345", r"line 25: expected a label in 0\.\.344, got 345"),
+        ("real/airplane/a.jpg 2", r"line 25: expected the label 1 that 'airplane' had before, got 2"),
+        ("real/airplane/a.jpg 1", r"the picture .*real/airplane/a\.jpg is in the lists, but there is no such file"),
+        ("real/airplane/real_002_000003.jpg 1", r"line 25: expected every picture once"),
+    ],
+)
+def test_bad_lines(root, line, message):
+    with (root / "splits" / "real_train.txt").open("a") as file:
+        file.write(line)
+    with pytest.raises(ValueError, match=message):
+        domainnet(root, 2, image_size=8, max_train=None, validation=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 4}, "classes must be at most 3"),
+        ({"classes": 1}, "classes must lie between 2 and 345"),
+        ({"classes": ("zebra", "aeroplane")}, "no list has the class 'aeroplane'; did you mean 'airplane'"),
+        ({"domains": ("photo",)}, "domains must be distinct names out of clipart"),
+        ({"domains": ("real",), "unseen": ("real",)}, "unseen must leave at least one domain"),
+        ({"image_size": 0}, "image_size must be at least 1"),
+        ({"max_train": 0}, "max_train must be None or at least 1"),
+        ({"validation": 1.0}, "validation must be a share"),
+    ],
+)
+def test_bad_options(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        domainnet(root, **{"classes": 2, **options})
+
+
+def test_missing_and_damaged_files(root):
+    (root / "splits" / "real_test.txt").unlink()
+    with pytest.raises(ValueError, match=r"the list .*real_test\.txt is missing"):
+        domainnet(root, 2)
+    picture = root / "clipart" / "airplane" / "clipart_002_000011.jpg"
+    picture.write_bytes(picture.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"clipart_002_000011\.jpg: expected a complete, readable picture"):
+        domainnet(root, 2, domains=("clipart",))
+    with pytest.raises(ValueError, match="the folder does not exist"):
+        domainnet(root / "nowhere")

@@ -1,0 +1,188 @@
+"""ViT for pictures alone: equal to the library's, finetuned in every way."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from confed.models import create_model, create_tokenizer
+from confed.models.finetuning import Finetuning
+from confed.models.vit import Vit, vit_b16, vit_mini
+
+CLASSES = 7
+
+
+def batch(size=4, side=64, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return {"image": torch.randint(0, 256, (size, 3, side, side), generator=rng, dtype=torch.uint8)}
+
+
+def spread(model, std=0.2):
+    """Larger weights than the initial ones, so that differences would show."""
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, std, generator=rng)
+    return model.eval()
+
+
+def mini(**options):
+    return vit_mini(CLASSES, 10, pretrained=False, **options)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (32, 48)])
+def test_equals_the_transformers_forward(size):
+    model = spread(mini())
+    model = Vit(model.vit, CLASSES, torch.Generator(), size).eval()
+    inputs = {"image": batch()["image"][:, :, : size[0], : size[1]]}
+    pixels = (inputs["image"] / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        ours = model(inputs)
+        theirs = model.vit(pixel_values=pixels, interpolate_pos_encoding=True).last_hidden_state[:, 0]
+        floats = model({"image": pixels})
+    torch.testing.assert_close(ours.features, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.logits, F.linear(theirs, model.classifier.weight, model.classifier.bias))
+    torch.testing.assert_close(floats.logits, ours.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_seeds_words_and_the_global_generator_do_not_matter():
+    before = torch.get_rng_state()
+    model, twin, other = mini(seed=3), mini(seed=3), mini(seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    words = {"text": torch.zeros(4, 5, dtype=torch.int64), "text_mask": torch.ones(4, 5, dtype=torch.int64)}
+    assert torch.equal(model(batch()).logits, twin(batch() | words).logits)
+    assert not torch.equal(model(batch()).logits, other(batch()).logits)
+    ids, _ = create_tokenizer("vit_mini", ("what", "is", "it"))(["what is it?"])
+    assert ids.ndim == 2
+    assert create_model("vit_mini", answers=("a", "b"), vocab_size=3, pretrained=False).classifier.out_features == 2
+
+
+def test_published_size_and_its_adapters():
+    from transformers import ViTConfig, ViTModel
+
+    with torch.device("meta"):
+        body = ViTModel(ViTConfig(), add_pooling_layer=False)
+    model = Vit(body, 100, torch.Generator())
+    # 86,567,656 as published for 1,000 classes, less that classifier.
+    assert sum(p.numel() for p in model.vit.parameters()) == 86_567_656 - 769_000
+    model.adapters = None
+    from confed.models.finetuning import finetune
+
+    finetune(model, "adapters", Finetuning(), model.places(), torch.Generator())
+    learning = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    assert sum(n for name, n in learning.items() if not name.startswith("classifier.")) == 12 * 74_544
+
+
+@pytest.mark.parametrize(
+    ("trainable", "wanted"),
+    [
+        ("all", lambda name: True),
+        ("top", lambda name: name.startswith(("vit.layers.3.", "vit.layernorm."))),
+        ("head", lambda name: False),
+        ("adapters", lambda name: ".adapter." in name),
+        ("bias", lambda name: name.endswith("bias")),
+        ("lora", lambda name: "lora_" in name),
+        ("ia3", lambda name: "ia3_" in name),
+        ("prompt", lambda name: name.startswith("prompts.image.")),
+    ],
+)
+def test_what_learns(trainable, wanted):
+    model = mini(trainable=trainable)
+    names = {name for name, _ in model.named_parameters()}
+    expected = {name for name in names if wanted(name) or name.startswith("classifier.")}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == expected
+    assert expected == names - model.frozen
+    model(batch()).logits.square().sum().backward()
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert expected == reached
+    if trainable in ("adapters", "lora", "ia3"):
+        per_layer = {name.split(".")[2] for name in expected if not name.startswith("classifier.")}
+        assert per_layer == {"0", "1", "2", "3"}
+
+
+def test_prefix_needs_a_backbone_that_takes_it():
+    with pytest.raises(ValueError, match="'prefix' does not work with Vit"):
+        mini(trainable="prefix")
+
+
+def test_adapters_sit_behind_the_residual_sum():
+    model = spread(mini(trainable="adapters"))
+    seen = []
+    model.vit.layers[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        plain = mini(seed=1)
+        plain.vit.load_state_dict({k: v for k, v in model.vit.state_dict().items() if ".adapter." not in k})
+        before = []
+        plain.vit.layers[1].register_forward_hook(lambda module, inputs, output: before.append(output))
+        first = model.vit.layers[0](model.embed(batch()), None)
+        model.vit.layers[1](first, None)
+        plain.eval().vit.layers[1](first, None)
+        x, adapter = before[0], model.vit.layers[1].adapter
+        expected = x + F.relu(x @ adapter.down.weight.T + adapter.down.bias) @ adapter.up.weight.T + adapter.up.bias
+    torch.testing.assert_close(seen[-1], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_two_parts_of_a_pass_and_two_adapters_at_once():
+    model = spread(mini(trainable="adapters"), 0.1)
+    model.adapters.add("second", torch.Generator().manual_seed(1))
+    assert model.prefix_is_frozen
+    assert not mini().prefix_is_frozen
+    assert not mini(trainable="prompt").prefix_is_frozen
+    with torch.no_grad():
+        whole = model(batch()).logits
+        with model.adapters.using({"second": 1.0}):
+            other = model(batch()).logits
+        state = model.prefix(batch())
+        torch.testing.assert_close(model.suffix(state).logits, whole)
+        with model.adapters.using({"adapter": 1.0}, {"second": 1.0}):
+            both = model.suffix(model.repeat(state, 2)).logits
+    torch.testing.assert_close(both, torch.cat([whole, other]), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(whole, other)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap over fused attention
+def test_per_sample_gradients_through_vmap_equal_a_loop():
+    model, rows = mini(trainable="adapters").eval(), batch(3)
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(params, image):
+        return torch.func.functional_call(model, params, ({"image": image[None]},)).logits.logsumexp(1).sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, rows["image"])
+    single = torch.func.grad(loss)(parameters, rows["image"][2])
+    for name, value in single.items():
+        torch.testing.assert_close(together[name][2], value, rtol=1e-4, atol=1e-5)
+
+
+def test_reads_a_published_classifier(tmp_path):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=32, patch_size=16
+    )
+    theirs = spread(ViTForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    model = vit_b16(CLASSES, pretrained=tmp_path, trainable="head").eval()
+    inputs = batch(side=32)
+    pixels = (inputs["image"] / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        features = model(inputs).features
+        expected = theirs(pixel_values=pixels).logits
+    torch.testing.assert_close(theirs.classifier(features), expected, rtol=1e-4, atol=1e-4)
+    assert vit_b16(CLASSES, pretrained=tmp_path, image_size=(48, 32))(
+        {"image": torch.zeros(1, 3, 48, 32, dtype=torch.uint8)}
+    ).logits.shape == (1, CLASSES)
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(ValueError, match="a ViT batch needs the key 'image', got text"):
+        mini()({"text": torch.zeros(1, 2)})
+    with pytest.raises(ValueError, match=r"image must have shape \(B, 3, 64, 64\), got \(4, 3, 32, 32\)"):
+        mini()(batch(side=32))
+    with pytest.raises(ValueError, match="answers must be at least 1"):
+        vit_mini(0, 10, pretrained=False)
+    with pytest.raises(ValueError, match="multiple of the patch size 8"):
+        Vit(mini().vit, 2, torch.Generator(), (60, 64))
+    with pytest.raises(ValueError, match=r"expected a folder with a ViT checkpoint.*got '\./no"):
+        vit_b16(2, pretrained="./nowhere")
+    with pytest.raises(ValueError, match="no ViT checkpoint could be read from"):
+        vit_b16(2, pretrained=tmp_path)

@@ -1,0 +1,360 @@
+"""Official annotation files: every reader on a file of its own shape, and what each of them refuses."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from confed.data.vl_files.aqua import aqua_records
+from confed.data.vl_files.assemble import Amount, frequent_answers
+from confed.data.vl_files.clove import clove_records
+from confed.data.vl_files.cocoqa import cocoqa_records
+from confed.data.vl_files.gqa import gqa_records
+from confed.data.vl_files.nlvr2 import LABELS as PAIR_LABELS
+from confed.data.vl_files.nlvr2 import nlvr2_records
+from confed.data.vl_files.records import Record
+from confed.data.vl_files.snli_ve import LABELS as ENTAILMENT_LABELS
+from confed.data.vl_files.snli_ve import snli_ve_records
+from confed.data.vl_files.stream import json_items, json_lines
+from confed.data.vl_files.vcr import vcr_records
+from confed.data.vl_files.vizwiz import vizwiz_records
+from confed.data.vl_files.vqa import vqa_records
+
+
+@pytest.fixture
+def samples(real_data: Path) -> Path:
+    folder = real_data / "format_samples"
+    if not folder.is_dir():
+        pytest.skip("the format samples are not here")
+    return folder
+
+
+# The samples
+
+
+def test_vqa_v2_joins_questions_and_answers(samples: Path):
+    first, *_ = records = list(vqa_records(samples / "vqa_v2", "train2014"))
+    assert [r.question for r in records] == [
+        "Is the cat asleep?", "How many cups are on the table?", "What color is the bus?",
+    ]  # fmt: skip
+    assert first.name == "vqa_v2-900001000"
+    assert first.pictures == ("COCO_train2014_000000900001.jpg",)
+    assert first.type == "yes/no"
+    raw = json.loads((samples / "vqa_v2/v2_mscoco_train2014_annotations.json").read_text())["annotations"][0]
+    assert first.answer == "yes"
+    assert first.annotations == tuple(one["answer"] for one in raw["answers"])
+    assert len(raw["answers"]) == 10
+
+
+def test_abstract_scenes_have_their_own_names(samples: Path):
+    records = list(vqa_records(samples / "vqa_abstract", "train2015", "vqa_abstract"))
+    assert [r.pictures[0] for r in records] == ["abstract_v002_train2015_000000000005.png"] * 2
+    assert [r.name for r in records] == ["vqa_abstract-50", "vqa_abstract-51"]
+
+
+def test_vizwiz(samples: Path):
+    can, unreadable = vizwiz_records(samples / "vizwiz", "val")
+    assert (can.answer, can.type, can.pictures) == ("tomato soup", "other", ("VizWiz_train_90000000.jpg",))
+    assert can.annotations is not None
+    assert [can.annotations.count(a) for a in ("tomato soup", "soup", "unsuitable")] == [6, 3, 1]
+    assert unreadable.answer == "unanswerable"
+
+
+def test_cocoqa(samples: Path):
+    records = list(cocoqa_records(samples / "cocoqa", "test"))
+    assert [(r.pictures[0], r.answer, r.type) for r in records] == [
+        ("000000900001", "cat", "object"), ("000000900001", "two", "number"),
+        ("000000900002", "red", "color"), ("000000900003", "kitchen", "location"),
+    ]  # fmt: skip
+    assert records[0].question == "what is sleeping on the chair"
+
+
+def test_aqua(samples: Path):
+    records = list(aqua_records(samples / "aqua", "val"))
+    assert [sum(r.type == kind for r in records) for kind in ("visual", "knowledge")] == [10, 10]
+    assert (records[0].pictures, records[0].answer) == (("42809-3baptist.jpg",), "people")
+
+
+def test_gqa(samples: Path, tmp_path: Path):
+    for split in ("train", "val"):
+        shutil.copy(samples / "gqa/train_balanced_questions.json", tmp_path / f"{split}_balanced_questions.json")
+    color, verify = gqa_records(tmp_path, "val")
+    assert (color.name, color.pictures, color.answer, color.type) == (
+        "gqa-20000001",
+        ("9000001.jpg",),
+        "white",
+        "query",
+    )
+    assert (verify.question, verify.type) == ("Is the cup white?", "verify")
+
+
+def test_clove(samples: Path):
+    (scene,) = clove_records(samples / "clove", "a#ShopAndDining", "train")
+    assert (scene.pictures, scene.answer, scene.type) == (("900.jpg",), "kiosk", "query")
+    assert scene.annotations is None  # ten times the same answer is one answer
+    (function,) = clove_records(samples / "clove", "attribute", "train")
+    assert function.answer == "green"
+
+
+def test_nlvr2_pairs(samples: Path):
+    (one,) = nlvr2_records(samples / "nlvr2", "train")
+    assert one.pictures == ("12/train-90000-0-img0.png", "12/train-90000-0-img1.png")
+    dev = list(nlvr2_records(samples / "nlvr2", "dev"))
+    assert dev[0].pictures == ("dev-850-0-img0.png", "dev-850-0-img1.png")
+    assert [r.answer for r in dev[:2]] == ["False", "True"]
+    assert PAIR_LABELS == ("False", "True")
+
+
+def test_snli_ve_labels_in_the_order_of_climb(samples: Path):
+    records = list(snli_ve_records(samples / "snli_ve", "dev"))
+    assert [ENTAILMENT_LABELS.index(r.answer) for r in records] == [0, 2, 1]
+    assert records[0].pictures == ("9000000001.jpg",)
+    assert records[0].question == "A person holds something."  # the hypothesis; the picture replaces the premise
+
+
+def test_vcr_objects_become_words(samples: Path):
+    (record,) = vcr_records(samples / "vcr", "train")
+    assert record.question == "Why does person 1 lift cup 3 ?"
+    assert record.choices is not None
+    assert record.choices[2] == "person 2 told her to run ."
+    assert (len(record.choices), record.answer) == (4, "0")
+    assert record.pictures[0].startswith("lsmdc_9999_INVENTED_MOVIE/")
+
+
+# What they refuse
+
+VIZWIZ = {"image": "a.jpg", "question": "What is it?", "answer_type": "other", "answerable": 1}
+TEN = [{"answer": "cup", "answer_confidence": "yes"}] * 10
+CLOVE = {
+    "question": "q?",
+    "question_id": "g1",
+    "answer": "a",
+    "answers": ["a"] * 10,
+    "image_id": "9",
+    "stage": "object",
+}
+PAIR = {"identifier": "dev-1-0-0", "sentence": "Two dogs.", "label": "True"}
+VE = {"Flickr30K_ID": "1", "gold_label": "neutral", "pairID": "1.jpg#0r1n", "sentence2": "A dog."}
+VCR = {"annot_id": "val-0", "objects": ["person"], "question": ["Who", [0]], "answer_choices": [["a"]] * 4,
+       "answer_label": 1, "img_fn": "m/a.jpg"}  # fmt: skip
+ASKED = [{"question_id": 1, "image_id": 7, "question": "Is it?"}]
+ANSWERED = [{"question_id": 1, "image_id": 7, "answer_type": "yes/no", "multiple_choice_answer": "yes", "answers": TEN}]
+
+
+def write(file: Path, value: Any, *, lines: bool = False) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
+
+
+def vqa(folder: Path, asked: Any = ASKED, answered: Any = ANSWERED) -> list[Record]:
+    write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", {"info": {}, "questions": asked})
+    write(folder / "v2_mscoco_val2014_annotations.json", {"annotations": answered, "license": {}})
+    return list(vqa_records(folder, "val2014"))
+
+
+def test_answers_are_normalised_and_the_file_names_the_right_one(tmp_path: Path):
+    answers = [{"answer": a} for a in ["Two.", "two", "the cat", "T-shirt", *["dont know"] * 6]]
+    (record,) = vqa(tmp_path, answered=[ANSWERED[0] | {"multiple_choice_answer": "Two", "answers": answers}])
+    assert record.answer == "2"
+    assert record.annotations == ("2", "2", "cat", "t shirt", *["don't know"] * 6)
+    write(tmp_path / "val.json", [VIZWIZ | {"answers": answers}])
+    (record,) = vizwiz_records(tmp_path, "val")  # which names none: the most frequent
+    assert record.answer == "don't know"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "message"),
+    [
+        (ASKED * 2, ANSWERED, r"questions\.json, row 1: the question_id 1 is that of row 0 already"),
+        (ASKED, ANSWERED * 2, r"annotations\.json, row 1: the question_id 1 is that of row 0"),
+        (ASKED, [], r"1 questions have no answers in v2_mscoco_val2014_annotations\.json, the first: 1"),
+        ([], ANSWERED, r"row 0: the question 1 is not in v2_OpenEnded"),
+        (ASKED, [ANSWERED[0] | {"image_id": 8}], "row 0: question 1 is about picture 7 in .*, here about 8"),
+        (ASKED, [ANSWERED[0] | {"answers": TEN[:9]}], "row 0: expected the answers of 10 annotators, got 9"),
+        (ASKED, [ANSWERED[0] | {"answers": [{}] * 10}], "text as each annotator's 'answer', got None"),
+        (
+            [{"question_id": 1, "question": "Is it?"}],
+            ANSWERED,
+            "row 0: expected an integer of at least 0 as 'image_id'",
+        ),
+        ([ASKED[0] | {"question": " "}], ANSWERED, "row 0: expected a text as 'question', got ' '"),
+    ],
+)
+def test_faulty_vqa(tmp_path: Path, asked: Any, answered: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        vqa(tmp_path, asked, answered)
+
+
+Reader = Callable[[Path], Iterable[Record]]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "read", "message"),
+    [
+        ("val.json", [VIZWIZ | {"answers": TEN + TEN[:1]}], lambda f: vizwiz_records(f, "val"), "row 0: .*got 11"),
+        ("val.json", [VIZWIZ], lambda f: vizwiz_records(f, "val"), "a list of annotators as 'answers', got None"),
+        ("val.json", [VIZWIZ | {"answers": TEN}] * 2, lambda f: vizwiz_records(f, "val"), r"row 1: the image 'a\.jpg'"),
+        ("val.json", [VIZWIZ | {"answers": TEN, "image": "../a.jpg"}], lambda f: vizwiz_records(f, "val"), "way out"),
+        ("val.json", [VIZWIZ | {"answers": TEN, "image": "/etc/a"}], lambda f: vizwiz_records(f, "val"), "way out"),
+        ("val.json", [], lambda f: vizwiz_records(f, "test"), "split must be one of train, val, got 'test'"),
+        ("val.json", [{"image": "a"}], lambda f: aqua_records(f, "val"), "true or false as 'need_external_knowledge'"),
+        ("val.json", ["x"], lambda f: aqua_records(f, "val"), "row 0"),
+        ("fcl_mmf_object_val.json", [CLOVE] * 2, lambda f: clove_records(f, "object", "val"), "question_id 'g1'"),
+        ("fcl_mmf_logical_val.json", [CLOVE], lambda f: clove_records(f, "logical", "val"), "'logical', got 'obj"),
+        ("x.json", [], lambda f: clove_records(f, "object", "test"), "split must be one of train, val, got 'test'"),
+        ("x.json", [], lambda f: clove_records(f, "objects", "val"), "stage must be one of a#Shop.*got 'objects'"),
+        ("x.json", [], lambda f: clove_records(f, "object", "val"), "expected json/function/fcl_mmf_object_val"),
+        ("dev.json", [PAIR | {"label": "true"}], lambda f: nlvr2_records(f, "dev"), "row 0: .*got the label 'true'"),
+        ("dev.json", [PAIR | {"identifier": "x"}], lambda f: nlvr2_records(f, "dev"), "got the identifier 'x'"),
+        ("dev.json", [PAIR, PAIR], lambda f: nlvr2_records(f, "dev"), "row 1: the identifier 'dev-1-0-0'"),
+        ("dev.json", [], lambda f: nlvr2_records(f, "val"), "split must be one of train, dev, test1, test2, got 'val'"),
+        ("snli_ve_dev.jsonl", [VE | {"gold_label": "yes"}], lambda f: snli_ve_records(f, "dev"), "gold_label out of"),
+        ("snli_ve_dev.jsonl", [VE, VE], lambda f: snli_ve_records(f, "dev"), "row 1: the pairID"),
+        ("val.jsonl", [VCR | {"answer_choices": [["a"]] * 3}], lambda f: vcr_records(f, "val"), "expected 4 .* got 3"),
+        ("val.jsonl", [VCR | {"answer_label": 4}], lambda f: vcr_records(f, "val"), "0 to 3 as .answer_label., got 4"),
+        ("val.jsonl", [VCR | {"question": [[1]]}], lambda f: vcr_records(f, "val"), r"among the 1 objects, got \[1\]"),
+        ("val.jsonl", [VCR | {"question": []}], lambda f: vcr_records(f, "val"), "a list of tokens as 'question'"),
+        ("val.jsonl", [VCR], lambda f: vcr_records(f, "test"), "split must be one of train, val, got 'test'"),
+    ],
+)  # fmt: skip
+def test_faulty_rows(tmp_path: Path, name: str, rows: list[Any], read: Reader, message: str):
+    write(tmp_path / name, rows, lines=name.endswith(".jsonl") or name == "dev.json")
+    with pytest.raises(ValueError, match=message):
+        list(read(tmp_path))
+
+
+def test_pickled_clove_is_refused_and_the_json_release_named(tmp_path: Path):
+    folder = tmp_path / "npy/function"
+    folder.mkdir(parents=True)
+    (folder / "fcl_mmf_object_val.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match=r"pickled Python objects.*json/function/fcl_mmf_object_val\.json"):
+        list(clove_records(tmp_path, "object", "val"))
+
+
+def test_several_answers_of_clove_become_annotations(tmp_path: Path):
+    answers = ["stop"] * 7 + ["halt"] * 3
+    write(tmp_path / "fcl_mmf_scenetext_val.json",
+          [CLOVE | {"stage": "scenetext", "answer": "stop", "answers": answers}])  # fmt: skip
+    (record,) = clove_records(tmp_path, "scenetext", "val")
+    assert record.annotations == tuple(answers)
+
+
+def test_disagreement_is_no_label_in_snli_ve(tmp_path: Path):
+    write(tmp_path / "snli_ve_dev.jsonl", [VE | {"gold_label": "-"}, VE], lines=True)
+    assert [r.row for r in snli_ve_records(tmp_path, "dev")] == [1]
+
+
+def test_references_to_several_objects(tmp_path: Path):
+    write(tmp_path / "val.jsonl", [VCR | {"objects": ["person", "dog"], "question": ["Do", [0, 1], "run"]}], lines=True)
+    assert next(iter(vcr_records(tmp_path, "val"))).question == "Do person 1 and dog 2 run"
+
+
+def cocoqa(folder: Path, **columns: str) -> Path:
+    (folder / "train").mkdir(exist_ok=True)
+    whole = {"img_ids": "1\n2\n", "questions": "what is it\nwho is it\n", "answers": "cat\nman\n", "types": "0\n0\n"}
+    for name, content in (whole | columns).items():
+        (folder / f"train/{name}.txt").write_text(content)
+    return folder
+
+
+def test_misaligned_cocoqa(tmp_path: Path):
+    assert len(list(cocoqa_records(cocoqa(tmp_path), "train"))) == 2
+    for columns, message in (
+        ({"answers": "cat\n"}, r"as many lines each, got img_ids.txt 2, questions.txt 2, answers.txt 1, types.txt 2"),
+        ({"img_ids": "1\nx\n"}, r"img_ids.txt, row 1: expected a COCO number, got 'x'"),
+        ({"types": "0\n4\n"}, r"types.txt, row 1: expected a type from 0 to 3, got '4'"),
+        ({"answers": "cat\n\n"}, r"answers.txt, row 1: expected a text, got ''"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(cocoqa_records(cocoqa(tmp_path, **columns), "train"))
+    with pytest.raises(ValueError, match=r"test/img_ids\.txt does not exist"):
+        list(cocoqa_records(tmp_path, "test"))
+
+
+# Large and damaged JSON
+
+
+def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    items = [{"a": 'x"]}é', "b": [1, {"c": None}]}, 12345, -1.5e3, "", [], True]
+    for size in (1, 2, 3, 7, 1000):
+        monkeypatch.setattr("confed.data.vl_files.stream._CHUNK", size)
+        write(tmp_path / "list.json", items)
+        assert list(json_items(tmp_path / "list.json")) == list(enumerate(items))
+        write(tmp_path / "object.json", {"info": {"rows": [1]}, "rows": items, "n": 4})
+        assert list(json_items(tmp_path / "object.json", "rows")) == list(enumerate(items))
+    whole = (tmp_path / "object.json").read_bytes()
+    for cut in range(len(whole)):
+        (tmp_path / "cut.json").write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"cut\.json"):
+            list(json_items(tmp_path / "cut.json", "rows"))
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "message"),
+    [
+        (b"{}", None, "expected a list"),
+        (b"[]", "rows", "expected an object with the key 'rows'"),
+        (b'{"x": []}', "rows", "expected an object with the key 'rows'"),
+        (b'{"rows": 3}', "rows", "expected a list under 'rows'"),
+        (b"[1] 2", None, "nothing behind the last value"),
+        (b"[1; 2]", None, "expected ',' or '\\]' after row 0, got ';'"),
+        (b'["\xff"]', None, "expected UTF-8"),
+        (b"[" * 100_000, None, "nested too deeply|cut off"),
+    ],
+)
+def test_damaged_json(tmp_path: Path, content: bytes, key: str | None, message: str):
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"bad\.json.*({message})"):
+        list(json_items(tmp_path / "bad.json", key))
+
+
+def test_damaged_lines(tmp_path: Path):
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(b'{"a": 1}\n\n{"a": 2')
+    with pytest.raises(ValueError, match=r"bad\.jsonl, row 2: .*cut off"):
+        list(json_lines(file))
+    file.write_bytes(b'"\xff"')
+    with pytest.raises(ValueError, match="expected UTF-8"):
+        list(json_lines(file))
+    with pytest.raises(ValueError, match="does not exist"):
+        list(json_lines(tmp_path / "none"))
+
+
+# Pools and down-sampling
+
+
+def test_the_most_frequent_answers():
+    answers = ["no", "no", "yes", "yes", "a", "b", ""]
+    records = [Record(Path("f"), i, str(i), ("p",), "q", answer) for i, answer in enumerate(answers)]
+    assert frequent_answers(records, 3) == ("no", "yes", "a")
+    assert frequent_answers(records, 99) == ("no", "yes", "a", "b")
+    with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
+        frequent_answers(records, 0)
+
+
+def test_amounts():
+    answers = ["x"] * 50 + ["y"] * 30 + ["z"] * 2
+
+    def drawn(amount: Amount) -> list[int]:
+        rows = amount.draw(answers, np.random.default_rng(0))
+        assert list(rows) == sorted(set(rows.tolist()))
+        return rows.tolist()
+
+    assert len(drawn(Amount())) == 82
+    assert len(drawn(Amount(count=10))) == 10
+    assert len(drawn(Amount(share=0.05))) == 4
+    kinds = [answers[i] for i in drawn(Amount(per_answer=20))]
+    assert [kinds.count(k) for k in "xyz"] == [20, 20, 2]
+    assert len(drawn(Amount(count=7, per_answer=20))) == 7
+    assert len(drawn(Amount(share=0.001))) == 1
+    for make, message in (
+        (lambda: Amount(count=0), "count must be None or at least 1, got 0"),
+        (lambda: Amount(per_answer=0), "per_answer must be None or at least 1"),
+        (lambda: Amount(share=1.5), r"share must lie in \(0, 1\], got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
