@@ -14,7 +14,7 @@ from confed.algorithms.feddat import FedDAT
 from confed.engines.perform import Setup, Workspace
 from confed.federation.branches import Branches, fresh_adapter, held
 from confed.federation.client import Client
-from confed.federation.messages import Message
+from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState
 from confed.federation.train import Local
@@ -344,8 +344,6 @@ def test_contract_with_other_switches(method: FedDAT, check: str) -> None:
 
 
 def test_weighting() -> None:
-    from confed.federation.messages import ClientInfo, Reply
-
     reply = Reply(ClientInfo("a", 7), Message())
     assert (FedDAT().weight(reply), FedDAT(weighting="examples").weight(reply)) == (1.0, 7.0)
 
@@ -367,9 +365,9 @@ def test_refused(options: Mapping[str, Any], message: str) -> None:
 
 
 def test_refused_models() -> None:
-    with pytest.raises(ValueError, match="FedDAT trains adapters, and ToyModel has none: set model.trainable"):
+    with pytest.raises(ValueError, match=r"FedDAT trains adapters, and ToyModel has none: set model\.trainable"):
         FedDAT().suit(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match="algorithm.adapter must be one of adapter, got 'other'"):
+    with pytest.raises(ValueError, match=r"algorithm\.adapter must be one of adapter, got 'other'"):
         FedDAT(adapter="other").suit(toy_model(adapters=True), ToyTask())
     with pytest.raises(ValueError, match="call suit"):
         FedDAT().rules(toy_setup(FedDAT(), clients=toy_clients()).population.info(0))

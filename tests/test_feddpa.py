@@ -153,5 +153,5 @@ def test_refused(options: Mapping[str, Any], message: str) -> None:
 
 
 def test_refused_models() -> None:
-    with pytest.raises(ValueError, match="FedDPA trains adapters, and ToyModel has none: set model.trainable"):
+    with pytest.raises(ValueError, match=r"FedDPA trains adapters, and ToyModel has none: set model\.trainable"):
         FedDPA().suit(toy_model(), ToyTask())

@@ -1,4 +1,4 @@
-"""Predictions equal those that the run recorded; exports equal transformers' own model."""
+"""Predictions equal those that the run recorded; what cannot be asked is refused."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from confed.data.scenes import scenes
 from confed.experiment import run
-from confed.inference import export, load_exported, predict
+from confed.inference import predict, settle
+from confed.models.vilt import vilt_tiny
 from confed.recipe import load_recipe
 
 TINY = [
@@ -81,70 +82,57 @@ def test_faulty_questions_to_a_run(finished: Path, tmp_path: Path):
             predict(folder, picture, question, client)
 
 
-def test_export_is_what_transformers_loads(finished: Path, tmp_path: Path):
-    from transformers import AutoTokenizer, ViltForQuestionAnswering
-
-    written = export(finished, tmp_path / "out")
-    clients = scenes(train=1, validation=1, test=1, unseen=()).clients
-    assert list(written) == ["global", *(f"personal/{name}" for name in clients)]
-    assert not (tmp_path / "out.part").exists()
-    directory = Path(written["personal/sports"])
-    ours = load_exported(directory)
-    loaded: Any = ViltForQuestionAnswering.from_pretrained(directory, output_loading_info=True)
-    theirs, notes = loaded
-    assert not any(notes[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert tuple(theirs.config.id2label.values()) == ours.answers
-
-    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    question = "how many red cars are there ?"
-    text, mask = ours.tokenizer([question])
-    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None]
-    with torch.inference_mode():
-        expected = ours.model({"image": pixels, "text": text, "text_mask": mask}).logits
-        tokens = AutoTokenizer.from_pretrained(directory)(question, return_tensors="pt")
-        found = theirs.eval()(**tokens, pixel_values=pixels.float() / 127.5 - 1).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-    asked = ours.ask(_picture(tmp_path, picture), question)
-    assert asked == {k: v for k, v in predict(finished, tmp_path / "picture.png", question, "sports").items()
-                     if k != "model"}  # fmt: skip
-    assert asked != load_exported(written["global"]).ask(tmp_path / "picture.png", question)
-    assert "ViltForQuestionAnswering.from_pretrained" in (directory / "README.md").read_text()
-    with pytest.raises(ValueError, match="exists already"):
-        export(finished, tmp_path / "out")
-
-
-def test_export_with_adapters_and_without_global_model(tmp_path: Path):
-    folder = tmp_path / "run"
-    run(load_recipe(overrides=[*TINY, "algorithm.name=local", "model.trainable=adapters"]), folder)
-    image = _picture(tmp_path, np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8))
+def test_models_that_cannot_answer_are_refused_with_what_can(finished: Path, tmp_path: Path):
+    image = _picture(tmp_path, np.zeros((64, 64, 3), np.uint8))
+    local = tmp_path / "local"
+    run(load_recipe(overrides=[*TINY, "algorithm.name=local", "model.trainable=adapters"]), local)
     with pytest.raises(ValueError, match=r"no global model; .* transport, sports, educational, natural"):
-        predict(folder, image, "how many ?")
-    written = export(folder, tmp_path / "out")
-    assert "global" not in written
-    directory = Path(written["personal/natural"])
-    assert all(".adapter." in key for key in load_file(directory / "adapters.safetensors"))
-    assert not any(".adapter." in key for key in load_file(directory / "model.safetensors"))
-    expected = predict(folder, image, "how many red things are there ?", "natural")
-    expected.pop("model")
-    assert load_exported(directory).ask(image, "how many red things are there ?") == expected
-    assert "cannot hold" in (directory / "README.md").read_text()
-    with pytest.raises(ValueError, match=r"lacks config\.json"):
-        load_exported(tmp_path)
+        predict(local, image, "how many ?")
+    with pytest.raises(ValueError, match="no global model"):
+        predict(local, image, "how many ?", "sports", shared=True)
+    with pytest.raises(ValueError, match="shared needs a client"):
+        predict(finished, image, "how many ?", shared=True)
+    with pytest.raises(ValueError, match=r"reads one picture \(its head is 'answers'\): leave the second one out"):
+        predict(finished, image, "how many ?", image2=image)
+    with pytest.raises(ValueError, match=r"has answers of its own .* leave the choices out"):
+        predict(finished, image, "how many ?", choices=["a", "b"])
+    file = local / "models/personal/sports/trained.safetensors"
+    tensors = load_file(file)
+    tensors["classifier.3.bias"] = torch.zeros(7)
+    tensors["vilt.invented"] = torch.zeros(1)
+    save_file(tensors, file)
+    message = r"vilt\.invented is unknown; classifier\.3\.bias has shape \(7,\), expected \(\d+,\)"
+    with pytest.raises(ValueError, match=message):
+        predict(local, image, "how many ?", "sports")
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(ValueError, match="must be a complete safetensors file"):
+        predict(local, image, "how many ?", "sports")
 
 
-@pytest.mark.parametrize("trainable", ["lora", "prompt"])
-def test_export_of_other_kinds_of_finetuning(tmp_path: Path, trainable: str):
-    from transformers import ViltForQuestionAnswering
-
+def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_global(tmp_path: Path):
     folder = tmp_path / "run"
-    run(load_recipe(overrides=[*TINY, "algorithm.name=local", f"model.trainable={trainable}"]), folder)
-    image = _picture(tmp_path, np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8))
-    directory = Path(export(folder, tmp_path / "out")["personal/natural"])
-    expected = predict(folder, image, "how many red things are there ?", "natural")
-    expected.pop("model")
-    assert load_exported(directory).ask(image, "how many red things are there ?") == expected
-    # LoRA becomes part of the weights; of prompts the plain class knows nothing.
-    assert (directory / "adapters.safetensors").is_file() == (trainable == "prompt")
-    loaded: Any = ViltForQuestionAnswering.from_pretrained(directory, output_loading_info=True)
-    assert not any(loaded[1][key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    run(load_recipe(overrides=[*TINY, "algorithm.name=fedpeft", "model.trainable=bias", "local.lr=0.1"]), folder)
+    dataset = scenes("C", train=40, validation=20, test=40, unseen=())
+    examples = dataset.clients["sports"].test
+    with pytest.raises(ValueError, match=r"shares no head, .* name a client: .* transport, sports"):
+        predict(folder, tmp_path / "none.png", "how many ?")
+    recorded = load_file(folder / "predictions.safetensors")
+    for view, shared in (("personal", False), ("global", True)):
+        for row in (3, 20):
+            image = _picture(tmp_path, examples.images[int(examples.image_index[row])])
+            found = predict(folder, image, examples.questions[row], "sports", top=1, shared=shared)
+            expected = int(recorded[f"{view}/sports/prediction"][row])
+            assert found["answers"][0]["answer"] == dataset.answers[expected]
+
+
+def test_a_method_says_which_adapters_answer():
+    class Both:
+        def answering(self) -> dict[str, float]:
+            return {"adapter": 0.5, "local": 0.5}
+
+    model: Any = vilt_tiny(3, 12, trainable="adapters")
+    model.adapters.add("local", torch.Generator().manual_seed(1))
+    settle(Both(), model)
+    assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)
+    settle(object(), model)
+    assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)

@@ -16,6 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from confed import registry
 
 if TYPE_CHECKING:
@@ -243,7 +245,7 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
         "place": place,
         "role": role,
         "questions": len(examples),
-        "pictures": len(set(examples.image_index.tolist())),
+        "pictures": len(set(np.ravel(examples.image_index).tolist())),
         "answers": len(counts),
         "most_frequent": f"{answer} ({count / max(len(examples), 1):.1%})",
     }
@@ -262,10 +264,11 @@ def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
     for number, (place, examples) in enumerate(parts):
         top = number * row_height
         draw.text((6, top + 3), place.encode("ascii", "replace").decode(), fill="black")
-        rows = {int(picture): row for row, picture in reversed(list(enumerate(examples.image_index)))}
+        first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
+        rows = {int(picture): row for row, picture in reversed(list(enumerate(first)))}
         for column, row in enumerate(sorted(rows.values())[:_SHEET_COLUMNS]):
             left = 6 + column * (cell + 6)
-            picture = Image.fromarray(examples.images[int(examples.image_index[row])])
+            picture = Image.fromarray(examples.images[int(first[row])])
             sheet.paste(picture.resize((cell, cell), Image.Resampling.NEAREST), (left, top + 18))
             text = f"{examples.questions[row]} {examples.answers[row]}".encode("ascii", "replace").decode()
             lines = textwrap.wrap(text, 24, max_lines=3, placeholder=" ...")

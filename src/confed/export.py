@@ -238,7 +238,7 @@ class _Export:
         config = self._config(trained.answers if simple else None) if self.hosted else {}
         _json(directory / "config.json", {**config, "confed": own})
         (directory / "README.md").write_text(
-            _readme(name, trained, self.run, parts, self._class() if self.hosted else None),
+            _readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.source)),
             encoding="utf-8",
         )
 
@@ -313,9 +313,17 @@ def _readme(
     trained: TrainedModel,
     run: FinishedRun,
     parts: Mapping[str, Mapping[str, Tensor]],
-    plain: str | None,
+    plain: tuple[str | None, str | None],
 ) -> str:
-    """What the folder holds and how to load it."""
+    """What the folder holds and how to load it.
+
+    Args:
+        name: the folder's.
+        trained: the model.
+        run: the run.
+        parts: its files of tensors.
+        plain: the class of ``transformers``, and the published weights of the backbone; None where there is none.
+    """
     summary, client = run.summary, name.removeprefix("clients/")
     mine = name != "global"
     value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
@@ -343,20 +351,21 @@ def _readme(
             text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
     else:
         text += 'Every client has a head of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
-    text += _elsewhere(name, parts, plain, placed=trained.head == "answers")
+    text += _elsewhere(name, parts, *plain, placed=trained.head == "answers")
     return text + (
         f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped. The preprocessing "
         "of `transformers` keeps a\npicture's proportions instead: make pictures square before it.\n"
     )
 
 
-def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, *, placed: bool) -> str:
+def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, source: str | None, *, placed: bool) -> str:
     """How to load a model without confed, or why one cannot.
 
     Args:
         name: its folder.
         parts: its files of tensors.
         plain: the class of ``transformers``.
+        source: the published weights of the backbone.
         placed: whether that class has a place for the head.
     """
     if "adapters" in parts:
@@ -369,7 +378,7 @@ def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, *, pla
     else:
         lines += [
             f'config = AutoConfig.from_pretrained("{where}")',
-            f'model = {plain}.from_pretrained("DIR/backbone", config=config)',
+            f'model = {plain}.from_pretrained("{source or "DIR/backbone"}", config=config)',
         ]
     inner = "model"
     if "adapter_model" in parts:
@@ -380,7 +389,7 @@ def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, *, pla
         lines.append("from safetensors.torch import load_file")
     lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
     code, until = "\n".join(lines), "" if placed else ", up to the head, for which that class has no place"
-    notes = ["The tokenizer is in `DIR/backbone`; a published backbone is named in `DIR/confed.json`."]
+    notes = ["The tokenizer is in `DIR/backbone`."]
     if plain.startswith("Blip"):
         notes.append("That class also looks at padding: give it questions without.")
     return f"Without confed{until}:\n\n```python\n{code}\n```\n\n{' '.join(notes)}\n\n"

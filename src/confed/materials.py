@@ -69,6 +69,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
     parts += list(dataset.unseen.values())
     types = tuple(sorted({t for part in parts for t in part.types}))
+    width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
@@ -76,7 +77,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         if id(examples.images) not in pictures:
             pictures[id(examples.images)] = channels_first(examples.images)
         stored = pictures[id(examples.images)]
-        return encode(examples, tokenizer, answers, types, stored, outside=outside, width=dataset.widest)
+        return encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
 
     def training(examples: Examples, answers: Sequence[str]) -> Table:
         rows = table(examples, answers)

@@ -5,8 +5,9 @@
 with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
 write it, ``[methods.NAME.local]`` the row's own ``[local]`` and ``[methods.NAME.model]`` its own ``[model]``, such as
-another way of finetuning. ``[study] table`` names the rows that ``confed
-compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries.
+another way of finetuning. ``[study] table`` names the rows that ``confed compare --methods all`` runs, ``[study] lr``
+the learning rates that ``confed tune`` tries. ``[study] headline``, and ``headline`` of a row, say which model stands
+in the column "deployed" of tables: "personal", or "global_seen" (what is global, with each client's own head).
 """
 
 import re
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 
@@ -33,6 +34,9 @@ NAMED = {
     "task": registry.tasks,
     "data": registry.datasets,
 }
+Headline = Literal["personal", "global_seen"]
+"""What a method may deploy at a client; see :mod:`confed.results.deployed`."""
+
 # Arguments that the run works out: a recipe does not give them.
 DERIVED = {"model": {"answers", "vocab_size", "seed", "heads"}, "task": {"answers", "types"}, "data": {"seed"}}
 
@@ -127,6 +131,8 @@ class Recipe:
         overrides: method -> its own keywords.
         table: the rows of the recipe's full table; empty where it has none.
         lr: learning rates that tuning tries; empty for its default.
+        headline: what the study's methods are taken to deploy at a client, where a row does not say; see
+            :mod:`confed.results.deployed`.
     """
 
     name: str
@@ -135,6 +141,7 @@ class Recipe:
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     table: tuple[str, ...] = ()
     lr: tuple[float, ...] = ()
+    headline: str = ""
 
     @property
     def run(self) -> Run:
@@ -166,6 +173,7 @@ class Recipe:
         where = f"methods.{name}"
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
+        given.pop("headline", None)
         local = given.pop("local", {})
         if not isinstance(local, Mapping):
             raise ValueError(f"{where}.local must be a section of [local]'s keys, got {local!r}")
@@ -179,7 +187,7 @@ class Recipe:
             sections["model"] = _named("model", {**self.sections["model"], **model}, f"{where}.model")
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=())
+        return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="")
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
         """The same recipe as a study of these rows.
@@ -206,6 +214,10 @@ class Recipe:
             )
         if re.fullmatch(r".*\.(json|toml|html|md|csv|tex|txt|part)|figures|filter_size", row, re.IGNORECASE):
             raise ValueError(f"study.methods: a row must not be called like a file of a study's folder, got {row!r}")
+        if self.deploys(row) not in ("", *get_args(Headline)):
+            raise ValueError(
+                f"methods.{row}.headline must be one of {', '.join(get_args(Headline))}, got {self.deploys(row)!r}"
+            )
         single = self.method(row)
         _ = single.local, single.construct("algorithm")
 
@@ -217,12 +229,17 @@ class Recipe:
         algorithm = self.method(name).construct("algorithm")
         return algorithm.label or type(algorithm).__name__
 
+    def deploys(self, name: str) -> str:
+        """What one of the study's rows is taken to deploy at a client; empty for what its method's kind says."""
+        return str(self.overrides.get(name, {}).get("headline", self.headline))
+
     def to_toml(self) -> str:
         """The recipe as a file that gives the same recipe again."""
         content: dict[str, Any] = {"name": self.name} | {
             name: _plain(section) for name, section in self.sections.items()
         }
-        study = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
+        study: dict[str, Any] = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
+        study["headline"] = self.headline
         if any(study.values()):
             content["study"] = {key: values for key, values in study.items() if values}
             content["methods"] = {name: _plain(values) for name, values in self.overrides.items() if values}
@@ -300,7 +317,9 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     for method in overrides:
         if method not in (*methods, *study["table"]):
             raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
-    recipe = Recipe(name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]))
+    recipe = Recipe(
+        name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or ""
+    )
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")
     # The table may be long; its other rows are checked when they are asked for.
@@ -314,6 +333,7 @@ class _Study:
     methods: tuple[str, ...] = ()
     table: tuple[str, ...] = ()
     lr: tuple[float, ...] = ()
+    headline: Headline | None = None
 
 
 def _override(content: dict[str, Any], override: str) -> None:

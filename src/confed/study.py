@@ -85,6 +85,7 @@ def write_study(recipe: Recipe, methods: Sequence[str], root: Path, jobs: Sequen
         "methods": list(methods),
         "labels": distinct_labels({method: recipe.label(method) for method in methods}),
         "seeds": sorted({job.seed for job in jobs}),
+        "deploys": {method: key for method in methods if (key := recipe.deploys(method))},
         "runs": [vars(job) for job in jobs],
         **more,
     }

@@ -8,8 +8,8 @@ returns
 
     y + (1 - a) A_g(y) + a A_l(y).
 
-Training. ``schedule = "iterative"`` (FedDPA-T): in each round but the first a client first trains A_l with a fixed a and
-A_g frozen as received, then A_g alone from the same values, for as many epochs. ``schedule = "sequential"`` (FedDPA-F):
+Training. ``schedule = "iterative"`` (FedDPA-T): in each round but the first a client trains A_l with a fixed a and A_g
+frozen as received, then A_g alone from the same values, for as many epochs. ``schedule = "sequential"`` (FedDPA-F):
 A_g is trained by plain federated averaging; after the last round each client starts its A_l from the final A_g and
 trains it alone.
 
@@ -213,7 +213,7 @@ class _Weighing(nn.Module):
             return branches.run(state, {self._adapter: 1.0})
         features = branches.run(state, {LOCAL: 1.0}).features.to(kept.dtype)
         likeness = functional.cosine_similarity(features[:, None], kept[None, :, : features.shape[1]], dim=2).mean(1)
-        weights = (self._scale * likeness.clamp_min(0)).tolist()
+        weights = [float(a) for a in self._scale * likeness.clamp_min(0).cpu()]
         # One chunk per example: each has weights of its own.
         with branches.bank.using(*({self._adapter: 1 - a, LOCAL: a} for a in weights)):
             return branches.rest(state)

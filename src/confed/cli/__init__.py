@@ -6,6 +6,7 @@ from confed.cli.app import app, main
 # isort: off
 from confed.cli import running
 from confed.cli import comparing
+from confed.cli import sweeping
 from confed.cli import tuning
 from confed.cli import forgetting
 from confed.cli import asking
@@ -26,5 +27,6 @@ __all__ = [
     "main",
     "pretraining",
     "running",
+    "sweeping",
     "tuning",
 ]

@@ -1,6 +1,6 @@
 """Verbs that compare methods: compare."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from confed.cli.app import FAILED, Json, app, complain, console, interruptible, 
 if TYPE_CHECKING:
     from confed.grid import Grid
     from confed.recipe import Recipe
-    from confed.results.compare import Comparison
+    from confed.results.writers import Table
 
 __all__ = ["Judged", "compare", "default_workers", "finish_grid"]
 
@@ -47,8 +47,17 @@ def compare(
     tuned: Annotated[Path | None, typer.Option(help="Use the values of this tuned.toml of `confed tune`.")] = None,
     reference: Annotated[
         list[str] | None,
-        typer.Option(help="A method that the others are compared with; may be repeated. [default: fedavg, fedavg_ft]"),
+        typer.Option(
+            help="A method that the others are compared with; may be repeated. [default: fedavg, fedavg_ft, adapter]"
+        ),
     ] = None,
+    headline: Annotated[
+        str,
+        typer.Option(
+            help="The model that is judged in the column 'deployed': personal, or global_seen (what is global, with "
+            "each client's own head; local rows their own models). [default: as the recipe and the methods say]"
+        ),
+    ] = "",
     margin: Annotated[float, typer.Option(help="Points within which methods count as equal (equivalence test).")] = 1.0,
     out: Annotated[
         Path | None,
@@ -64,23 +73,47 @@ def compare(
     from dataclasses import asdict
 
     from confed.results.compare import compare as compare_folders
+    from confed.results.deployed import check_headline
+    from confed.results.writers import in_files, to_rich
 
     if not 0 < margin < 100:
         raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
+    check_headline(headline, "--headline")
     references = Judged(tuple(reference or ()), margin / 100)
     if recipe is not None:
-        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, references, out, as_json)
+        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, headline, references, out, as_json)
         return
     if methods is not None or workers is not None or tuned is not None or seeds != 1:
         raise ValueError("--methods, --seeds, --workers and --tuned need --recipe")
-    comparison = compare_folders([Path(folder) for folder in folders or ()], reference or None, margin / 100)
+    comparison = compare_folders([Path(folder) for folder in folders or ()], reference or None, margin / 100, headline)
+    backbones = _by_backbone([Path(folder) for folder in folders or ()], headline)
     if out is not None:
-        _write(comparison, out)
-        console.print(escape(f"written: {out}/compare.md, compare.csv, compare.tex"), soft_wrap=True, highlight=False)
+        _write(comparison.files() | ({} if backbones is None else in_files("backbones", backbones)), out)
+        more = "" if backbones is None else ", backbones.md, .csv and .tex"
+        text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
+        console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
         print_json(plain(asdict(comparison)))
-    else:
-        print_table(comparison.rich())
+        return
+    if backbones is not None:
+        print_table(to_rich(backbones))
+    print_table(comparison.rich())
+
+
+def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
+    """The tables of several studies as one, where each has a backbone of its own and the same clients."""
+    from dataclasses import replace
+
+    from confed.results.deployed import with_deployed_of
+    from confed.results.runs import load
+    from confed.results.tables import paper_table
+    from confed.results.transmitted import backbone, by_backbone
+
+    studies = [load(folder) for folder in folders]
+    studies = [replace(study, runs=tuple(with_deployed_of(study.runs, headline))) for study in studies]
+    tables = {backbone(study.runs): paper_table(study) for study in studies}
+    same = len({table.columns for table in tables.values()}) == 1
+    return by_backbone(tables) if len(tables) == len(studies) > 1 and same else None
 
 
 def _compare_recipe(
@@ -90,11 +123,12 @@ def _compare_recipe(
     seeds: int,
     workers: int | None,
     tuned: Path | None,
+    headline: str,
     judged: "Judged",
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from confed.grid import is_grid, keep, open_grid, rows_of
     from confed.recipe import load_recipe
@@ -104,7 +138,7 @@ def _compare_recipe(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     loaded = load_recipe(name, overrides)
-    loaded = loaded.with_rows(rows_of(loaded, methods))
+    loaded = replace(loaded.with_rows(rows_of(loaded, methods)), headline=headline or loaded.headline)
     folder = out or Path("runs") / f"{loaded.name}-compare"
     there = {*loaded.methods, *(read_study(folder)[0].methods if is_grid(folder) else ())}
     for wanted in judged.references:
@@ -212,7 +246,7 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _write(comparison: "Comparison", folder: Path) -> None:
+def _write(files: Mapping[str, str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in comparison.files().items():
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -62,15 +62,20 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run or study folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder.")],
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run, study or grid exactly where it stopped."""
+    """Continue an interrupted run, study, grid or sweep exactly where it stopped."""
     from confed import study
     from confed.cli.comparing import finish_grid
+    from confed.cli.sweeping import finish_sweep
     from confed.grid import is_grid
     from confed.progress import Display
+    from confed.sweep import is_sweep
 
+    if is_sweep(folder):
+        finish_sweep(folder, None, as_json)
+        return
     if is_grid(folder):
         finish_grid(folder, None, as_json)
         return

@@ -1,6 +1,6 @@
 """Several networks on one frozen backbone: blends of its adapters, which share what is equal among them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -71,7 +71,11 @@ class Branches:
         if self.head is None:
             return self.run(state, blend), None
         seen: list[tuple[tuple[Tensor, ...], Tensor]] = []
-        handle = self.head.register_forward_hook(lambda _, inputs, output: seen.append((inputs, output)))
+
+        def see(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append((inputs, output))
+
+        handle = self.head.register_forward_hook(see)
         try:
             output = self.run(state, blend)
         finally:
@@ -108,7 +112,7 @@ def fresh_adapter(client: Client, adapter: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def held(client: Client, scope: Scope) -> Iterator[None]:
+def held(client: Client, scope: Scope) -> Generator[None]:
     """For the duration of a ``with`` block, tensors of a scope do not learn."""
     tensors = [t for n, t in client.tensors.items() if client.scopes[n] is scope and t.requires_grad]
     for tensor in tensors:

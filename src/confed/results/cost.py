@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from confed.results import formats
-from confed.results.history import evaluations, means, over_seeds, sent_until
+from confed.results.history import evaluations, judged, means, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
 from confed.results.tables import is_bound
 from confed.results.writers import Cell, Column, Table
@@ -43,12 +43,12 @@ def cost_table(study: Study) -> Table | None:
 
 
 def race_table(study: Study) -> Table | None:
-    """Rounds and bytes until the mean personal validation result reaches what the reference ends with.
+    """Rounds and bytes until the mean personal (or deployed) validation result reaches what the reference ends with.
 
     The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.
     """
     curves = {
-        method: over_seeds([means(evaluations(run, "personal")) for run in study.of(method)])
+        method: over_seeds([means(evaluations(run, judged(study))) for run in study.of(method)])
         for method in study.methods
         if not is_bound(study.of(method)[0].summary)
     }
@@ -56,7 +56,7 @@ def race_table(study: Study) -> Table | None:
     if len(curves) < 2:
         return None
     averaging = (m for m in curves if study.of(m)[0].summary.get("algorithm") == "fedavg")
-    reference = next(averaging, next(iter(curves)))
+    reference = next(averaging, next((m for m in curves if m == "adapter"), next(iter(curves))))
     goal = curves[reference][max(curves[reference])]
     rows: list[tuple[Cell, ...]] = []
     for method, curve in curves.items():
@@ -66,7 +66,7 @@ def race_table(study: Study) -> Table | None:
             continue
         sent = study.mean(method, partial(_sent, there))
         rows.append((Cell(study.labels[method]), Cell(str(there), there), Cell(formats.size(sent), sent)))
-    title = f"Until the personal mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
+    title = f"Until the {judged(study)} mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
     return Table(title, (Column("method", words=True), Column("rounds"), Column("sent")), (tuple(rows),))
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from confed.results.runs import Run
 
-__all__ = ["HEADLINES", "VIEWS", "check_headline", "deploys", "is_shown", "with_deployed", "with_deployed_of"]
+__all__ = [
+    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "is_shown", "with_deployed", "with_deployed_of",
+]  # fmt: skip
 
 HEADLINES = ("personal", "global_seen")
 """What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
@@ -88,6 +90,20 @@ def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
     check_headline(headline, "headline")
     found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
     return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]
+
+
+def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is deployed by whom, in a sentence.
+
+    Args:
+        firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
+    """
+    of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
+    parts = [
+        f"what is global, with each client's own head where it has one ({', '.join(of['global_seen'])})",
+        f"each client's own model ({', '.join(of['personal'])})",
+    ]
+    return f"Deployed, on each client's test data: {', or '.join(parts if of['personal'] else parts[:1])}."
 
 
 def _own_heads(summary: Mapping[str, Any]) -> bool:

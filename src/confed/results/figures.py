@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from confed.results import filter_size, lines, plots
+from confed.results import convergence, filter_size, lines, plots
 from confed.results.drawing import Drawing
 from confed.results.runs import Study, load
 
@@ -11,6 +11,7 @@ __all__ = ["FIGURES", "save_figures"]
 
 FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
     "accuracy-by-round": lines.curves,
+    "convergence": convergence.drawing,
     "personal-against-unseen": plots.trade_off,
     "accuracy-by-traffic-and-time": lines.spending,
     "clients": plots.bars,

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from confed.results.runs import Run, average, number, numbers
+from confed.results.deployed import VIEWS, is_shown
+from confed.results.runs import Run, Study, average, number, numbers
 
-__all__ = ["Curve", "evaluations", "loss", "means", "of_place", "over_seeds", "seconds_until", "sent_until"]
+__all__ = [
+    "Curve", "evaluations", "judged", "loss", "means", "of_place", "over_seeds", "seconds_until", "sent_until",
+]  # fmt: skip
 
 Curve = Mapping[int, float]
 """Round -> value; round 0 is before training."""
@@ -18,8 +21,13 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
 
     Args:
         run: the run.
-        view: "personal", "global" or "unseen"; unseen places have test data only.
+        view: "personal", "global" or "unseen"; unseen places have test data only. "deployed" is one of the first two,
+            the one that the run's method deploys; nothing where the study has no such column.
     """
+    if view == "deployed":
+        if not is_shown(run.summary):
+            return {}
+        view = VIEWS[run.summary["deploys"]]
     splits = [line.get("split") for line in run.evaluations]
     split = "validation" if "validation" in splits or not splits else splits[0]
     found: dict[int, dict[str, float]] = {}
@@ -31,6 +39,11 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
             if present:
                 found[int(line["round"])] = present
     return found
+
+
+def judged(study: Study) -> str:
+    """The view that the methods of a study are judged by: "deployed" where there is one, else "personal"."""
+    return "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
 
 
 def means(rounds: Rounds) -> Curve:

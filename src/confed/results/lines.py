@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style, whole_rounds
-from confed.results.history import Curve, evaluations, loss, means, of_place, over_seeds, seconds_until, sent_until
+from confed.results.history import (
+    Curve,
+    evaluations,
+    judged,
+    loss,
+    means,
+    of_place,
+    over_seeds,
+    seconds_until,
+    sent_until,
+)
 from confed.results.labels import End, at_ends
 from confed.results.runs import Run, Study
 from confed.results.tables import is_bound
@@ -23,6 +33,7 @@ Panel = tuple[str, Callable[[Run], Curve], bool, Look]
 """Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
 _PANELS: Sequence[Panel] = (
+    ("deployed at each client", lambda run: means(evaluations(run, "deployed")), True, GLOBAL),
     ("personal models", lambda run: means(evaluations(run, "personal")), True, PERSONAL),
     ("global model, seen", lambda run: means(evaluations(run, "global")), True, GLOBAL),
     ("global model, unseen", lambda run: means(evaluations(run, "unseen")), True, GLOBAL),
@@ -32,7 +43,8 @@ _PANELS: Sequence[Panel] = (
 
 def curves(study: Study) -> Drawing | None:
     """Means by round: personal models, global model on seen and on unseen places, training loss."""
-    data = [(panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}) for panel in _PANELS]
+    panels = [panel for panel in _PANELS if not (study.single and panel is _PANELS[0])]  # it is among the others
+    data = [(panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}) for panel in panels]
     data = [entry for entry in data if any(len(curve) > 1 for runs in entry[1].values() for curve in runs)]
     if not data:
         return None
@@ -60,11 +72,12 @@ def curves(study: Study) -> Drawing | None:
 
 
 def client_curves(study: Study) -> Drawing | None:
-    """One panel per client: its personal models by round; in a single run also the global model."""
+    """One panel per client: its personal (or deployed) models by round; in a single run also the global model."""
     if not 1 < len(study.clients) <= MANY_CLIENTS:
         return None
     if not any(len(evaluations(run, "personal")) > 1 for run in study.runs):
         return None
+    view = "personal" if study.single else judged(study)
     columns = min(4 if study.single else 2, len(study.clients))
     lines = -(-len(study.clients) // columns)
     styles, bands = looks(study), len(study.methods) <= MANY_METHODS
@@ -77,7 +90,7 @@ def client_curves(study: Study) -> Drawing | None:
             every.append(axes)
             ends.append([])
             for method in study.methods:
-                own = [of_place(evaluations(run, "personal"), client) for run in study.of(method)]
+                own = [of_place(evaluations(run, view), client) for run in study.of(method)]
                 end = _line(axes, own, PERSONAL if study.single else styles[method], 100, bands, pen)
                 ends[-1] += [(styles[method], *end)] if end else []
                 if study.single:
@@ -92,7 +105,7 @@ def client_curves(study: Study) -> Drawing | None:
 
 
 def spending(study: Study) -> Drawing | None:
-    """Mean personal validation results against megabytes sent and against seconds of training so far."""
+    """Mean personal (or deployed) validation results against megabytes sent and against seconds of training so far."""
     panels = [
         ("against traffic", "sent so far, MB", 1e-6, _against(study, sent_until)),
         ("against time", "training time so far, s", 1.0, _against(study, seconds_until)),
@@ -109,7 +122,7 @@ def spending(study: Study) -> Drawing | None:
             axes = figure.add_subplot(1, len(panels), i + 1)
             for method, (x, y) in data.items():
                 axes.plot([unit * value for value in x], [100 * value for value in y], **style(styles[method], pen, 3))
-            dress(axes, pen, title, words, "" if i else f"personal mean, {study.runs[0].metric}, %")
+            dress(axes, pen, title, words, "" if i else f"{judged(study)} mean, {study.runs[0].metric}, %")
             every.append(axes)
             ends.append([(styles[method], unit * x[-1], 100 * y[-1]) for method, (x, y) in data.items()])
         if not study.single:
@@ -124,7 +137,7 @@ def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[
     for method in study.methods:
         if is_bound(study.of(method)[0].summary):
             continue
-        results = over_seeds([means(evaluations(run, "personal")) for run in study.of(method)])
+        results = over_seeds([means(evaluations(run, judged(study))) for run in study.of(method)])
         amounts = over_seeds([spent(run) for run in study.of(method)])
         both = [r for r in results if r in amounts]
         if len(both) > 1 and amounts[both[-1]]:

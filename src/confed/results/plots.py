@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style
+from confed.results.history import judged
 from confed.results.labels import at_points
 from confed.results.runs import Study, average, numbers
 from confed.results.tables import headline
@@ -27,14 +28,14 @@ Values = Sequence[tuple[Look, Sequence[Mapping[str, float]]]]
 def bars(study: Study) -> Drawing | None:
     """Test results of every client, methods side by side, with the standard deviation over seeds.
 
-    Personal models; in a run on its own also the global model. Many methods are rows of points, a panel per
-    client. Many clients are one line per method, its clients from the worst to the best.
+    Personal (or deployed) models; in a run on its own also the global model. Many methods are rows of points, a
+    panel per client. Many clients are one line per method, its clients from the worst to the best.
     """
 
     def read(method: str, key: str) -> Sequence[Mapping[str, float]]:
         return [numbers(run.summary.get(key)) for run in study.of(method)]
 
-    values = [(look, read(method, "personal")) for method, look in looks(study).items()]
+    values = [(look, read(method, judged(study))) for method, look in looks(study).items()]
     if study.single:
         method = study.methods[0]
         values = [(PERSONAL, read(method, "personal")), (GLOBAL, read(method, "global_seen"))]

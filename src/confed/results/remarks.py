@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from confed.metrics.statistics import smallest_p
+from confed.results.deployed import deployed_note, is_shown
 from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
 from confed.results.settings import tuning_note
 from confed.results.tables import is_bound
@@ -93,7 +94,8 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
 
 def _on_methods(found: Sequence[Difference], methods: Methods) -> list[str]:
     """Holm's families, and which rows are bounds."""
-    lines: list[str] = []
+    shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
+    lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
     references = dict.fromkeys(d.reference for d in found)
     families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
     if max(families, default=0) > 1:

@@ -7,6 +7,7 @@ from confed.metrics.fairness import across_clients
 from confed.results import formats, lines, page, plots
 from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
+from confed.results.history import judged
 from confed.results.hurting import BySeed, by_seed, hurting
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
@@ -89,7 +90,8 @@ def learning(study: Study) -> str:
         "places; round 0 is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
     both = ", and the global model on the same data" if study.single else ""
-    each = inline(lines.client_curves(study), f"Personal models{both}, client by client.")
+    kind = "Personal" if study.single else judged(study).capitalize()
+    each = inline(lines.client_curves(study), f"{kind} models{both}, client by client.")
     if not study.single and each:
         each = page.details("Client by client", each)
     return legend(study) + inline(drawing, caption) + each
@@ -102,7 +104,8 @@ def clients(study: Study) -> str:
         return ""
     several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
     both = " and the global model" if study.single else ""
-    caption = f"Each client's personal model{both} on the client's test data after the last round, in %.{several}"
+    kind = "personal" if study.single else judged(study)
+    caption = f"Each client's {kind} model{both} on the client's test data after the last round, in %.{several}"
     key = legend(study) if study.single else ""
     return key + inline(drawing, caption) + _fairness(study)
 
@@ -180,8 +183,8 @@ def cost(study: Study) -> str:
     html = f'<div class="wide dense">{to_html(table)}</div>'
     drawing = inline(
         lines.spending(study),
-        "Mean result of the personal models on validation data, against everything sent until then and against the "
-        "time of training until then (without evaluation, with whatever else the machine was doing); one point per "
+        f"Mean result of the {judged(study)} models on validation data, against everything sent until then and against "
+        "the time of training until then (without evaluation, with whatever else the machine was doing); one point per "
         "evaluated round." + ("" if study.single else " Methods that send nothing are not in the drawing of traffic."),
     )
     if not drawing:
@@ -219,8 +222,10 @@ def _fairness(study: Study) -> str:
     """Worst client, spread, and clients that would be better off with local training or the global model."""
     local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
     rows: list[tuple[Cell, ...]] = []
+    view = judged(study)
     for method in study.methods:
-        own = {client: sum(values.values()) / len(values) for client, values in by_seed(study, method).items()}
+        mine = by_seed(study, method, view)
+        own = {client: sum(values.values()) / len(values) for client, values in mine.items()}
         if len(own) < 2 or is_bound(study.of(method)[0].summary):
             continue
         spread = across_clients(own)
@@ -231,16 +236,16 @@ def _fairness(study: Study) -> str:
                 spread_cell([spread.worst]),
                 spread_cell([spread.sd]),
                 spread_cell([spread.spread]),
-                _hurt(by_seed(study, method), by_seed(study, local) if local and local != method else {}),
-                _hurt(by_seed(study, method), by_seed(study, method, "global_seen")),
+                _hurt(mine, by_seed(study, local, view) if local and local != method else {}),
+                *([_hurt(mine, by_seed(study, method, "global_seen"))] if view == "personal" else []),
             )
         )
     columns = (
         Column("method", words=True),
         Column("who", "worst client", words=True), Column("value", "worst client"),
         Column("sd", "across clients"), Column("best − worst", "across clients"),
-        Column("than local training", "personal model is worse", words=True),
-        Column("than the global model", "personal model is worse", words=True),
+        Column("than local training", f"{view} model is worse", words=True),
+        *([Column("than the global model", f"{view} model is worse", words=True)] if view == "personal" else []),
     )  # fmt: skip
     return (
         "<h3>Who gains, who loses</h3>" + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"

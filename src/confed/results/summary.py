@@ -108,9 +108,8 @@ def summarise_run(
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
-        "parameters": count_parameters(
-            workspace, workspace.scopes(setup.algorithm, info), setup.algorithm.carried
-        ),
+        "parameters": count_parameters(workspace, workspace.scopes(setup.algorithm, info), setup.algorithm.carried),
+        "own_heads": setup.algorithm.own_heads,
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}

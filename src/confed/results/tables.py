@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean
 from confed.results import formats
+from confed.results.deployed import deployed_note, is_shown, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
 from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
 from confed.results.settings import tuning_note
+from confed.results.transmitted import OVERHEAD, backbone, overhead
 from confed.results.writers import Cell, Column, Mark, Table, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ HEADLINES: Mapping[str, str] = {
     "global_seen_mean": "global_seen",
     "global_unseen_mean": "global_unseen",
 }
+PARTS = {"deployed_mean": "deployed", **HEADLINES}
 
 
 def is_bound(summary: Summary) -> bool:
@@ -51,12 +54,13 @@ def headline(summary: Summary, name: str) -> float | None:
 
     Args:
         summary: a run's summary.
-        name: ``personal_mean``, ``personal_worst``, ``global_seen_mean`` or ``global_unseen_mean``.
+        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean`` or
+            ``global_unseen_mean``.
     """
     stated = number(summary.get(name))
     if stated is not None:
         return stated
-    parts = list(counted(summary, HEADLINES[name]).values())
+    parts = list(counted(summary, PARTS[name]).values())
     return min(parts, default=None) if name == "personal_worst" else average(parts)
 
 
@@ -89,7 +93,7 @@ def study_table(summaries: Iterable[Summary]) -> "RichTable":
             are seeds of one method.
     """
     groups: dict[tuple[str, str], list[Summary]] = {}
-    for summary in summaries:
+    for summary in with_deployed(list(summaries)):
         algorithm = str(summary.get("algorithm", ""))
         groups.setdefault((algorithm, str(summary.get("label", algorithm))), []).append(summary)
     return to_rich(results_table([(label, runs) for (_, label), runs in groups.items()]))
@@ -122,9 +126,12 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     clients = clients or list(dict.fromkeys(c for summary in every for c in numbers(summary.get("personal"))))
     many = len(clients) > MANY_CLIENTS
     finetuned = len({str(summary.get("trainable")) for summary in every}) > 1
+    deployed = any(map(is_shown, every))
+    names = (*(["deployed_mean"] if deployed else []), *HEADLINES)
     columns = (
         Column("method", words=True),
         *(Column(str(client), "personal", "%", detail=many) for client in clients),
+        *((Column("mean", "deployed", "%"),) if deployed else ()),
         Column("mean", "personal", "%"),
         Column("worst", "personal", "%"),
         Column("seen", "global", "%"),
@@ -133,25 +140,30 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         Column("sent", unit="bytes"),
         Column("time", unit="s"),
     )
-    quality = [[_quality(summary, clients) for summary in runs] for _, runs in federated]
+    quality = [[_quality(summary, clients, names) for summary in runs] for _, runs in federated]
     ranks = _ranks(quality)
     sections = (
         tuple(
             _row(label, runs, rows, [column[i] for column in ranks], parameters=finetuned)
             for i, ((label, runs), rows) in enumerate(zip(federated, quality, strict=True))
         ),
-        tuple(_row(label, runs, [_quality(s, clients) for s in runs], parameters=finetuned) for label, runs in bounds),
+        tuple(
+            _row(label, runs, [_quality(summary, clients, names) for summary in runs], parameters=finetuned)
+            for label, runs in bounds
+        ),
     )
     notes = _notes(methods, many, bool(bounds))
+    if deployed:
+        notes.insert(1, deployed_note({label: runs[0] for label, runs in methods}))
     if finetuned:
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
     return Table(_title(every, methods), columns, sections, tuple(notes))
 
 
-def _quality(summary: Summary, clients: Sequence[str]) -> list[float | None]:
+def _quality(summary: Summary, clients: Sequence[str], names: Sequence[str]) -> list[float | None]:
     """The ranked columns of one run."""
     personal = numbers(summary.get("personal"))
-    return [*(personal.get(client) for client in clients), *(headline(summary, name) for name in HEADLINES)]
+    return [*(personal.get(client) for client in clients), *(headline(summary, name) for name in names)]
 
 
 def _ranks(quality: Sequence[Sequence[Sequence[float | None]]]) -> list[list[Mark]]:
@@ -213,6 +225,9 @@ def _left(summaries: Iterable[Summary]) -> list[str]:
 def paper_table(study: Study) -> Table:
     """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
 
+    Where methods have heads of each client's own it is that of FedDAT (its tables 2 and 3): the model that a method
+    deploys at each client instead of the personal one, and what is trained and sent for it.
+
     Test results after the last round in percent, mean and standard deviation over seeds; the best value of
     each column is bold and the second best underlined. Methods without a result, because they have no global
     model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
@@ -225,19 +240,23 @@ def paper_table(study: Study) -> Table:
     rows = study.rows or study.labels
     done = {method: [run for run in study.of(method) if run.complete] for method in rows}
     many = max(len(study.clients), len(study.scenes)) > MANY_CLIENTS
+    kind = "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
     columns = (
         Column("method", words=True),
-        *(Column(client, "personal", "%", detail=many) for client in study.clients),
-        Column("average", "personal", "%"),
+        *(Column(client, kind, "%", detail=many) for client in study.clients),
+        Column("average", kind, "%"),
         *(Column(scene, "unseen", "%", detail=many) for scene in study.scenes),
-        Column("average", "unseen", "%"),
+        *((Column("average", "unseen", "%"),) if study.scenes or kind == "personal" else ()),
     )
     bounds = [method for method, runs in done.items() if runs and is_bound(runs[0].summary)]
     ranked = [method for method in rows if method not in bounds]
-    values = {method: [_paper_values(study, run) for run in runs] for method, runs in done.items()}
+    values = {method: [_paper_values(study, run, kind) for run in runs] for method, runs in done.items()}
     width, middle = len(columns) - 1, len(study.clients) + 2
-    worse = _hurt_cells(study, ranked)
-    extra = (Column("hurt", "personal", "clients"),) if worse else ()
+    worse = _hurt_cells(study, ranked, kind)
+    extra = (Column("hurt", kind, "clients"),) if worse else ()
+    costs: dict[str, tuple[Cell, ...]] = dict.fromkeys(rows, ())
+    if kind == "deployed":
+        costs = {method: overhead([] if method in bounds else runs) for method, runs in done.items()}
     means = [[average([run[i] for run in values[method]]) for method in ranked] for i in range(width)]
     ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
 
@@ -247,7 +266,7 @@ def paper_table(study: Study) -> Table:
             for i in range(width)
         ]
         hurt = (worse.get(method, Cell(formats.MISSING)),) if worse else ()
-        return (Cell(rows[method]), *cells[: middle - 1], *hurt, *cells[middle - 1 :])
+        return (Cell(rows[method]), *costs[method], *cells[: middle - 1], *hurt, *cells[middle - 1 :])
 
     sections = (
         tuple(row(method, place) for place, method in enumerate(ranked)),
@@ -257,16 +276,18 @@ def paper_table(study: Study) -> Table:
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     metric = study.runs[0].metric if study.runs else "accuracy"
     title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
+    title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
     notes = tuple(_paper_notes(study, rows, done, bounds, many, bool(worse)))
-    return Table(title, (*columns[:middle], *extra, *columns[middle:]), sections, notes)
+    more = OVERHEAD if kind == "deployed" else ()
+    return Table(title, (columns[0], *more, *columns[1:middle], *extra, *columns[middle:]), sections, notes)
 
 
-def _hurt_cells(study: Study, methods: Sequence[str]) -> dict[str, Cell]:
+def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
     """Method -> how many clients it leaves worse off than the reference does; empty without one to measure by."""
     reference = reference_row(study)
     if reference is None:
         return {}
-    found = {m: hurting(by_seed(study, m), by_seed(study, reference)) for m in methods if m != reference}
+    found = {m: hurting(by_seed(study, m, kind), by_seed(study, reference, kind)) for m in methods if m != reference}
     return {
         m: Cell(f"{len(worse.found.clients)} of {worse.found.n}", float(len(worse.found.clients)))
         for m, worse in found.items()
@@ -274,11 +295,11 @@ def _hurt_cells(study: Study, methods: Sequence[str]) -> dict[str, Cell]:
     }
 
 
-def _paper_values(study: Study, run: Run) -> list[float | None]:
-    personal, unseen = numbers(run.summary.get("personal")), numbers(run.summary.get("global_unseen"))
+def _paper_values(study: Study, run: Run, kind: str) -> list[float | None]:
+    own, unseen = numbers(run.summary.get(kind)), numbers(run.summary.get("global_unseen"))
     return [
-        *(personal.get(client) for client in study.clients),
-        headline(run.summary, "personal_mean"),
+        *(own.get(client) for client in study.clients),
+        headline(run.summary, f"{kind}_mean"),
         *(unseen.get(scene) for scene in study.scenes),
         headline(run.summary, "global_unseen_mean"),
     ]
@@ -292,17 +313,23 @@ def _paper_notes(
     many: bool,
     hurt: bool,
 ) -> list[str]:
-    notes = [
-        "Personal: each client's own model on its own test data. Unseen: the global model on places that took no "
-        "part; a dash where there is no global model. Best bold, second best underlined."
-    ]
+    deployed = {rows[m]: runs[0].summary for m, runs in done.items() if runs and is_shown(runs[0].summary)}
+    notes = [deployed_note(deployed)] if deployed else ["Personal: each client's own model on its own test data."]
+    if study.scenes:
+        notes[0] += " Unseen: the global model on places that took no part; a dash where there is no global model."
+    notes[0] += " Best bold, second best underlined."
+    if deployed:
+        notes.append(
+            "Parameters of one client: trained (heads included), sent each way in a round, and the latter's share of "
+            "the whole model; sent up: the messages of one client in one round as they were serialised."
+        )
     reference = reference_row(study)
     if hurt and reference:
         notes.append(
-            f"Hurt: clients whose own model is worse than with {rows[reference]}, in the mean over the seeds that "
-            "both have."
+            f"Hurt: clients whose {'deployed' if deployed else 'own'} model is worse than with {rows[reference]}, in "
+            "the mean over the seeds that both have."
         )
-    notes += _paper_names(rows, done)
+    notes += [] if deployed else _paper_names(rows, done)
     note = tuning_note([runs[0] for runs in done.values() if runs])
     notes += [note] if note else []
     sizes = {rows[method]: len(runs) for method, runs in done.items()}

@@ -1,42 +1,35 @@
-"""What travels per method, beside what it reaches at each client: the layout of FedDAT's table 2, and for several
-backbones its table 3.
+"""What travels per method, as columns for tables (FedDAT's table 2 has such a column, "Comm. overhead").
 
 Parameters are those of one client: what it trains (heads are among them) and what it sends each way in a round (heads
-are not). Bytes are lengths of the messages as they were serialised.
+of its own are not). Bytes are lengths of the messages as they were serialised.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from confed.results import formats
-from confed.results.runs import Run, Study, average, number, numbers
-from confed.results.tables import is_bound, paper_table
-from confed.results.writers import Cell, Column, Table
+from confed.results.runs import Run, average, number, numbers
+from confed.results.writers import Cell, Column, Table, joined
 
-__all__ = ["OVERHEAD", "bytes_up", "overhead", "overhead_table"]
+__all__ = ["OVERHEAD", "backbone", "by_backbone", "bytes_up", "overhead"]
 
 OVERHEAD = (
     Column("trained", "parameters"),
     Column("sent", "parameters"),
     Column("of the model", "parameters", "%"),
-    Column("up", "round and client", "bytes"),
+    Column("sent up", "round and client", "bytes"),
 )
 """The columns of :func:`overhead`."""
 
 
-def overhead(study: Study, method: str) -> tuple[Cell, ...]:
+def overhead(runs: Sequence[Run]) -> tuple[Cell, ...]:
     """What a method trains and sends: a cell for each column of :data:`OVERHEAD`, means over seeds.
 
     Args:
-        study: a study that was read back.
-        method: one of its rows; without finished runs its cells are dashes.
+        runs: the method's finished runs, one per seed; without any its cells are dashes.
     """
-    runs = [run for run in study.of(method) if run.complete]
     trained, sent, total = (average([_parameters(run, key) for run in runs]) for key in ("trained", "sent", "total"))
     up = average([bytes_up(run) for run in runs])
-    if not runs or is_bound(runs[0].summary):
-        sent = up = None
-    # Private tensors are all that local training has: nothing is sent, whatever the model's rules would share.
     share = 100 * sent / total if sent is not None and total else None
     return (
         Cell(formats.count(trained), trained),
@@ -47,48 +40,41 @@ def overhead(study: Study, method: str) -> tuple[Cell, ...]:
 
 
 def bytes_up(run: Run) -> float | None:
-    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown."""
+    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
+
+    What travels after the last round (fine-tuning, say) is not counted.
+    """
     rounds: list[Mapping[str, float]] = [
         numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"
     ]
     return average([value for clients in rounds for value in clients.values()])
 
 
-def overhead_table(studies: Sequence[Study]) -> Table:
-    """The paper tables of several studies as one, a section per backbone.
+def backbone(runs: Sequence[Run]) -> str:
+    """The names of the models of some runs, most often one."""
+    names = dict.fromkeys(str(run.recipe.get("model", {}).get("name", "")) for run in runs)
+    return ", ".join(filter(None, names)) or formats.MISSING
+
+
+def by_backbone(tables: Mapping[str, Table]) -> Table:
+    """The tables of several studies as one, with the backbone in front of every row.
 
     Args:
-        studies: with the same clients, one for each backbone.
+        tables: backbone -> table of its study; all with the same clients.
 
     Raises:
-        ValueError: no studies, or their tables have other columns.
+        ValueError: no tables, or their columns differ.
     """
-    if not studies:
-        raise ValueError("studies must hold at least one, got none")
-    tables = [paper_table(study) for study in studies]
-    for study, table in zip(studies, tables, strict=True):
-        if table.columns != tables[0].columns:
-            names, first = ([c.full_title for c in t.columns] for t in (table, tables[0]))
-            raise ValueError(
-                f"{study.folder} must have the columns of {studies[0].folder}, {', '.join(first)}; got "
-                f"{', '.join(names)}"
-            )
-    sections = tuple(
-        tuple((Cell(backbone(study)), *row) for row in section)
-        for study, table in zip(studies, tables, strict=True)
-        for section in table.sections
-        if section
-    )
-    notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
-    return replace(
-        tables[0], columns=(Column("backbone", words=True), *tables[0].columns), sections=sections, notes=notes
-    )
-
-
-def backbone(study: Study) -> str:
-    """The names of a study's models, most often one."""
-    names = dict.fromkeys(str(run.recipe.get("model", {}).get("name", "")) for run in study.runs)
-    return ", ".join(filter(None, names)) or formats.MISSING
+    if not tables:
+        raise ValueError("tables must hold at least one, got none")
+    (name, first), *others = tables.items()
+    for other, table in others:
+        if table.columns != first.columns:
+            columns, wanted = (", ".join(c.full_title for c in t.columns) for t in (table, first))
+            raise ValueError(f"the table of {other} must have the columns of {name}'s ({wanted}), got {columns}")
+    together = joined("backbone", tables)
+    notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
+    return replace(together, sections=tuple(filter(None, together.sections)), notes=tuple(notes))
 
 
 def _parameters(run: Run, key: str) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["Cell", "Column", "Table", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
+__all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
 
 Mark = Literal["", "best", "second"]
 
@@ -105,6 +105,11 @@ def joined(title: str, tables: Mapping[str, Table]) -> Table:
         tuple((Cell(name), *row) for row in section) for name, table in tables.items() for section in table.sections
     )
     return Table(first.title, (Column(title, words=True), *first.columns), sections)
+
+
+def in_files(name: str, table: Table) -> dict[str, str]:
+    """Name of a file -> its content: the table in Markdown, CSV and LaTeX."""
+    return {f"{name}.md": to_markdown(table), f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
 
 
 def to_rich(table: Table) -> "RichTable":
