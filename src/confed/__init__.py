@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset, Split
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
+    from confed.exported import load_exported
     from confed.federation.algorithm import Algorithm, action
     from confed.federation.client import Client
     from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
@@ -28,6 +29,7 @@ __version__ = version("confed")
 _HOMES = {
     "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
     "confed.engines.local": ("Members", "Setup", "Simulation", "Workspace", "simulate"),
+    "confed.exported": ("load_exported",),
     "confed.federation.algorithm": ("Algorithm", "action"),
     "confed.federation.client": ("Client",),
     "confed.federation.messages": ("Call", "ClientInfo", "Flow", "Message", "Reply"),
@@ -46,7 +48,7 @@ __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "check_algorithm", "create_model",
-    "list_models", "load_recipe", "register_dataset", "register_model", "register_task", "simulate", "teacher",
+    "list_models", "load_exported", "load_recipe", "register_dataset", "register_model", "register_task", "simulate", "teacher",
     "train",
 ]  # fmt: skip
 

@@ -186,13 +186,13 @@ class FedDAT(Algorithm):
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
         """As FedAvg, with the adapters that ``inference`` names."""
-        with adapters_of(client.model, "FedDAT").using(self._answering()):
+        with adapters_of(client.model, "FedDAT").using(self.answering()):
             return super().evaluate(client, message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
         """As FedAvg, with the adapters that ``inference`` names."""
-        with adapters_of(client.model, "FedDAT").using(self._answering()):
+        with adapters_of(client.model, "FedDAT").using(self.answering()):
             return super().examine(client, message)
 
     def objective(self, client: Client) -> Objective:
@@ -245,7 +245,8 @@ class FedDAT(Algorithm):
     def _teaching(self) -> dict[str, float]:
         return {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}[self.teacher]
 
-    def _answering(self) -> dict[str, float]:
+    def answering(self) -> dict[str, float]:
+        """The adapters that answer, and their weights, as ``inference`` says."""
         blends = {"shared": {self.adapter: 1.0}, "local": {LOCAL: 1.0}, "both": {self.adapter: 0.5, LOCAL: 0.5}}
         return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
 

@@ -1,0 +1,150 @@
+"""Sweeps: a grid per value, reused and resumed, and one table and figure over all."""
+
+import csv
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from confed.results.runs import load
+from confed.results.scaling import write_sweep
+from confed.sweep import Axis, is_sweep, parse_axis, points_of, read_sweep
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+TINY = [
+    "feddat_function", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=16",
+    "data.validation=10", "data.test=10", "local.epochs=1", "run.gallery=0", "--methods", "clf_local,full",
+    "methods.clf_local.model.trainable=all", "--reference", "full",
+]  # fmt: skip
+
+
+def confed(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def values(root: Path, grid: str, row: str, key: str) -> list[float]:
+    """The mean over clients of each seed, from the runs' own files."""
+    found: list[float] = []
+    for seed in (0, 1):
+        summary = json.loads((root / grid / row / f"seed-{seed}" / "summary.json").read_text())
+        found.append(float(np.mean([summary[key][client] for client in summary["clients"]])))
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two numbers of clients, two methods, two seeds."""
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    over = ["--over", "data.shards=1,2", "--with", "run.rounds=1,2", "--seeds", "2", "--workers", "1"]
+    assert confed("sweep", *TINY, *over, "--out", folder) == 0
+    return folder
+
+
+def test_one_table_over_all_values(root: Path) -> None:
+    results = json.loads((root / "results.json").read_text())
+    assert [(p["settings"], p["clients"], p["rounds"], p["measure"], p["reference"]) for p in results["points"]] == [
+        ({"data.shards": "1", "run.rounds": "1"}, 5, "1", "deployed_mean", "full"),
+        ({"data.shards": "2", "run.rounds": "2"}, 10, "2", "deployed_mean", "full"),
+    ]
+    rows = list(csv.DictReader((root / "table.csv").open()))
+    assert [(row["data.shards"], row["clients"], row["rounds"], row["method"]) for row in rows] == [
+        ("1", "5", "1", "clf-L"), ("1", "5", "1", "full*"), ("2", "10", "2", "clf-L"), ("2", "10", "2", "full*"),
+    ]  # fmt: skip
+    for point, grid in zip(results["points"], ("shards-1", "shards-2"), strict=True):
+        local, full = values(root, grid, "clf_local", "personal"), values(root, grid, "full", "global_seen")
+        found = point["methods"]
+        assert (found["clf_local"]["mean"], found["full"]["mean"]) == pytest.approx((np.mean(local), np.mean(full)))
+        assert found["clf_local"]["sd"] == pytest.approx(np.std(local, ddof=1))
+        assert found["clf_local"]["difference"]["mean"] == pytest.approx(np.mean(local) - np.mean(full))
+        if np.ptp(np.subtract(local, full)) > 0:
+            expected = stats.ttest_rel(local, full).pvalue
+            assert found["clf_local"]["difference"]["seeds_p_uncorrected"] == pytest.approx(expected)
+    text = (root / "table.md").read_text()
+    assert "Round budgets: data.shards=1, run.rounds=1 (5 clients): 1; data.shards=2, run.rounds=2 (10 clients): 2" in text
+
+
+def test_the_figure_has_a_point_per_number_of_clients_with_its_rounds(root: Path) -> None:
+    svg = (root / "figures/sweep.svg").read_text()
+    for text in (">5<", ">10<", ">1 rounds<", ">2 rounds<", ">clf-L<", ">full*<", ">clients<"):
+        assert text in svg, text
+    assert (root / "figures/sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_there_is_reused_and_what_was_stopped_goes_on(root: Path) -> None:
+    done = root / "shards-1/full/seed-0/summary.json"
+    before = done.stat().st_mtime_ns
+    lost = root / "shards-2/full/seed-1/summary.json"
+    content = json.loads(lost.read_text())
+    lost.unlink()  # as if it had been stopped before its end
+    assert confed("resume", root) == 0
+    assert done.stat().st_mtime_ns == before
+    again = json.loads(lost.read_text())
+    assert again["global_seen"] == content["global_seen"]
+
+
+def test_another_budget_is_not_passed_off_as_the_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = (root / "sweep.json").read_text()
+    arguments = ["--over", "data.shards=2,3", "--with", "run.rounds=5,5", "--seeds", "2", "--out", root]
+    assert confed("sweep", *TINY, *arguments) == 2
+    error = capsys.readouterr().err
+    assert "was begun with data.shards=2, run.rounds=2, not data.shards=2, run.rounds=5" in " ".join(error.split())
+    assert (root / "sweep.json").read_text() == kept
+
+
+def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    assert confed("sweep", *TINY, "--over", "run.rounds=1,0", "--out", folder) == 2
+    assert "run.rounds" in capsys.readouterr().err
+    assert not folder.exists()
+    assert confed("sweep", *TINY, "--over", "rounds", "--out", folder) == 2
+    assert "section.key=VALUE,VALUE" in capsys.readouterr().err
+
+
+def test_values_may_be_any_toml() -> None:
+    assert parse_axis("data.shards=1,2") == Axis("data.shards", ("1", "2"))
+    assert parse_axis("local.betas=[0.9, 0.99],[0.8,0.9]") == Axis("local.betas", ("[0.9, 0.99]", "[0.8,0.9]"))
+    assert parse_axis('a.b={x=1,y=2},{x=3}').values == ("{x=1,y=2}", "{x=3}")
+    points = points_of(parse_axis("data.preset=domain,function"), [parse_axis("run.rounds=3,4")])
+    assert [point.overrides for point in points] == [
+        ["data.preset=domain", "run.rounds=3"],
+        ["data.preset=function", "run.rounds=4"],
+    ]
+    assert [point.folder for point in points] == ["preset-domain", "preset-function"]
+    assert [p.folder for p in points_of(parse_axis("a.b=[1],1"))] == ["b-1", "b-1-1"]
+    for wrong, why in {"a.b": "section.key", "a=1": "section.key", "a.b=": "section.key", "a.b=1,1": "must differ"}.items():
+        with pytest.raises(ValueError, match=why):
+            parse_axis(wrong)
+    with pytest.raises(ValueError, match="a value for each of the 2 of a.b, got 1"):
+        points_of(parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
+
+
+def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:
+    point: dict[str, Any] = {"settings": {"a.b": "1"}, "folder": "../x"}
+    index = {"recipe": "r", "over": "a.b", "points": [point], "references": [], "margin": 0.01}
+    (tmp_path / "sweep.json").write_text(json.dumps(index))
+    assert is_sweep(tmp_path)
+    with pytest.raises(ValueError, match=r"must lie in the sweep's folder, got '\.\./x'"):
+        read_sweep(tmp_path)
+    point["folder"] = "b-1"
+    (tmp_path / "sweep.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="the sweep over a.b has no finished run"):
+        write_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no index of a sweep"):
+        read_sweep(tmp_path)
+
+
+def test_its_grids_are_studies_as_any_other(root: Path) -> None:
+    study = load(root / "shards-2")
+    assert (len(study.clients), study.seeds, study.methods) == (10, (0, 1), ("clf_local", "full"))
+    assert (root / "shards-2/report.html").is_file()
