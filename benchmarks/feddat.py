@@ -29,7 +29,7 @@ Losses = Callable[[Batch], Iterator[Tensor]]
 
 def kinds(model: Any, task: VQA) -> Mapping[str, Losses]:
     """The losses of a batch, per way of computing them; settings of the preset "code"."""
-    branches = Branches(model, task, "FedDAT")
+    branches = Branches(model, "FedDAT", task)
 
     def loss(output: Any, batch: Batch, teacher: Tensor) -> Tensor:
         return (task.loss(output, batch) + divergence(output.logits, teacher, 3.0)) / 2

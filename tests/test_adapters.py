@@ -193,8 +193,11 @@ def test_many_adapters_cost_their_own_size_and_no_gradients_of_the_backbone():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"reduction must lie in 1\.\.6 .*got 7"):
-        AdapterBank([Host(nn.Identity(), 6)], 7)
+    for reduction in (0, 7):
+        with pytest.raises(ValueError, match=rf"reduction must lie in 1\.\.6 .*got {reduction}"):
+            AdapterBank([Host(nn.Identity(), 6)], reduction).add("adapter", rng())
+    with pytest.raises(ValueError, match="'adapter_weights': the host Linear already has a child or attribute"):
+        Body().adapters.add("adapter_weights", rng())
     with pytest.raises(ValueError, match="'adapter': the host Linear already has a child"):
         adapted().adapters.add("adapter", rng())
     with pytest.raises(ValueError, match="'weight': the host Linear already has"):

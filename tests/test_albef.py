@@ -80,7 +80,7 @@ class Reference:
         return self.linear(self.linear(x, f"{host}.adapter.down").relu(), f"{host}.adapter.up")
 
     def picture(self, image: Tensor) -> Tensor:
-        """(1 + P, d)."""
+        """(1 + P, d), or (1 + n + P, d) with n prompts."""
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (TINY.mean, TINY.std))
         e = "visual_encoder.embeddings"
         projection = self.s[f"{e}.patch_embeddings.projection.weight"], self.s[f"{e}.patch_embeddings.projection.bias"]
@@ -95,7 +95,12 @@ class Reference:
             y = self.norm(x, f"{n}.layernorm_after", 1e-6)
             x = x + self.linear(F.gelu(self.linear(y, f"{n}.mlp.fc1")), f"{n}.mlp.fc2")
             x = x + self.adapted(x, n)
-        return self.norm(x, "visual_encoder.layernorm", 1e-6)
+        x = self.norm(x, "visual_encoder.layernorm", 1e-6)
+        if "prompts.visual.embedding.weight" not in self.s:
+            return x
+        p = "prompts.visual"
+        learned = self.linear(self.linear(self.s[f"{p}.embedding.weight"], f"{p}.mlp.0").tanh(), f"{p}.mlp.2")
+        return torch.cat([x[:1], learned, x[1:]])
 
     def block(self, x: Tensor, n: str, allowed: Tensor, other: Tensor | None) -> Tensor:
         """One BERT layer, with cross-attention to ``other`` where it has it."""
@@ -132,7 +137,7 @@ class Reference:
         return y @ self.s["text_decoder.bert.embeddings.word_embeddings.weight"].T + self.s[f"{h}.bias"]
 
 
-@pytest.mark.parametrize("trainable", ["all", "adapters"])
+@pytest.mark.parametrize("trainable", ["all", "adapters", "prompt"])
 def test_token_scores_are_those_of_the_published_computation(trainable: str):
     model, given = tiny(trainable), batch(written=True)
     reference = Reference(model)
@@ -208,7 +213,8 @@ def test_what_is_equal_for_two_blends_of_adapters_runs_once():
 
 def test_prompts_are_read():
     model, given = tiny("prompt", tokens=3), batch(written=True)
-    assert model.embed(given["image"]).shape == (3, 1 + 3 + 4, 8)
+    assert model.prefix(given).hidden.shape == (3, 1 + 4, 8)  # they come behind the picture encoder
+    assert model.prefix_is_frozen
     before = model(given).logits
     with torch.no_grad():
         model.prompts["visual"].embedding.weight.mul_(2)  # pyright: ignore

@@ -75,9 +75,9 @@ def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
         assert found.over_examples is not None
         assert found.over_examples.difference == pytest.approx((won - lost) / (SEEDS * len(CLIENTS) * 200))
         keys = {row: "personal" if row == "clf_local" else "global_seen", "adapter": "global_seen"}
-        means_of = [[np.mean(own(study, m, s, key)) for s in range(SEEDS)] for m, key in keys.items()]
+        a, b = ([np.mean(own(study, m, s, key)) for s in range(SEEDS)] for m, key in keys.items())
         assert found.over_seeds is not None
-        assert found.over_seeds.p == pytest.approx(stats.ttest_rel(*means_of).pvalue)
+        assert found.over_seeds.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
         # Holm over the two methods of the column.
         ps = {d.method: d.over_seeds.p for d in comparison.differences if d.over_seeds and d.measure == "deployed_mean"}
         smaller, larger = sorted(ps.values())
@@ -88,7 +88,7 @@ def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
 def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path) -> None:
     table = paper_table(load(study))
     assert [c.full_title for c in table.columns] == [
-        "method", "parameters trained", "parameters sent", "parameters of the model", "round and client sent up",
+        "method", "parameters trained", "parameters sent", "parameters share", "round and client sent up",
         *(f"deployed {client}" for client in CLIENTS), "deployed average", "deployed hurt",
     ]  # fmt: skip
     local, adapter, _ = table.rows
@@ -105,17 +105,20 @@ def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path)
 
 
 def test_curves_follow_the_deployed_model(study: Path, tmp_path: Path) -> None:
-    found = convergence.series(load(study), ["dat", "clf_local"])
-    assert list(found) == ["dat", "clf_local"]
+    found = convergence.series(load(study))
+    assert list(found) == list(ROWS)
     lines = (study / "dat/seed-3/metrics.jsonl").read_text().splitlines()
     last = [json.loads(line) for line in lines if '"evaluation"' in line][-1]
     assert found["dat"][3][last["round"]] == pytest.approx(np.mean([v["accuracy"] for v in last["global"].values()]))
     run = load(study).of("clf_local")[0]
     assert found["clf_local"][0] == means(evaluations(run, "personal"))
     with pytest.raises(ValueError, match="must be among clf_local, adapter, dat, got 'nobody'"):
-        convergence.drawing(load(study), ["nobody"])
-    names = {path.name for path in save_figures(study, tmp_path)}
+        save_figures(study, tmp_path, ["nobody"])
+    names = {path.name for path in save_figures(study, tmp_path, ["dat", "adapter"])}
     assert {"convergence.png", "convergence.svg"} <= names
+    svg = (tmp_path / "convergence.svg").read_text()
+    assert ">FedDAT<" in svg
+    assert ">clf-L<" not in svg
 
 
 def test_the_recipe_or_the_command_may_say_otherwise(study: Path, tmp_path: Path) -> None:

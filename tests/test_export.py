@@ -33,6 +33,11 @@ TINY = [
 GENERATION = ["task.name=generation", "model.pretrained=false"]
 CASES = {
     "adapters": ["algorithm.name=feddat", "model.name=vilt_mini", "model.trainable=adapters"],
+    "both": ["algorithm.name=feddat", "algorithm.inference=both", "model.name=vilt_tiny", "model.trainable=adapters"],
+    "weighing": [
+        "algorithm.name=feddpa", "algorithm.scale=1.0", "model.name=vilt_tiny", "model.trainable=adapters",
+        "run.rounds=2", "local.lr=0.2",
+    ],
     "lora": ["algorithm.name=fedavg", "model.name=vilt_mini", "model.trainable=lora"],
     "prompt": ["algorithm.name=fedpeft", "model.name=vilt_mini", "model.trainable=prompt"],
     "full": ["algorithm.name=fedavg", "model.name=vilt_mini", "model.trainable=all"],
@@ -125,7 +130,7 @@ def test_a_fresh_process_gives_the_same_scores(exports: Any, case: str):
 
 def test_what_differs_between_views_and_clients_differs(exports: Any):
     _, expected, _ = exports
-    for case in ("adapters", "lora", "stacked"):
+    for case in ("adapters", "both", "weighing", "lora", "stacked"):
         own, shared = (v for k, v in expected.items() if k.split()[0] == case and "None" not in k and "peft" not in k)
         assert not torch.equal(own, shared)
 

@@ -226,7 +226,7 @@ def test_equal_adapters_make_the_teacher_the_single_adapter() -> None:
         for slot in (".local.", ".anchor."):
             if slot in name:
                 tensor.copy_(values[name.replace(slot, ".adapter.")])
-    branches = Branches(model, ToyTask(), "test")
+    branches = Branches(model, "test", ToyTask())
     batch = {"x": torch.randn(5, 6, generator=torch.Generator().manual_seed(2))}
     teacher, single = branches.together(batch, {"anchor": 0.5, "local": 0.5}, {"adapter": 1.0})
     torch.testing.assert_close(teacher.logits, single.logits)
@@ -281,7 +281,7 @@ def test_shared_parts_change_nothing(monkeypatch: pytest.MonkeyPatch, trick: boo
         "text": torch.randint(1, 20, (3, 7), generator=rng),
         "text_mask": torch.ones(3, 7, dtype=torch.int64),
     }
-    branches = Branches(model, ToyTask(), "test")
+    branches = Branches(model, "test", ToyTask())
     assert branches.split == trick
     blends = ({"adapter": 1.0}, {"adapter": 0.5, "local": 0.5})
     state = branches.begin(batch)
@@ -312,7 +312,7 @@ def test_a_model_that_cannot_answer_again_runs_again() -> None:
     plain = setup.algorithm.actions()["fit"](client, message)
     _, client = client_of(FedDAT(preset="code"))
     client.model.__class__ = Doubling
-    assert Branches(client.model, ToyTask(), "test").answered({"x": torch.ones(2, 6)}, {"adapter": 1.0})[1] is None
+    assert Branches(client.model, "test", ToyTask()).answered({"x": torch.ones(2, 6)}, {"adapter": 1.0})[1] is None
     doubled = setup.algorithm.actions()["fit"](client, message)
     assert all(torch.isfinite(t).all() for t in doubled.tensors.values())
     assert plain.scalars["loss"] != doubled.scalars["loss"]

@@ -1,6 +1,7 @@
 """FedDAT's benchmarks from folders in the official layout: clients, pools, down-sampling, and what goes wrong."""
 
 import json
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from PIL import Image
 from confed.data.examples import FederatedDataset, encode
 from confed.data.feddat_benchmarks import feddat_domain, feddat_function, feddat_scene, feddat_task
 from confed.data.picture_files import PictureFiles
+from confed.data.vl_files.assemble import Source, assemble
+from confed.data.vl_files.records import Record
 from confed.experiment import run
 from confed.models.tokenizer import WordTokenizer
 from confed.recipe import load_recipe
@@ -107,17 +110,17 @@ def domain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for number in range(PICTURES):
         picture(root / f"gqa/images/n{number}.jpg")
-    for split, year in (("train", "train2014"), ("test", "val2014")):
+    for split, year, first in (("train", "train2014", 0), ("test", "val2014", 100)):  # COCO gives a number once
         folder = root / "cocoqa" / split
         folder.mkdir(parents=True)
         columns = {
-            "img_ids": [str(i % PICTURES) for i in range(60)], "questions": [f"what is {i}" for i in range(60)],
+            "img_ids": [str(first + i % PICTURES) for i in range(60)], "questions": [f"what is {i}" for i in range(60)],
             "answers": [WORDS[i % 6] for i in range(60)], "types": [str(i % 4) for i in range(60)],
         }  # fmt: skip
         for name, column in columns.items():
             (folder / f"{name}.txt").write_text("\n".join(column) + "\n")
         for number in range(PICTURES):
-            picture(root / f"coco/{year}/COCO_{year}_{number:012d}.jpg")
+            picture(root / f"coco/{year}/COCO_{year}_{first + number:012d}.jpg")
     return root
 
 
@@ -180,9 +183,49 @@ def test_domain(domain: Path):
     assert data.clients["vizwiz"].test.names[0].startswith("vizwiz-val")
     assert "50 of 60 train, 50 of 60 validation, 50 of 60 test" in data.facts["art (official files)"]
     assert "official validation split" in data.facts["gqa (official files)"]
+    # Only here GQA's two files ask about the same pictures; all others have their own.
+    tested = sum(len(set(split.test.image_index.tolist())) for split in data.clients.values())
+    twice = seen(data, "gqa")
+    assert twice > 0
+    assert data.facts["pictures seen in training"] == (
+        f"of {tested} test pictures {twice} by the same client, {twice} by some client"
+    )
     table = table_of(data)
     assert isinstance(table, PictureFiles)
     assert table[np.array([0])].shape == (1, 4, 4, 3)
+
+
+def seen(data: FederatedDataset, client: str) -> int:
+    """Test pictures of a client that are training pictures of it, too."""
+    split = data.clients[client]
+    return sum(number in split.train.image_index for number in {int(n) for n in split.test.image_index})
+
+
+def test_validation_that_would_be_empty(tasks: Path):
+    message = r"vcr: validation = 0.01 holds out none of the 5 training pictures"
+    with pytest.raises(ValueError, match=message):
+        feddat_task(tasks, clients=("vcr",), share=1.0, validation=0.01, image_size=4)
+
+
+def test_pairs_are_never_held_out_by_their_first_picture(tmp_path: Path):
+    records = [Record(tmp_path / "f", i, str(i), (f"{i}", f"{i + 1}"), "q", "yes") for i in range(3)]
+    with pytest.raises(ValueError, match="f, row 0: pairs of pictures need validation questions of their own"):
+        assemble("pairs", tmp_path, {"a": lambda: Source(records, records, ["{name}"])})
+
+
+def test_one_dataset_is_in_memory_at_a_time(tmp_path: Path):
+    alive: list[weakref.ref[Source]] = []
+
+    def make() -> Source:
+        assert not any(source() for source in alive)
+        records = [Record(tmp_path / "f", i, str(i), (f"{i}.png",), "q", "yes") for i in range(20)]
+        source = Source(records, records, ["{name}"])
+        alive.append(weakref.ref(source))
+        return source
+
+    for number in range(20):
+        picture(tmp_path / f"{number}.png")
+    assert len(assemble("two", tmp_path, {"a": make, "b": make}, image_size=4).clients) == 2
 
 
 def test_annotators_become_soft_scores(domain: Path):
@@ -239,7 +282,7 @@ def test_shards_for_many_clients(tmp_path: Path):
 
 
 def test_tasks(tasks: Path):
-    data = feddat_task(tasks, answers=2, shots=5, test_shots=2, share=0.2, image_size=4)
+    data = feddat_task(tasks, answers=2, shots=5, test_shots=2, share=0.2, validation=0.2, image_size=4)
     assert data.tasks == {"nlvr2": "nlvr2", "snli_ve": "entailment", "vcr": "choice"}
     assert data.pools["nlvr2"] == ("False", "True")
     assert data.pools["snli_ve"] == ("entailment", "contradiction", "neutral")
@@ -328,7 +371,7 @@ def test_a_run_from_end_to_end(name: str, row: str, request: pytest.FixtureReque
         "model.trainable=adapters", "local.batch_size=16", "local.precision=fp32", "run.rounds=1", "run.device=cpu",
         "run.threads=1", "run.gallery=0",
     ]  # fmt: skip
-    few = ["data.answers=4", "data.shots=5", "data.test_shots=2", "data.share=0.5"]
+    few = ["data.answers=4", "data.shots=5", "data.test_shots=2", "data.share=0.5", "data.validation=0.2"]
     changes += few if name == "task" else ["data.answers=3", "data.max_train=16"]
     summary = run(load_recipe(f"feddat_{name}_official", changes).method(row), tmp_path / "run")
     clients = ["vqa", "nlvr2", "snli_ve", "vcr"] if name == "task" else ["art", "abstract", "vizwiz", "cocoqa", "gqa"]

@@ -20,6 +20,7 @@ from confed.federation.train import Local
 from confed.losses.low_rank import limited, redistribute, residual, stack, widened
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
+from confed.recipe import load_recipe
 from confed.testing import check_algorithm
 from confed.toy import ToyModel, ToyTask, toy_clients
 
@@ -297,6 +298,22 @@ def test_who_was_away_is_sent_the_whole_matrix(preset: Preset) -> None:
         assert torch.equal(state.tensors["lora_held"][D], states[last].params[D])
 
 
+@pytest.mark.parametrize("preset", ["flora", "fedex_lora"])
+def test_after_a_round_without_answers_everyone_is_sent_the_whole_matrix(preset: Preset) -> None:
+    simulation, _, states = run(FedLoRA(preset=preset))
+    method, clients = simulation.setup.algorithm, simulation.clients()
+
+    def sent(server: ServerState) -> list[set[str]]:
+        return [{name for name in call.message.tensors if "added" in name or "stack" in name}
+                for call in next(method.round(server, clients))]  # fmt: skip
+
+    assert sent(states[-1]) == [{"body.lora_stack.A", "body.lora_stack.B"}] * 3
+    silent = method.aggregate(states[-1], [])
+    assert silent.round == states[-1].round + 1
+    assert torch.equal(silent.params[D], states[-1].params[D])
+    assert sent(silent) == [{D}] * 3
+
+
 def test_a_stack_for_other_weights_than_those_held_is_an_error() -> None:
     simulation, listener, states = run(FedLoRA(preset="flora"))
     stacks = {f"body.lora_stack.{factor}": torch.zeros(1, 1) for factor in "AB"}
@@ -379,9 +396,19 @@ def test_the_layers_of_the_library() -> None:
 # The contract, and settings that are refused ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["flora", "fedex_lora"])
+@pytest.mark.parametrize("preset", ["flora", "fedex_lora", "flexlora"])
 def test_contract(preset: Preset) -> None:
     assert dict(check_algorithm(FedLoRA(preset=preset)))["survives the wire"] == "passed"
+
+
+def test_every_variant_is_a_row_of_the_rivals() -> None:
+    recipe = load_recipe("feddat_rivals")
+    for row in recipe.methods:
+        recipe.check_row(row)
+    assert recipe.methods == ("feddpa", "pfedmma", *PRESETS)
+    for row in PRESETS:
+        sections = recipe.method(row).sections
+        assert (sections["algorithm"]["preset"], sections["model"]["trainable"]) == (row, "lora")
 
 
 def test_presets_are_the_choices() -> None:

@@ -200,6 +200,13 @@ def test_what_a_backbone_cannot_do_is_said():
             finetune(nn.Linear(2, 2), kind, Finetuning(), Places(heads=()), rng)
 
 
+def test_only_adapters_ask_for_a_width_that_can_be_reduced():
+    for trainable in ("all", "lora", "head"):
+        vilt_tiny(ANSWERS, VOCABULARY, width=4, trainable=trainable)
+    with pytest.raises(ValueError, match=r"model\.peft\.reduction must lie in 1\.\.4, the features of Vilt's .*got 8"):
+        vilt_tiny(ANSWERS, VOCABULARY, width=4, trainable="adapters")
+
+
 @pytest.mark.parametrize(("key", "value"), [("rank", 0), ("tokens", 0), ("reduction", 0), ("alpha", 0.0)])
 def test_wrong_options_are_named(key, value):
     with pytest.raises(ValueError, match=rf"model\.peft\.{key} must be .*, got {value}"):

@@ -101,7 +101,9 @@ def ranked(k: int) -> tuple[Tensor, Tensor]:
     return found, torch.tensor(wanted).T
 
 
-def test_scores_are_log_likelihoods():
+@pytest.mark.parametrize("at_once", [1, 2**15])
+def test_scores_are_log_likelihoods(at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("confed.models.answer_ranking._TOKENS", at_once)  # question by question, or all in one
     found, wanted = ranked(k=5)
     assert wanted.std() > 0.1
     torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-4)
@@ -115,6 +117,17 @@ def test_only_the_k_best_first_tokens_are_compared():
     kept = few > OUTSIDE / 2
     torch.testing.assert_close(few[kept], everything[kept], rtol=1e-4, atol=1e-4)
     assert (few.argmax(1) == wanted.where(kept, torch.tensor(-math.inf)).argmax(1)).all()
+
+
+def test_of_candidates_with_the_same_first_token_the_earlier_are_compared():
+    answers = tuple(f"dark {word}" for word in ("red", "blue", "grey", "green", "brown"))
+    tokenizer, batch = asked()
+    tokenizer = mini_answer_tokenizer(["is", "it"], answers)
+    model = albef_mini(5, tokenizer.vocab_size, pretrained=False, k=3).eval()
+    model.begin(Generation(5).choosing(tokenizer.answers(answers)))
+    with torch.no_grad():
+        kept = model(batch).logits > OUTSIDE / 2
+    assert kept.tolist() == [[True, True, True, False, False]] * 2
 
 
 def test_probabilities_of_all_first_words_add_up_to_one():

@@ -137,7 +137,7 @@ def test_the_papers_examples_are_in_the_papers_scenes():
 def test_question_files_are_read_in_windows_as_json_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     content = {f"{n}": entry(str(n % 7), f"Wie viele Bäume {n}?", '"quo, {ted}"', "verify") for n in range(50)}
     for number, (indent, window) in enumerate([(None, 1), (1, 7), (None, 1000), (2, 1 << 22)]):
-        monkeypatch.setattr("confed.data.gqa_scenes.questions._CHUNK", window)
+        monkeypatch.setattr("confed.data.vl_files.stream._CHUNK", window)
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
         source = Source(file)
@@ -166,13 +166,13 @@ GOOD = json.dumps({"1": entry("7", "a?", "b")})
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GOOD[:-1], "truncated"),
-        (GOOD[:-20], "truncated"),
-        ("", "truncated"),
+        (GOOD[:-1], "cut off"),
+        (GOOD[:-20], "question '1': .*cut off"),
+        ("", "cut off"),
         ("[]", "expected one object"),
         (GOOD + "x", "nothing behind"),
         (GOOD[:-1] + ",}", "incomplete or no JSON"),
-        ('{"1" 3}', "question id and ':'"),
+        ('{"1" 3}', "a key and ':', near '1'"),
         ('{"1": {} 3}', "expected a text as 'imageId'"),
         ('{"1": 3}', "question '1': expected an object, got 3"),
         (GOOD.replace('"answer": "b", ', ""), "test and challenge files have no answers"),

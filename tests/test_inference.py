@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from confed.algorithms.feddat import FedDAT
+from confed.algorithms.feddpa import FedDPA
 from confed.data.scenes import scenes
 from confed.experiment import run
 from confed.inference import predict, settle
@@ -125,14 +127,11 @@ def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_glob
             assert found["answers"][0]["answer"] == dataset.answers[expected]
 
 
-def test_a_method_says_which_adapters_answer():
-    class Both:
-        def answering(self) -> dict[str, float]:
-            return {"adapter": 0.5, "local": 0.5}
-
+def test_a_method_says_how_its_models_answer():
     model: Any = vilt_tiny(3, 12, trainable="adapters")
     model.adapters.add("local", torch.Generator().manual_seed(1))
-    settle(Both(), model)
+    assert settle(FedDAT(inference="both", adapter="adapter"), model) is model
     assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)
-    settle(object(), model)
+    assert settle(object(), model) is model
     assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)
+    assert settle(FedDPA(adapter="adapter"), model) is not model

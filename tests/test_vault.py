@@ -92,6 +92,20 @@ def test_published_size_and_its_adapters():
     assert sum(n for name, n in learning.items() if not name.startswith("classifier.")) == 1_789_056
 
 
+def test_lora_is_ours_to_place():
+    with torch.device("meta"):
+        model = vault_b32(100, trainable="lora")
+    assert sum(p.numel() for n, p in model.named_parameters() if p.requires_grad and "lora_" in n) == 589_824
+    targets = Finetuning(targets=("query", "value"))
+    hosts = {n.split(".")[0] for n, _ in mini(trainable="lora", peft=targets).named_parameters() if "lora_" in n}
+    assert hosts == {"vilt", "language"}
+    # A part that never learns is no place for it.
+    frozen = mini(trainable="lora", peft=targets, language_frozen=True)
+    assert {n.split(".")[0] for n, _ in frozen.named_parameters() if "lora_" in n} == {"vilt"}
+    with pytest.raises(ValueError, match=r"no layer of Vault is called 'self\.query'; there are .*attention\.query"):
+        mini(trainable="lora", peft=Finetuning(targets=("self.query",)), language_frozen=True)
+
+
 def test_adapters_of_bert_sit_inside_its_last_normalisation():
     model = spread(mini(trainable="adapters"), 0.3)
     block, inputs = model.language.encoder.layer[0], batch()
@@ -132,7 +146,9 @@ def test_what_learns(trainable, wanted, language_frozen):
     # Which picture type nobody saw and the like do not matter: all of a tensor gets a gradient or nothing of it.
     assert reached == expected
     added = [name for name in expected if ".adapter." in name or "lora_" in name or "ia3_" in name]
-    if added:
+    if trainable == "lora":  # FedDAT's table 2 counts 12 layers, not 24
+        assert all(name.startswith("vilt.") for name in added)
+    elif added:
         assert any(name.startswith("language.") for name in added) != language_frozen
         assert any(name.startswith("vilt.") for name in added)
 
@@ -228,9 +244,11 @@ def test_reads_two_checkpoints(tmp_path):
     expected = Vault(vilt, bert, ANSWERS, torch.Generator(), text_positions=True).eval()
     with torch.no_grad():
         torch.testing.assert_close(model(batch()).features, expected(batch()).features)
+    with pytest.raises(ValueError, match="is not a checkpoint of this BERT: embeddings"):
+        vault_b32(ANSWERS, VOCABULARY, pretrained=tmp_path / "vilt", language=tmp_path / "vilt")
     with pytest.raises(ValueError, match=r"the checkpoint '.*vilt' has 30 tokens, got 31"):
         vault_b32(ANSWERS, 31, pretrained=tmp_path / "vilt", language=tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"expected a folder with a Bert checkpoint.*got '\./no"):
+    with pytest.raises(ValueError, match=r"expected a folder with a BERT checkpoint.*got '\./no"):
         vault_b32(ANSWERS, VOCABULARY, pretrained=tmp_path / "vilt", language="./nowhere")
 
 

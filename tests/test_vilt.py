@@ -1,9 +1,7 @@
-import copy
-import time
-
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import BertConfig, BertModel
 
 from confed.models import create_model, create_tokenizer, list_models
 from confed.models.finetuning import Finetuning
@@ -213,6 +211,11 @@ def test_choices_are_scored_one_by_one():
     torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"choices must have shape \(3, K, at most 16\), got \(3, 4, 17\)"):
         model(inputs | {"choices": torch.zeros(3, 4, 17, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=r"choices must have shape \(B, K, L\), got \(3, 9\)"):
+        model(inputs | {"choices": torch.zeros(3, 9, dtype=torch.int64)})
+    model.begin(Asked("answers"))
+    with pytest.raises(ValueError, match=r"text must have shape \(3, at most 16\), got \(3, 4, 9\)"):
+        model(inputs | {"text": inputs["choices"], "text_mask": inputs["choices_mask"]})
 
 
 def test_published_sizes_of_the_other_heads():
@@ -293,10 +296,32 @@ def test_b32_reads_a_saved_checkpoint_and_has_the_published_head(tmp_path):
     for name, value in body.state_dict().items():
         assert torch.equal(model.vilt.state_dict()[name], value)
     assert model(batch()).features.shape == (4, 32)
-    with pytest.raises(ValueError, match="a ViLT checkpoint or a hub name, got"):
+    with pytest.raises(ValueError, match="a ViLT checkpoint or a hub name owner/name, got"):
         vilt_b32(ANSWERS, pretrained=tmp_path / "missing")
     with pytest.raises(ValueError, match="has 30 tokens, got 31"):
         vilt_b32(ANSWERS, 31, pretrained=tmp_path)
+
+
+def test_checkpoints_of_another_model_are_refused(tmp_path):
+    body = vilt_tiny(ANSWERS, VOCABULARY).vilt
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    BertModel(BertConfig(vocab_size=VOCABULARY, **sizes)).save_pretrained(tmp_path / "bert")
+    missing = r"is not a checkpoint of this ViLT: embeddings\.cls_token is missing; .* is missing \(and \d+ more\)"
+    with pytest.raises(ValueError, match=missing):
+        vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path / "bert")
+    for name in ("narrow", "cut"):
+        body.save_pretrained(tmp_path / name)
+    settings = tmp_path / "narrow" / "config.json"
+    settings.write_text(settings.read_text().replace('"intermediate_size": 128', '"intermediate_size": 64'))
+    shapes = (
+        r"layer\.0\.intermediate\.dense\.bias has shape \(128,\), expected \(64,\); .*\(128, 32\), expected \(64, 32\)"
+    )
+    with pytest.raises(ValueError, match=shapes):
+        vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path / "narrow")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"no ViLT checkpoint could be read from '.*cut'"):
+        vilt_b32(ANSWERS, VOCABULARY, pretrained=tmp_path / "cut")
 
 
 @pytest.mark.parametrize(("answers", "parameters"), [(100, 1_337_956), (1642, 3_708_010), (3129, 5_993_529)])
@@ -342,23 +367,5 @@ def test_registry_lists_and_creates():
     assert tokenizer(["yes"])[0].shape == (1, 16)
 
 
-def test_mini_size_and_speed():
-    model = vilt_mini(50, 150, pretrained=False)
-    assert 190_000 < sum(p.numel() for p in model.parameters()) < 250_000
-    twin = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(twin.parameters(), fused=True)
-    inputs, label, rates = batch(32, 16), torch.arange(32), []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for _ in range(3):
-            start = time.process_time()
-            for _ in range(8):
-                optimizer.zero_grad()
-                F.cross_entropy(twin(inputs).logits, label).backward()
-                optimizer.step()
-            rates.append(8 * 32 / (time.process_time() - start))
-    finally:
-        torch.set_num_threads(threads)
-    # 1,300 samples per CPU second were measured; the bound leaves room for slower machines.
-    assert max(rates) > 300
+def test_mini_size():
+    assert 190_000 < sum(p.numel() for p in vilt_mini(50, 150, pretrained=False).parameters()) < 250_000

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from confed.models import create_model, create_tokenizer
-from confed.models.finetuning import Finetuning
+from confed.models.finetuning import Finetuning, finetune
 from confed.models.vit import Vit, vit_b16, vit_mini
 
 CLASSES = 7
@@ -64,9 +64,6 @@ def test_published_size_and_its_adapters():
     model = Vit(body, 100, torch.Generator())
     # 86,567,656 as published for 1,000 classes, less that classifier.
     assert sum(p.numel() for p in model.vit.parameters()) == 86_567_656 - 769_000
-    model.adapters = None
-    from confed.models.finetuning import finetune
-
     finetune(model, "adapters", Finetuning(), model.places(), torch.Generator())
     learning = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     assert sum(n for name, n in learning.items() if not name.startswith("classifier.")) == 12 * 74_544
@@ -174,7 +171,7 @@ def test_reads_a_published_classifier(tmp_path):
 
 
 def test_bad_input(tmp_path):
-    with pytest.raises(ValueError, match="a ViT batch needs the key 'image', got text"):
+    with pytest.raises(ValueError, match="a batch of Vit needs the key 'image', got text"):
         mini()({"text": torch.zeros(1, 2)})
     with pytest.raises(ValueError, match=r"image must have shape \(B, 3, 64, 64\), got \(4, 3, 32, 32\)"):
         mini()(batch(side=32))

@@ -205,6 +205,8 @@ Reader = Callable[[Path], Iterable[Record]]
         ("val.json", ["x"], lambda f: aqua_records(f, "val"), "row 0"),
         ("fcl_mmf_object_val.json", [CLOVE] * 2, lambda f: clove_records(f, "object", "val"), "question_id 'g1'"),
         ("fcl_mmf_logical_val.json", [CLOVE], lambda f: clove_records(f, "logical", "val"), "'logical', got 'obj"),
+        ("fcl_mmf_object_val.json", [CLOVE | {"answers": ["a", "b"]}], lambda f: clove_records(f, "object", "val"),
+         "row 0: expected the answers of 10 annotators, got 2"),
         ("x.json", [], lambda f: clove_records(f, "object", "test"), "split must be one of train, val, got 'test'"),
         ("x.json", [], lambda f: clove_records(f, "objects", "val"), "stage must be one of a#Shop.*got 'objects'"),
         ("x.json", [], lambda f: clove_records(f, "object", "val"), "expected json/function/fcl_mmf_object_val"),
@@ -236,11 +238,11 @@ def test_pickled_clove_is_refused_and_the_json_release_named(tmp_path: Path):
 
 
 def test_several_answers_of_clove_become_annotations(tmp_path: Path):
-    answers = ["stop"] * 7 + ["halt"] * 3
+    answers = ["Stop."] * 7 + ["halt"] * 3
     write(tmp_path / "fcl_mmf_scenetext_val.json",
-          [CLOVE | {"stage": "scenetext", "answer": "stop", "answers": answers}])  # fmt: skip
+          [CLOVE | {"stage": "scenetext", "answer": "Stop.", "answers": answers}])  # fmt: skip
     (record,) = clove_records(tmp_path, "scenetext", "val")
-    assert record.annotations == tuple(answers)
+    assert (record.answer, record.annotations) == ("stop", ("stop",) * 7 + ("halt",) * 3)
 
 
 def test_disagreement_is_no_label_in_snli_ve(tmp_path: Path):
@@ -303,6 +305,10 @@ def test_streams_equal_what_json_reads_at_every_place_of_a_cut(tmp_path: Path, m
         (b"[1] 2", None, "nothing behind the last value"),
         (b"[1; 2]", None, "expected ',' or '\\]' after row 0, got ';'"),
         (b'["\xff"]', None, "expected UTF-8"),
+        (b'[1, {"a": 2', None, "row 1: the last value is incomplete.*cut off"),
+        (b'[1, {"a"; 2}, 3]', None, "row 1: the last value is incomplete or no JSON"),
+        (b'{"x": 1; "rows": []}', "rows", "expected ',' or '}' behind the value of 'x', got ';'"),
+        (b"{3: 1}", "rows", "expected a key and ':', near 3"),
         (b"[" * 100_000, None, "nested too deeply|cut off"),
     ],
 )

@@ -48,8 +48,8 @@ __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
     "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "check_algorithm", "create_model",
-    "list_models", "load_exported", "load_recipe", "register_dataset", "register_model", "register_task", "simulate", "teacher",
-    "train",
+    "list_models", "load_exported", "load_recipe", "register_dataset", "register_model", "register_task", "simulate",
+    "teacher", "train",
 ]  # fmt: skip
 
 

@@ -378,17 +378,26 @@ def _gpus() -> dict[str, str]:
 
 
 def _weights() -> dict[str, str]:
-    from confed.models.pretrained import MINI_WEIGHTS
     from confed.models.pretrained import describe as metadata
+    from confed.models.pretrained import packaged, weights_file
+    from confed.pretraining import MINIS
 
-    if not MINI_WEIGHTS.is_file():
-        return {"vilt_mini": "missing: give model.pretrained=FILE, made with `confed pretrain FILE`, or false"}
-    facts = metadata()
-    accuracy = facts.get("accuracy", {}).get("overall")
-    planned, done = facts.get("settings", {}).get("epochs"), facts.get("epochs_done")
-    parts = [f"{MINI_WEIGHTS.stat().st_size / 2**20:.1f} MiB", f"{len(facts['words'])} words"]
-    if accuracy is not None:
-        parts.append(f"{accuracy:.1%} of held-out public questions right")
-    if planned is not None and done != planned:
-        parts.append(f"unfinished: {done} of {planned} epochs")
-    return {"vilt_mini": ", ".join(parts)}
+    found: dict[str, str] = {}
+    for name in MINIS:
+        if not packaged(name):
+            found[name] = (
+                f"missing: give model.pretrained=FILE, made with `confed pretrain {name} --out FILE`, or false"
+            )
+            continue
+        facts = metadata(weights_file(name))
+        accuracy = facts.get("accuracy", {}).get("overall")
+        planned, done = facts.get("settings", {}).get("epochs"), facts.get("epochs_done")
+        parts = [f"{weights_file(name).stat().st_size / 2**20:.1f} MiB", f"{len(facts['words'])} words"]
+        if accuracy is not None:
+            parts.append(f"{accuracy:.1%} of held-out public questions right")
+        if facts.get("start"):
+            parts.append("started from vilt_mini's")
+        if planned is not None and done != planned:
+            parts.append(f"unfinished: {done} of {planned} epochs")
+        found[name] = ", ".join(parts)
+    return found

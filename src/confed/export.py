@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from confed.exported import FACTS, SOURCES, backbone_of, digest, heads_of, to_peft
+from confed.exported import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.federation.algorithm import Algorithm
 from confed.federation.params import Scope, named_tensors
+from confed.federation.structure import heads_of
 from confed.inference import FinishedRun, TrainedModel
 from confed.registry import models
 from confed.results.folder import RunFolder
@@ -171,7 +172,7 @@ class _Export:
                 handles.append(module.register_forward_hook(lambda *_, name=child: used.add(name)))
         data = next(iter(self.run.setup.population.data(self.run.info(None).id).train(1, torch.Generator())))
         with torch.inference_mode():
-            self.model({name: t for name, t in data.items() if name != "answer_tokens"})
+            self.run.network({name: t for name, t in data.items() if name != "answer_tokens"})
         for handle in handles:
             handle.remove()
         return used
@@ -228,7 +229,7 @@ class _Export:
             _tensors(directory / f"{part}.safetensors", held)
         if self.injected is not None:
             self._peft_config(directory, [self.heads["answers"]] if simple and head else None)
-        task = self.run.setup.task_of(client or self.run.info(None).id)
+        task = self.run.task(client)
         own = {
             "answers": list(trained.answers),
             "task": task.name,  # pyright: ignore[reportAttributeAccessIssue]

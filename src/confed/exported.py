@@ -30,6 +30,7 @@ from confed.federation.messages import ClientInfo
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
 from confed.federation.state import ServerState
+from confed.federation.structure import heads_of
 from confed.inference import TrainedModel, settle
 from confed.models import create_model
 from confed.recipe import Recipe, load_recipe
@@ -42,7 +43,6 @@ __all__ = [
     "backbone_of",
     "digest",
     "from_peft",
-    "heads_of",
     "load_exported",
     "read_tensors",
     "to_peft",
@@ -94,18 +94,11 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
     begin = getattr(model, "begin", None)
     if begin is not None:
         begin(task)
-    settle(algorithm, model)
-    return TrainedModel(model.eval(), tokenizer, answers, facts["image_size"], own["head"])
+    network = settle(algorithm, model.eval())
+    return TrainedModel(network, tokenizer, answers, facts["image_size"], own["head"])
 
 
 # The layout -------------------------------------------------------------------------------------------------
-
-
-def heads_of(model: nn.Module) -> dict[str, str]:
-    """Head as tasks call it -> submodule; empty if the model does not say."""
-    several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
-    known = getattr(model, "answer_head", None)
-    return dict(several) or ({"answers": known} if isinstance(known, str) else {})
 
 
 def backbone_of(model: nn.Module) -> dict[str, Tensor]:

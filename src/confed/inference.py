@@ -170,11 +170,14 @@ def run_of(folder: Path) -> Path:
     return next((path for path in finished if path.parent.name == main), finished[0])
 
 
-def settle(algorithm: Any, model: Any) -> None:
-    """Switches on the adapters with which a method answers, where it says so (its method ``answering``)."""
+def settle(algorithm: Any, model: nn.Module) -> nn.Module:
+    """The network that answers as the method's models do in evaluations.
+
+    The model itself, unless the method has a method ``answering(model)``: that returns the model with the right
+    adapters switched on, or a network around it.
+    """
     answering = getattr(algorithm, "answering", None)
-    if answering is not None:
-        model.adapters.switch(answering())
+    return model if answering is None else answering(model)
 
 
 class FinishedRun:
@@ -233,7 +236,7 @@ class FinishedRun:
         from confed.experiment import load_run
 
         _, self.setup, self._materials, self.workspace = load_run(self.folder)
-        settle(self.setup.algorithm, self.workspace.model)
+        self.network = settle(self.setup.algorithm, self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
         """A model; it is valid until the next one is asked for, as all share one network.
@@ -249,14 +252,18 @@ class FinishedRun:
         self._fill(tensors)
         materials = self._materials
         known = client if client is not None else next(iter(materials.dataset.clients))
-        self.workspace.turn_to(task := self.setup.task_of(known))
+        self.workspace.turn_to(task := self.task(client))
         return TrainedModel(
-            self.workspace.model,
+            self.network,
             materials.tokenizer,
             materials.dataset.pool(client) if client is not None else materials.dataset.answers,
             materials.dataset.clients[known].train.images.shape[1],
             getattr(task, "head", "answers"),
         )
+
+    def task(self, client: str | None) -> Any:
+        """What is asked of a client's model; of the global one, the recipe's task with all answers."""
+        return self.setup.task if client is None else self.setup.task_of(client)
 
     def info(self, client: str | None) -> ClientInfo:
         """Who the client is to the method; the first one for None."""

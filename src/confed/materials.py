@@ -23,7 +23,10 @@ from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.registry import datasets, models
 
-__all__ = ["Materials", "load_materials", "tokenizer_options"]
+__all__ = ["TOKENIZER_KEYS", "Materials", "load_materials", "tokenizer_options"]
+
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary")
+"""Options of models that their tokenizers depend on."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
 
     Args:
         data: the section ``[data]`` as JSON.
-        model: the section ``[model]`` as JSON: its tokenizer reads the questions.
+        model: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``, as JSON: its tokenizer reads the
+            questions.
         seed: the run's seed, for datasets that sample.
 
     Raises:
@@ -109,8 +113,7 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
         answers: all answers, for the tokenizer of a model that writes them.
     """
     accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
-    options = {"max_length": model.get("max_length"), "path": model.get("pretrained")}
-    options |= {"vocabulary": model.get("vocabulary")}
+    options = {{"pretrained": "path"}.get(key, key): model.get(key) for key in TOKENIZER_KEYS}
     given = {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
     return given | ({"answers": answers} if "answers" in accepted else {})
 

@@ -76,14 +76,12 @@ def parse_axis(text: str) -> Axis:
     """``section.key=1,2,3`` as an axis; a value may be any TOML, such as a list.
 
     Raises:
-        ValueError: the text has another form, or a value comes twice.
+        ValueError: the text has another form.
     """
     key, separator, rest = text.partition("=")
     values = tuple(filter(None, map(str.strip, re.split(r",(?![^\[{]*[\]}])", rest))))
     if not separator or "." not in key or not values:
         raise ValueError(f"a sweep goes over section.key=VALUE,VALUE,..., got {text!r}")
-    if len(set(values)) < len(values):
-        raise ValueError(f"the values of {key} must differ, got {', '.join(values)}")
     return Axis(key.strip(), values)
 
 
@@ -95,8 +93,10 @@ def points_of(over: Axis, along: Sequence[Axis] = ()) -> tuple[Point, ...]:
         along: settings that change with it, with as many values each, such as the rounds.
 
     Raises:
-        ValueError: another number of values, or a setting that comes twice.
+        ValueError: another number of values, or a setting or a swept value that comes twice.
     """
+    if len(set(over.values)) < len(over.values):
+        raise ValueError(f"the values of {over.key} must differ, got {', '.join(over.values)}")
     keys = [over.key, *(axis.key for axis in along)]
     if len(set(keys)) < len(keys):
         raise ValueError(f"every setting must be given once, got {', '.join(keys)}")

@@ -4,7 +4,8 @@ What is tried is the learning rate that all methods share, crossed with what the
 (``Algorithm.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
 tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011), and a
 configuration whose score after a round lies below the median of the earlier ones' is stopped (the median rule of
-Golovin et al., "Google Vizier", KDD 2017). Scores are the mean over clients of their own model's validation score.
+Golovin et al., "Google Vizier", KDD 2017). Scores are the mean over clients of the validation score of the model that
+the method deploys there: the client's own, or the global part with the client's own head where that is the method's.
 Test examples and unseen places are taken out of the data before anything is trained.
 
 A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
@@ -118,7 +119,9 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
             for client, error in record.errors.items():
                 raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
             views = simulation.evaluate(record.servers, record.round, split="validation", most=None)
-            places = views["unseen"] if pooled else views["personal"] or views["global"]
+            # A method whose global part answers with each client's own head deploys just that.
+            own = views["global"] if setup.algorithm.own_heads else views["personal"]
+            places = views["unseen"] if pooled else own or views["global"]
             scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
             if not scores:
                 raise ValueError(NOTHING)

@@ -99,7 +99,9 @@ def in_words(values: Mapping[str, Any]) -> str:
 def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
     """The chosen values as a recipe's ``[methods.ROW]``, and how they were found."""
     content: dict[str, Any] = {"tuning": {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}}
-    content["methods"] = {tuned.row: merge({}, tuned.best.values) for tuned in found if tuned.best}
+    # TOML has no null: a setting that is left to the method is left out.
+    chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
+    content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
     head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n\n"
     return head + tomli_w.dumps(content)
 

@@ -186,20 +186,20 @@ class FedDAT(Algorithm):
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
         """As FedAvg, with the adapters that ``inference`` names."""
-        with adapters_of(client.model, "FedDAT").using(self.answering()):
+        with adapters_of(client.model, "FedDAT").using(self._answering()):
             return super().evaluate(client, message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
         """As FedAvg, with the adapters that ``inference`` names."""
-        with adapters_of(client.model, "FedDAT").using(self.answering()):
+        with adapters_of(client.model, "FedDAT").using(self._answering()):
             return super().examine(client, message)
 
     def objective(self, client: Client) -> Objective:
         """The losses of the shared adapter and of the teacher."""
         if self.teacher != "local":
             self._hold_anchor(client)
-        branches = Branches(client.model, client.task, "FedDAT")
+        branches = Branches(client.model, "FedDAT", client.task)
         return self._together(client, branches) if self.updates == "simultaneous" else self._in_turn(client, branches)
 
     def _in_turn(self, client: Client, branches: Branches) -> Objective:
@@ -245,8 +245,12 @@ class FedDAT(Algorithm):
     def _teaching(self) -> dict[str, float]:
         return {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}[self.teacher]
 
-    def answering(self) -> dict[str, float]:
-        """The adapters that answer, and their weights, as ``inference`` says."""
+    def answering(self, model: nn.Module) -> nn.Module:
+        """The model with the adapters switched on that ``inference`` names: what a trained model answers with."""
+        adapters_of(model, "FedDAT").switch(self._answering())
+        return model
+
+    def _answering(self) -> dict[str, float]:
         blends = {"shared": {self.adapter: 1.0}, "local": {LOCAL: 1.0}, "both": {self.adapter: 0.5, LOCAL: 0.5}}
         return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
 

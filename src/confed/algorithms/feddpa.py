@@ -25,7 +25,7 @@ models do not have, are the client's own and learn in both trainings.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ class FedDPA(Algorithm):
 
     finetuning: ClassVar[str] = "adapters"
     own_heads: ClassVar[bool] = True
+    carried: ClassVar[tuple[str, ...]] = (f"{EXAMPLES}.*",)  # stored, not trained
     neutral: ClassVar[str] = "the head is never shared"
     search: ClassVar[Mapping[str, Sequence[Any]]] = {"mix": (0.3, 0.5, 0.7), "scale": (0.3, 0.5, 1.0)}
 
@@ -107,10 +108,7 @@ class FedDPA(Algorithm):
         # Heads that read several passes at once are wider than the others; the rest of a row stays zero.
         heads = [model.get_submodule(part) for part in private_head(model, self.head, "FedDPA")]
         width = max(p.shape[1] for head in heads for p in head.parameters() if p.ndim == 2)
-        memory = nn.Module()
-        # A parameter without a gradient: private like a weight, so that it is stored and examined with the model.
-        memory.register_parameter("features", nn.Parameter(torch.zeros(self.examples, width)))
-        model.add_module(EXAMPLES, memory)
+        model.add_module(EXAMPLES, _Examples(self.examples, width))
 
     def rules(self, client: ClientInfo) -> Rules:
         """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is."""
@@ -174,7 +172,7 @@ class FedDPA(Algorithm):
         return super().examine(self._weighing(client), message)
 
     def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
-        branches = Branches(client.model, client.task, "FedDPA")
+        branches = Branches(client.model, "FedDPA")
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
             yield client.task.loss(branches.run(branches.begin(batch), blend), batch)
@@ -186,34 +184,59 @@ class FedDPA(Algorithm):
         memory = client.tensors[f"{EXAMPLES}.features"]
         batch = to_device(next(iter(client.data.train(self.examples, client.rng("examples")))), memory.device)
         client.model.eval()
-        branches = Branches(client.model, client.task, "FedDPA")
+        branches = Branches(client.model, "FedDPA")
         with torch.no_grad():
             features = branches.run(branches.begin(batch), {LOCAL: 1.0}).features
             memory.zero_()
             memory[: len(features), : features.shape[1]] = features
 
+    def answering(self, model: nn.Module) -> nn.Module:
+        """The model as a network that weighs its two adapters for each input: what a trained model answers with."""
+        return _Weighing(model, self.adapter, self.scale)
+
     def _weighing(self, client: Client) -> Client:
-        branches = Branches(client.model, client.task, "FedDPA")
-        return replace(client, model=_Weighing(branches, self.adapter, self.scale))
+        return replace(client, model=self.answering(client.model))
+
+
+class _Examples(nn.Module):
+    """What a client keeps of its examples.
+
+    Args:
+        count: S.
+        width: features of a representation, at least.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        # A parameter without a gradient: private like a weight, so that it is stored and examined with the model.
+        self.features = nn.Parameter(torch.zeros(count, width))
+
+    def forward(self) -> Tensor:
+        """The representations there are, shape (at most S, width)."""
+        return self.features[self.features.any(dim=1)]
 
 
 class _Weighing(nn.Module):
     """The model as a function that weighs its two adapters for each input."""
 
-    def __init__(self, branches: Branches, adapter: str, scale: float) -> None:
+    def __init__(self, model: nn.Module, adapter: str, scale: float) -> None:
         super().__init__()
-        self.model = cast(nn.Module, branches.model)
-        self._branches, self._adapter, self._scale = branches, adapter, scale
+        self.model, self._adapter, self._scale = model, adapter, scale
 
     def forward(self, batch: Batch) -> Output:
-        branches, kept = self._branches, self.model.get_parameter(f"{EXAMPLES}.features")
-        kept = kept[kept.any(dim=1)]
+        branches, kept = Branches(self.model, "FedDPA"), self.model.get_submodule(EXAMPLES)()
         state = branches.begin(batch)
         if not len(kept):
             return branches.run(state, {self._adapter: 1.0})
         features = branches.run(state, {LOCAL: 1.0}).features.to(kept.dtype)
         likeness = functional.cosine_similarity(features[:, None], kept[None, :, : features.shape[1]], dim=2).mean(1)
         weights = [float(a) for a in self._scale * likeness.clamp_min(0).cpu()]
+        blends = [{self._adapter: 1 - a, LOCAL: a} for a in weights]
+        if getattr(self.model, "generative", False):
+            # Such a model splits a batch as it sees fit while it compares answers.
+            rows = [branches.begin({name: t[i : i + 1] for name, t in batch.items()}) for i in range(len(blends))]
+            outputs = [branches.run(row, blend) for row, blend in zip(rows, blends, strict=True)]
+            return Output(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
         # One chunk per example: each has weights of its own.
-        with branches.bank.using(*({self._adapter: 1 - a, LOCAL: a} for a in weights)):
+        with branches.bank.using(*blends):
             return branches.rest(state)

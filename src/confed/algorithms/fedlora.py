@@ -24,7 +24,8 @@ receives only its rows of A and columns of B. The mean counts what it does not h
 without its further steps; Cho et al., EMNLP 2024); stacking and decomposing need no padding.
 
 Deviations: in all of these every client has an answer head of its own, as in FedDAT's tables; FLoRA's clients draw the
-new A of a round themselves, from the distribution LoRA starts from.
+new A of a round themselves, from the distribution LoRA starts from; and clients count the same by default, as FedDAT's
+do, where FedIT, FLoRA and FlexLoRA weigh them by their numbers of examples (``weighting = "examples"``).
 """
 
 import re
@@ -274,7 +275,9 @@ class FedLoRA(Algorithm):
             return Message(tensors)
         if self.aggregation == "stack":  # factors start anew, at the client
             tensors = {name: t for name, t in tensors.items() if not _FACTOR.fullmatch(name)}
-        holds = client.id in server.slots.get(_HOLDERS, {})
+        # The change is of use only to who took part in the very last round; a round may go by without any answer.
+        since = server.slots.get(_HOLDERS, {}).get(client.id)
+        holds = since is not None and int(since) == server.round - 1
         for target in _targets(server.params) if server.round else ():  # D starts at 0
             stacked = {name: server.slots[_LAST].get(name) for name in (f"{target}.{part}" for part in _STACKED)}
             known = {name: t for name, t in stacked.items() if holds and t is not None}

@@ -90,6 +90,9 @@ def report(
     figures: Annotated[
         bool, typer.Option("--figures", help="Also write the drawings into figures/, as PNG and SVG.")
     ] = False,
+    methods: Annotated[
+        str | None, typer.Option(help="With --figures: only these rows in the drawings, a,b,c. [default: all]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html again and show the table."""
@@ -101,7 +104,10 @@ def report(
     # Rows of one method are told apart by the study's labels, which a run does not know.
     labels = {run.folder: run.label for run in load(folder).runs if run.complete}
     summaries = [{**_summary(place), "label": labels[place]} for place in there if place in labels]
-    if figures and not save_figures(folder):
+    chosen = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    if chosen and not figures:
+        raise ValueError("--methods needs --figures")
+    if figures and not save_figures(folder, methods=chosen):
         complain(f"{folder} has no results to draw yet", "note")
     show(folder, summaries, as_json)
 

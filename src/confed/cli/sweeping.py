@@ -110,13 +110,14 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
         if not as_json:
             say(f"[{number}/{len(index.points)}] {escape(', '.join(point.overrides))}".replace("[", r"\[", 1))
         count = workers if workers is not None else default_workers(read_study(folder)[0])
+        before = _finished(folder)
         try:
             with GridDisplay(console, quiet=as_json) as display:
                 grid = grids[point.folder] = run_grid(folder, count, display)
         except KeyboardInterrupt:
             say(f"[yellow]stopped;[/] what is finished is saved. Go on with:\n  confed resume {escape(str(root))}")
             raise typer.Exit(INTERRUPTED) from None
-        if grid.summaries:
+        if grid.summaries and (_finished(folder) != before or not (folder / "report.html").is_file()):
             there = {str(job["method"]) for job in read_study(folder)[1]["runs"]}
             write_tables(folder, [name for name in index.references if name in there] or None, index.margin)
             write_report(folder)
@@ -133,7 +134,12 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
         print_table(to_rich(table))
         files = ", ".join(str(path.relative_to(root)) for path in paths)
         Console().print(f"written to {escape(str(root))}: {escape(files)}", soft_wrap=True, highlight=False)
-    for cell, text in errors.items():
-        complain(f"{cell}: {text}", "without")
+    for text in dict.fromkeys(errors.values()):
+        complain(f"{', '.join(cell for cell, why in errors.items() if why == text)}: {text}", "without")
     if any(grid.failed for grid in grids.values()):
         raise typer.Exit(FAILED)
+
+
+def _finished(folder: Path) -> set[Path]:
+    """The runs of a grid that have come to their end."""
+    return set(folder.glob("*/seed-*/summary.json"))

@@ -35,13 +35,17 @@ _FACTS = {
 
 
 class _Row(NamedTuple):
-    """A line of a list: where the picture lies below the root, its class and the class's official number."""
+    """A line of a list: where the picture lies below the root, its class and the class's official number.
+
+    ``line`` counts from 1.
+    """
 
     domain: str
     role: str
     path: str
     name: str
     label: int
+    line: int
 
 
 @register_dataset
@@ -105,7 +109,7 @@ def domainnet(
     parts = [
         part for domain in chosen for part in (splits[domain].train, splits[domain].validation, splits[domain].test)
     ]
-    kept = _keep([*parts, *tests.values()], in_memory=in_memory)
+    kept = _keep([*parts, *tests.values()], Path(root), rows, in_memory=in_memory)
     clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
     facts = {
         **_FACTS,
@@ -128,13 +132,12 @@ def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
     """All lines of the lists, domain by domain, training before test."""
     if not root.is_dir():
         raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
-    folder = root / "splits" if (root / "splits").is_dir() else root
     numbers: dict[str, int] = {}
     seen: set[str] = set()
     rows: list[_Row] = []
     for domain in domains:
         for role in ("train", "test"):
-            file = folder / f"{domain}_{role}.txt"
+            file = _list(root, domain, role)
             for where, row in _lines(file, domain, role):
                 if numbers.setdefault(row.name, row.label) != row.label:
                     raise ValueError(
@@ -145,6 +148,10 @@ def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
                 seen.add(row.path)
                 rows.append(row)
     return rows
+
+
+def _list(root: Path, domain: str, role: str) -> Path:
+    return (root / "splits" if (root / "splits").is_dir() else root) / f"{domain}_{role}.txt"
 
 
 def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
@@ -170,7 +177,7 @@ def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
             raise ValueError(f"{where}: expected a picture of {domain}, got {path!r}")
         if int(label) >= LABELS:
             raise ValueError(f"{where}: expected a label in 0..{LABELS - 1}, got {label}")
-        yield where, _Row(domain, role, path, parts[1], int(label))
+        yield where, _Row(domain, role, path, parts[1], int(label), number)
 
 
 def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequence[str]) -> tuple[str, ...]:
@@ -206,18 +213,20 @@ def _examples(root: Path, rows: Sequence[_Row], size: int) -> Examples:
     )
 
 
-def _keep(parts: Sequence[Examples], *, in_memory: bool) -> list[Examples]:
-    """The same examples over one table of the pictures that they need.
+def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row], *, in_memory: bool) -> list[Examples]:
+    """The same examples over one table of the pictures that they need; before, picture i is that of row i.
 
     Raises:
-        ValueError: a picture is missing, or, where they are decoded now, unreadable.
+        ValueError: a picture is missing (names list and line), or, where they are decoded now, unreadable.
     """
     files = cast(PictureFiles, parts[0].images)
     used = np.unique(np.concatenate([part.image_index for part in parts]))
     needed = [files.files[i] for i in used]
-    for file in needed:
+    for i, file in zip(used.tolist(), needed, strict=True):
         if not file.is_file():
-            raise ValueError(f"domainnet: the picture {file} is in the lists, but there is no such file")
+            raise ValueError(
+                f"{_list(root, rows[i].domain, rows[i].role)} line {rows[i].line}: the picture {file} is missing"
+            )
     table: np.ndarray | PictureFiles = PictureFiles(needed, files.size)
     if in_memory:
         table = empty_table(len(needed), files.size)

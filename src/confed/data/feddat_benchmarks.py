@@ -305,14 +305,16 @@ def _clove(
     return assemble(name, base, sources, facts={**_FACTS, "origin": "CLOVE, on Visual Genome's pictures"}, **options)
 
 
-def _sources(base: Path, makers: Mapping[str, Callable[[], Source]], clients: Sequence[str]) -> dict[str, Source]:
-    """The chosen clients' files, read in the order of the benchmark."""
+def _sources(
+    base: Path, makers: Mapping[str, Callable[[], Source]], clients: Sequence[str]
+) -> dict[str, Callable[[], Source]]:
+    """The readers of the chosen clients' files, in the order of the benchmark."""
     chosen = list(clients) or list(makers)
     if isinstance(clients, str) or len(set(chosen)) < len(chosen) or not set(chosen) <= set(makers):
         raise ValueError(f"clients must be distinct names out of {', '.join(makers)}, got {clients!r}")
     if not base.is_dir():
         raise ValueError(f"data.root: the folder {base} does not exist")
-    return {client: make() for client, make in makers.items() if client in chosen}
+    return {client: make for client, make in makers.items() if client in chosen}
 
 
 def _amounts(

@@ -29,7 +29,6 @@ __all__ = ["QUESTION", "STYLES", "plain_objects", "six_styles"]
 
 QUESTION = "what is it?"
 CHUNK = 128
-_UNITS = CELL / 2  # from the middle of a drawing to its border
 _Y, _X = np.mgrid[0:PICTURE, 0:PICTURE].astype(np.float32) - np.float32((PICTURE - 1) / 2)
 _LINE = 0.35  # half the width of a contour, in units of the drawing
 

@@ -229,7 +229,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
-        if algorithm.has_global:
+        if algorithm.has_global and not algorithm.own_heads:  # no head of its own answers in an unseen place
             modalities = self.setup.population.info(0).modalities
             infos += [
                 ClientInfo(name, 0, modalities, getattr(self.setup.task_of(name), "head", ""))

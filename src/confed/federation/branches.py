@@ -27,14 +27,14 @@ class Branches:
 
     Args:
         model: the model; switched from branch to branch, never copied.
-        task: whose head answers.
         method: who needs adapters, for the message.
+        task: whose head answers, for :meth:`answered`; the model's answer head where it has none.
 
     Raises:
         ValueError: the model has no adapters.
     """
 
-    def __init__(self, model: nn.Module, task: Task, method: str) -> None:
+    def __init__(self, model: nn.Module, method: str, task: Task | None = None) -> None:
         self.model: Any = model
         self.bank = adapters_of(model, method)
         self.split = bool(getattr(model, "prefix_is_frozen", False))

@@ -14,7 +14,7 @@ from torch import nn
 
 from confed.federation.params import named_tensors
 
-__all__ = ["Adapters", "adapters_of", "feature_width", "private_head"]
+__all__ = ["Adapters", "adapters_of", "feature_width", "heads_of", "private_head"]
 
 
 @runtime_checkable
@@ -44,6 +44,14 @@ class Adapters(Protocol):
         Args:
             weights: one mapping (adapter -> weight) for all rows of a batch; or several, for as many equal chunks
                 of the batch, in order: several networks in one pass.
+
+        Raises:
+            ValueError: no adapter has one of the names.
+        """
+        ...
+
+    def switch(self, weights: Mapping[str, float]) -> None:
+        """Sets which adapters count outside of all ``with`` blocks.
 
         Raises:
             ValueError: no adapter has one of the names.
@@ -91,6 +99,13 @@ def feature_width(model: nn.Module, method: str) -> int:
     return matrix.shape[1]
 
 
+def heads_of(model: nn.Module) -> dict[str, str]:
+    """Head as tasks call it -> submodule; empty if the model does not say."""
+    several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
+    known = getattr(model, "answer_head", None)
+    return dict(several) or ({"answers": known} if isinstance(known, str) else {})
+
+
 def private_head(model: nn.Module, wanted: tuple[str, ...], method: str) -> tuple[str, ...]:
     """The submodules that make up a client's own head.
 
@@ -102,9 +117,7 @@ def private_head(model: nn.Module, wanted: tuple[str, ...], method: str) -> tupl
     Raises:
         ValueError: the model does not name its head, a name has no trained tensors, or nothing would be shared.
     """
-    known = getattr(model, "answer_head", None)
-    several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
-    head = wanted or tuple(several.values()) or ((known,) if isinstance(known, str) else ())
+    head = wanted or tuple(heads_of(model).values())
     if not head:
         raise ValueError(
             f"{method} keeps the answer head private, and this model does not say what its head is (attribute "

@@ -95,17 +95,11 @@ class AdapterBank:
         reduction: D / r; the bottleneck of a place is ``width // reduction``.
         activation: see :class:`Adapter`.
         zero_up: see :class:`Adapter`.
-
-    Raises:
-        ValueError: a reduction that is not in 1..width.
     """
 
     def __init__(
         self, hosts: Sequence[Host], reduction: int, *, activation: Activation = "relu", zero_up: bool = False
     ) -> None:
-        for host in hosts:
-            if not 1 <= reduction <= host.width:
-                raise ValueError(f"reduction must lie in 1..{host.width} (the width), got {reduction}")
         self.hosts = tuple(hosts)
         self.reduction = reduction
         self.activation: Activation = activation
@@ -128,14 +122,19 @@ class AdapterBank:
         The first one is switched on, all further ones are switched off until :meth:`using` names them.
 
         Raises:
-            ValueError: there is one of that name, a host has a child of that name, or the backbone has no places.
+            ValueError: there is one of that name, a host has a child of that name, the backbone has no places, or the
+                reduction does not lie in 1..width.
         """
         if not self.hosts:
             raise ValueError("the backbone has no places for adapters")
         if not name.isidentifier():
             raise ValueError(f"an adapter's name must be letters, digits and _, got {name!r}")
         for host in self.hosts:
-            if hasattr(host.module, name):
+            if not 1 <= self.reduction <= host.width:
+                raise ValueError(
+                    f"the adapters' reduction must lie in 1..{host.width} (the width), got {self.reduction}"
+                )
+            if hasattr(host.module, name) or name == "adapter_weights":
                 kind = type(host.module).__name__
                 raise ValueError(f"adapter {name!r}: the host {kind} already has a child or attribute called so")
         for host in self.hosts:

@@ -124,16 +124,15 @@ class Albef(GenerativeAnswerer):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`GenerativeAnswerer`."""
-        first = ("visual_encoder.layers.0.",) if self.adapters.names else ()
-        return ("visual_encoder.embeddings.", "prompts.", *first)
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("visual_encoder.embeddings.", *(("visual_encoder.layers.0.",) if self.adapters.names else ()))
 
     def places(self, reduction: int = 16) -> Places:
         """What can be finetuned.
 
         Adapters sit as in FedDAT's released code: in the picture encoder behind the residual sum of every block, in
         the question encoder and the decoder inside the last normalisation of every block. LoRA's usual layers are
-        queries and values of self-attention. Prompts are visual only.
+        queries and values of self-attention. Prompts are visual only and come behind the picture encoder.
 
         Args:
             reduction: the usual one of the adapters.

@@ -22,21 +22,25 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank
+from confed.models.finetuning import Finetunable
+from confed.models.inputs import additive_mask, checked_image
 from confed.models.pretrained import States
 
-__all__ = ["OUTSIDE", "GenerativeAnswerer", "Prefix", "Question", "attend", "hidden_from"]
+__all__ = ["OUTSIDE", "GenerativeAnswerer", "Prefix", "Question", "attend"]
 
 OUTSIDE = -1e4
 """Added to the score of candidates whose first token is not among the k most probable: finite, and below all others."""
 _CHUNK = 2**24
 """Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
+_TOKENS = 2**15
+"""Tokens of candidates that the decoder reads at once: 96 MiB per layer's output at d = 768 in single precision."""
 
 
 class Prefix(NamedTuple):
     """A batch after the part of the model that lies before the first adapter.
 
     Attributes:
-        hidden: class token, visual prompts and patches, (B, 1 + n + P, d).
+        hidden: class token and patches, (B, 1 + P, d).
         text: the question's token ids, (B, L).
         mask: 1 for its tokens, 0 for padding, (B, L).
         tokens: the right answers' tokens, (B, T), or None.
@@ -60,7 +64,7 @@ class Question(NamedTuple):
     mask: Tensor
 
 
-class GenerativeAnswerer(nn.Module):
+class GenerativeAnswerer(Finetunable):
     """A picture encoder, a question encoder that looks at the picture, and a decoder that writes the answer.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``, int64
@@ -94,8 +98,6 @@ class GenerativeAnswerer(nn.Module):
     """The language-model head: what FedDAT's released ALBEF keeps on each client."""
     generative = True
     """Answers are texts, so clients with different answers can share all of the model."""
-    adapters: AdapterBank
-    prompts: nn.ModuleDict
     text_decoder: Any
 
     def __init__(
@@ -137,12 +139,6 @@ class GenerativeAnswerer(nn.Module):
 
     # Passes -------------------------------------------------------------------------------------------------
 
-    @property
-    def frozen(self) -> set[str]:
-        """Names of the parameters that do not learn, and of the buffers, which are constants."""
-        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        return names | {name for name, _ in self.named_buffers()}
-
     def begin(self, task: Any) -> None:
         """Takes over the answers to choose from: the task's ``candidates``, int64 (C, T), where it has them."""
         self._candidates = getattr(task, "candidates", None)
@@ -155,18 +151,6 @@ class GenerativeAnswerer(nn.Module):
         """
         return self.suffix(self.prefix(batch))
 
-    @property
-    def prefix_is_frozen(self) -> bool:
-        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
-        own = {id(p) for name in self.adapters.names for p in getattr(self.visual_blocks[0], name).parameters()}
-        within = [p for name, p in self.named_parameters() if name.startswith(self.prefix_names)]
-        return not any(p.requires_grad and id(p) not in own for p in within)
-
-    @property
-    def prefix_names(self) -> tuple[str, ...]:
-        """Beginnings of the names of the parameters that :meth:`prefix` reads."""
-        raise NotImplementedError
-
     def prefix(self, batch: Batch) -> Prefix:
         """What comes before the first adapter: the picture's embedding and its first block up to its residual sum.
 
@@ -176,7 +160,7 @@ class GenerativeAnswerer(nn.Module):
             ValueError: as :meth:`forward`.
         """
         image, text, mask, tokens = self._checked(batch)
-        hidden = self.embed(image)
+        hidden = self.visual_embedding(self._normalised(image))
         if self.adapters.names:
             with self.adapters.using({}):
                 hidden = self.visual_blocks[0](hidden)
@@ -189,7 +173,7 @@ class GenerativeAnswerer(nn.Module):
             hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
         for block in blocks:
             hidden = block(hidden)
-        question = self.fuse(self.visual_norm(hidden), state.text, state.mask)
+        question = self.fuse(self._prompted(self.visual_norm(hidden)), state.text, state.mask)
         if state.tokens is None:
             return Output(self.rank(question), question.states[:, 0])
         written = self.decode(question, state.tokens[:, None, :-1])[:, 0]
@@ -206,10 +190,10 @@ class GenerativeAnswerer(nn.Module):
         image, text, mask, tokens = self._checked(batch)
         if tokens is None:
             raise ValueError("pre-training needs batch['answer_tokens']")
-        seen = [self.embed(image)]
+        seen = [self.visual_embedding(self._normalised(image))]
         for block in self.visual_blocks:
             seen.append(block(seen[-1]))
-        question = self.fuse(self.visual_norm(seen[-1]), text, mask)
+        question = self.fuse(self._prompted(self.visual_norm(seen[-1])), text, mask)
         logits = self.token_scores(self.decode(question, tokens[:, None, :-1])[:, 0])
         loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], ignore_index=0, reduction="sum") / len(tokens)
         return States(
@@ -222,19 +206,11 @@ class GenerativeAnswerer(nn.Module):
 
     # Parts of a pass ----------------------------------------------------------------------------------------
 
-    def embed(self, image: Tensor) -> Tensor:
-        """Input of the first visual block: class token, visual prompts, patches row by row, (B, 1 + n + P, d)."""
-        hidden = self.visual_embedding(self._normalised(image))
-        if len(self.prompts):
-            learned = self.prompts["visual"]().to(hidden.dtype).expand(len(hidden), -1, -1)
-            hidden = torch.cat([hidden[:, :1], learned, hidden[:, 1:]], 1)
-        return hidden
-
     def fuse(self, picture: Tensor, text: Tensor, text_mask: Tensor) -> Question:
         """The question's states after they have looked at the picture's, (B, S, d)."""
         encoder = self.question_encoder
         hidden: Tensor = encoder.embeddings(input_ids=text)
-        mask = hidden_from(text_mask, hidden.dtype)
+        mask = additive_mask(text_mask, hidden.dtype)
         for layer in encoder.encoder.layer:
             hidden, _ = layer.attention(hidden, attention_mask=mask)
             if hasattr(layer, "crossattention"):
@@ -286,11 +262,17 @@ class GenerativeAnswerer(nn.Module):
             return self.likelihood(question, candidates.expand(b, -1, -1))
         begun = self.decode(question, candidates[:1, :1].expand(b, 1, 1))[:, 0, 0]
         first = self.token_scores(begun).float().log_softmax(-1)[:, candidates[:, 1]]
-        best = first.topk(self.k, dim=1).indices
+        # Candidates often begin with the same token: of equal ones the earlier, on every machine.
+        best = first.sort(dim=1, descending=True, stable=True).indices[:, : self.k]
         return (first + OUTSIDE).scatter(1, best, self.likelihood(question, candidates[best]))
 
     def likelihood(self, question: Question, tokens: Tensor) -> Tensor:
         """log p(a | q), (B, K), of K texts per question, (B, K, T)."""
+        size = max(1, _TOKENS // tokens[0].numel()) if len(tokens) else 1
+        parts = zip(question.states.split(size), question.mask.split(size), tokens.split(size), strict=True)
+        return torch.cat([self._likelihood(Question(states, mask), some) for states, mask, some in parts])
+
+    def _likelihood(self, question: Question, tokens: Tensor) -> Tensor:
         hidden = self.decode(question, tokens[..., :-1])
         target = tokens[..., 1:]
         counted = target != 0
@@ -306,19 +288,29 @@ class GenerativeAnswerer(nn.Module):
     def _normalised(self, image: Tensor) -> Tensor:
         if image.is_floating_point():
             return image
-        mean, std = (torch.tensor(v, device=image.device).view(3, 1, 1) for v in (self.mean, self.std))
-        pixels = ((image.float() / 255) - mean) / std
+        # Numbers, not tensors: those would be copied to the device at every step.
+        channels = zip(image.float().unbind(1), self.mean, self.std, strict=True)
+        pixels = torch.stack([(channel / 255 - mean) / std for channel, mean, std in channels], 1)
         return pixels.to(next(self.parameters()).dtype)
+
+    def _prompted(self, picture: Tensor) -> Tensor:
+        """The picture as the question looks at it: visual prompts go between class token and patches.
+
+        FedDAT's released code has them here, behind the picture encoder, rather than in front of it.
+        """
+        if not len(self.prompts):
+            return picture
+        learned = self.prompts["visual"]().to(picture.dtype).expand(len(picture), -1, -1)
+        return torch.cat([picture[:, :1], learned, picture[:, 1:]], 1)
 
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         name = type(self).__name__
-        for key in ("image", "text", "text_mask"):
+        image = checked_image(batch, (self.image_size, self.image_size), name)
+        for key in ("text", "text_mask"):
             if key not in batch:
-                raise ValueError(f"a batch of {name} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
-        image, text, mask, tokens = batch["image"], batch["text"], batch["text_mask"], batch.get("answer_tokens")
-        size, longest = self.image_size, self.question_encoder.embeddings.position_embeddings.num_embeddings
-        if image.ndim != 4 or tuple(image.shape[1:]) != (3, size, size):
-            raise ValueError(f"image must have shape (B, 3, {size}, {size}), got {tuple(image.shape)}")
+                raise ValueError(f"a batch of {name} needs the key {key!r}, got {', '.join(sorted(batch))}")
+        text, mask, tokens = batch["text"], batch["text_mask"], batch.get("answer_tokens")
+        longest = self.question_encoder.embeddings.position_embeddings.num_embeddings
         if text.ndim != 2 or len(text) != len(image) or text.shape[1] > longest:
             raise ValueError(f"text must have shape ({len(image)}, at most {longest}), got {tuple(text.shape)}")
         if mask.shape != text.shape:
@@ -342,8 +334,3 @@ def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | N
     """
     context, _ = crossattention.self(hidden, encoder_hidden_states=states, encoder_attention_mask=mask)
     return crossattention.output(context, hidden)
-
-
-def hidden_from(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask (B, L) of ones and zeros as what is added to attention scores, (B, 1, 1, L)."""
-    return (mask[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min

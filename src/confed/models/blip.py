@@ -7,7 +7,7 @@ after the other here, with a mask for the question's padding, which the library'
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from confed.models.answer_ranking import GenerativeAnswerer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
 from confed.models.pretrained import load_into, weights_file
+from confed.models.published import published, seeded
 from confed.models.tokenizer import bert_tokenizer
 from confed.registry import register_model
 
@@ -84,13 +85,14 @@ class Blip(GenerativeAnswerer):
 
     @property
     def prefix_names(self) -> tuple[str, ...]:
-        """See :class:`GenerativeAnswerer`."""
-        first = ("vision_model.encoder.layers.0.",) if self.adapters.names else ()
-        return ("vision_model.embeddings.", "prompts.", *first)
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("vision_model.embeddings.", *(("vision_model.encoder.layers.0.",) if self.adapters.names else ()))
 
     def places(self, reduction: int = 16) -> Places:
-        """What can be finetuned: adapters and prompts as in ALBEF; LoRA changes queries and values of the texts'
-        self-attention, and the picture encoder's fused queries, keys and values.
+        """What can be finetuned: adapters and prompts as in ALBEF.
+
+        LoRA changes queries and values of the texts' self-attention, and the picture encoder's fused queries, keys and
+        values. IA3 scales keys and values of the texts' self-attention, and every second feed-forward layer's input.
 
         Args:
             reduction: the usual one of the adapters.
@@ -225,7 +227,8 @@ def blip(
         seed: of all fresh values.
 
     Raises:
-        ValueError: no checkpoint at the given path, its vocabulary is too small, or its pictures have another size.
+        ValueError: no checkpoint at the given path, one of another model, its vocabulary is too small, or its pictures
+            have another size.
     """
     del answers, max_length
     drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -233,7 +236,7 @@ def blip(
         text = {"vocab_size": max(vocab_size, 30524), "encoder_hidden_size": 768, "bos_token_id": 30522, **drop}
         body = _fresh(text, {"image_size": image_size or 384, "attention_dropout": dropout}, seed)
     else:
-        body = _published(str(pretrained), dropout, seed)
+        body = _published(pretrained, dropout, seed)
     config: Any = body.config
     if config.text_config.vocab_size < vocab_size:
         raise ValueError(
@@ -256,29 +259,14 @@ def _fresh(text: dict[str, Any], vision: dict[str, Any], seed: int) -> "BlipForQ
     from transformers import BlipConfig, BlipForQuestionAnswering
 
     config: BlipConfig = BlipConfig(text_config=text, vision_config=vision)
-    return _seeded(seed, lambda: BlipForQuestionAnswering(config))
+    return seeded(seed, lambda: BlipForQuestionAnswering(config))
 
 
-def _published(source: str, dropout: float, seed: int) -> "BlipForQuestionAnswering":
+def _published(source: Path | str, dropout: float, seed: int) -> "BlipForQuestionAnswering":
     from transformers import BlipForQuestionAnswering
 
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1
-    path = Path(source).expanduser()
-    if not path.is_dir() and (looks_local or path.exists()):
-        raise ValueError(f"pretrained must be a folder with a BLIP checkpoint or a hub name, got {source!r}")
-    where = str(path) if path.is_dir() else source
-    try:
-        body = _seeded(seed, lambda: BlipForQuestionAnswering.from_pretrained(where))
-    except OSError as error:
-        raise ValueError(f"no BLIP checkpoint could be read from {source!r}: {error}") from error
+    body = published(BlipForQuestionAnswering, source, seed)
     for module in body.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
     return body
-
-
-def _seeded(seed: int, build: Callable[[], "BlipForQuestionAnswering"]) -> "BlipForQuestionAnswering":
-    # transformers initialises from the global generator; it is seeded inside the fork and restored behind it.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return build()

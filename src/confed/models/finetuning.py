@@ -3,7 +3,8 @@
 Adapters: Houlsby et al. 2019 (:mod:`confed.models.adapters`). LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large
 Language Models", ICLR 2022. IA3: Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than
 In-Context Learning", NeurIPS 2022. Bias: Ben Zaken et al., "BitFit", ACL 2022. Prompt: as FedDAT has it (Chen et
-al., AAAI 2024), learned tokens that a small network makes. LoRA and IA3 are those of the library ``peft``.
+al., AAAI 2024), learned tokens that a small network makes, one network per modality (its released code runs the
+text's for both). LoRA and IA3 are those of the library ``peft``.
 
 Heads always learn. A backbone says what it offers in :class:`Places`; :func:`finetune` does the rest.
 """
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.adapters import Activation, AdapterBank, Host
+from confed.models.published import seeded
 
-__all__ = ["USUAL", "Finetuning", "Places", "Prompt", "Trainable", "finetune", "merged"]
+__all__ = ["USUAL", "Finetunable", "Finetuning", "Places", "Prompt", "Trainable", "finetune", "merged"]
 
 Trainable = Literal["all", "top", "head", "adapters", "lora", "ia3", "prompt", "prefix", "bias"]
 """What learns beside the heads: all; the last block and what follows it; nothing; or what the kind adds."""
@@ -70,6 +72,7 @@ class Places:
 
     Attributes:
         heads: submodules that always learn.
+        fixed: submodules that never do, whatever is finetuned.
         top: name prefixes of the parameters that learn with "top", without the heads'.
         hosts: places of adapters, from input to output.
         reduction: the usual reduction of its adapters.
@@ -81,6 +84,7 @@ class Places:
     """
 
     heads: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
     top: tuple[str, ...] = ()
     hosts: Sequence[Host] = ()
     reduction: int = 16
@@ -91,6 +95,38 @@ class Places:
     prefix: Callable[[Finetuning, torch.Generator], Sequence[str]] | str = (
         "its attention takes no keys and values from outside"
     )
+
+
+class Finetunable(nn.Module):
+    """A backbone that :func:`finetune` has been given, and whose pass has two parts.
+
+    The parts are ``prefix(batch)``, which ends before the first adapter, and ``suffix(state)``.
+
+    Attributes:
+        adapters: its bank.
+        prompts: modality -> :class:`Prompt`.
+    """
+
+    adapters: AdapterBank
+    prompts: nn.ModuleDict
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn, and of the buffers, which are constants."""
+        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        return names | {name for name, _ in self.named_buffers()}
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """How the names of the parameters begin that the first part reads; adapters may be among them."""
+        raise NotImplementedError
+
+    @property
+    def prefix_is_frozen(self) -> bool:
+        """Whether nothing in the first part learns, so that it needs no gradients and can be shared by branches."""
+        bank = set(self.adapters.names)
+        within = [(n, p) for n, p in self.named_parameters() if n.startswith(self.prefix_names)]
+        return not any(p.requires_grad and bank.isdisjoint(n.split(".")) for n, p in within)
 
 
 class Prompt(nn.Module):
@@ -104,7 +140,6 @@ class Prompt(nn.Module):
 
     def __init__(self, tokens: int, width: int, rng: torch.Generator) -> None:
         super().__init__()
-
         self.tokens = tokens
 
         def build() -> tuple[nn.Embedding, nn.Sequential]:
@@ -153,6 +188,7 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         learning = {parameter for parameter in names if "bias" in parameter}
     elif trainable == "adapters":
         _offered(places.hosts, name, "adapters", "it has no places for them")
+        _check_reduction(reduction, places, name)
         within.adapters.add("adapter", rng)
     elif trainable == "prompt":
         _offered(places.prompts, name, "prompt", "it cannot insert tokens")
@@ -166,9 +202,10 @@ def finetune(model: nn.Module, trainable: Trainable, peft: Finetuning, places: P
         learning = _inject(model, trainable, peft, places, rng)
     if trainable in ("adapters", "prompt"):  # what was added
         learning = {parameter for parameter, _ in model.named_parameters()} - names
-    heads = tuple(f"{head}." for head in places.heads)
+    heads, fixed = (tuple(f"{part}." for part in parts) for parts in (places.heads, places.fixed))
     for parameter, value in model.named_parameters():
-        value.requires_grad_(parameter in learning or parameter.startswith(heads))
+        learns = parameter in learning and not parameter.startswith(fixed)
+        value.requires_grad_(learns or parameter.startswith(heads))
 
 
 def merged(model: nn.Module) -> nn.Module:
@@ -191,6 +228,14 @@ def merged(model: nn.Module) -> nn.Module:
 def _offered(places: object, model: str, kind: str, reason: str) -> None:
     if not places:
         raise ValueError(f"model.trainable = {kind!r} does not work with {model}: {reason}")
+
+
+def _check_reduction(reduction: int, places: Places, model: str) -> None:
+    narrowest = min(host.width for host in places.hosts)
+    if reduction > narrowest:
+        raise ValueError(
+            f"model.peft.reduction must lie in 1..{narrowest}, the features of {model}'s blocks, got {reduction}"
+        )
 
 
 def _inject(
@@ -217,19 +262,19 @@ def _inject(
 
 
 def _layers(model: nn.Module, targets: Sequence[str], places: Places, among: Sequence[str] | None = None) -> list[str]:
-    """Full names of the linear layers outside of the heads whose names end as the targets do.
+    """Full names of the linear layers, outside of heads and of what never learns, whose names end as the targets do.
 
     Args:
         model: the model.
         targets: how the names end.
-        places: names the heads.
+        places: names the heads and what never learns.
         among: where given, only layers that end so, too, and no error if there are none.
 
     Raises:
         ValueError: a target that no layer's name ends with.
     """
-    heads = tuple(f"{head}." for head in places.heads)
-    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and not f"{n}.".startswith(heads)]
+    others = tuple(f"{part}." for part in (*places.heads, *places.fixed))
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and not f"{n}.".startswith(others)]
     if among is None:
         for target in targets:
             if not any(_ends(name, (target,)) for name in names):
@@ -254,8 +299,4 @@ def _ending(name: str) -> str:
 
 
 def _seeded(rng: torch.Generator, build: Callable[[], Any]) -> Any:
-    # Libraries initialise from the global generator; it is seeded inside the fork and restored behind it.
-    seed = int(torch.randint(2**31, (1,), generator=rng, device="cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return build()
+    return seeded(int(torch.randint(2**31, (1,), generator=rng, device="cpu")), build)

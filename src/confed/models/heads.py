@@ -13,16 +13,27 @@ from torch import Tensor, nn
 from confed.federation.protocols import Batch, Output
 from confed.models.layers import seeded_linear
 
-__all__ = ["CLASSES", "answer_head", "check_heads", "score", "task_head", "views"]
+__all__ = ["CLASSES", "Heads", "answer_head", "check_heads", "count", "score", "task_head", "views"]
 
 CLASSES = {"nlvr2": 2, "entailment": 3, "choice": 1}
 """Head -> how many scores it gives: false and true; the three relations; one per choice."""
 
 
+def count(answers: Sequence[str] | int) -> int:
+    """How many answers there are, given as texts or as their number."""
+    return answers if isinstance(answers, int) else len(answers)
+
+
 def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 1) -> nn.Sequential:
     """The answer head of ViLT and FedVQA: Linear(n d, 2d), LayerNorm, GELU, Linear(2d, C); weights N(0, 0.02).
 
-    The names inside match ``ViltForQuestionAnswering``. ``pictures`` is n.
+    The names inside match ``ViltForQuestionAnswering``.
+
+    Args:
+        width: features of the pooled representation, d.
+        answers: number of answers, C.
+        rng: where the initial values come from.
+        pictures: whose representations are joined, n.
     """
     return nn.Sequential(
         seeded_linear(pictures * width, 2 * width, 0.02, rng),
@@ -61,13 +72,17 @@ def views(head: str, batch: Batch) -> int:
     """How many passes of the backbone an example needs: two pictures, K choices, or one.
 
     Raises:
-        ValueError: the batch lacks what the head reads.
+        ValueError: the batch lacks what the head reads, or choices do not have the shape (B, K, L).
     """
     needs = {"nlvr2": ("image2",), "choice": ("choices", "choices_mask")}.get(head, ())
     for key in needs:
         if key not in batch:
             raise ValueError(f"the head {head!r} needs batches with the key {key!r}, got {', '.join(sorted(batch))}")
-    return {"nlvr2": 2, "choice": batch["choices"].shape[1] if head == "choice" else 1}.get(head, 1)
+    if head != "choice":
+        return 2 if head == "nlvr2" else 1
+    if batch["choices"].ndim != 3:
+        raise ValueError(f"choices must have shape (B, K, L), got {tuple(batch['choices'].shape)}")
+    return batch["choices"].shape[1]
 
 
 def score(module: nn.Module, head: str, pooled: Tensor, views: int) -> Output:
@@ -93,6 +108,10 @@ class Heads:
     """Mix-in of a backbone with an answer head ``classifier`` and heads of further tasks in ``heads``.
 
     Before it is used, :meth:`begin` may say whose turn it is; until then it answers.
+
+    Attributes:
+        heads: head as tasks call it -> network, without the answer head.
+        selected: the head that answers now.
     """
 
     answer_head = "classifier"
@@ -100,7 +119,6 @@ class Heads:
 
     heads: nn.ModuleDict
     selected: str = "answers"
-    """The head that answers now."""
 
     @property
     def heads_of_tasks(self) -> Mapping[str, str]:

@@ -21,23 +21,45 @@ def seeded(seed: int, build: Callable[[], Body]) -> Body:
 def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -> Body:
     """A checkpoint as a model of the library.
 
+    Tensors of the checkpoint that the model has no use for, such as heads, are left out.
+
     Args:
         kind: a class of ``transformers`` with ``from_pretrained``.
         source: a folder written by ``save_pretrained``, or a hub name "owner/name".
-        seed: of what the checkpoint lacks.
+        seed: of a pooler, which alone the checkpoint may lack.
         options: passed on, such as dropout probabilities.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        ValueError: there is no such checkpoint, it is damaged, or it is one of another model: tensors are missing or
+            have other shapes (names the first few).
     """
+    from safetensors import SafetensorError
+
     model: Any = kind
-    name, family = str(source), kind.__name__.removesuffix("Model")
+    name, family = str(source), _family(kind)
     path = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
     if not path.is_dir() and (looks_local or path.exists()):
         raise ValueError(f"expected a folder with a {family} checkpoint or a hub name owner/name, got {name!r}")
     where = str(path) if path.is_dir() else name
+    # With other shapes the library ends in an error that does not say which; they are reported here instead.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        return seeded(seed, lambda: model.from_pretrained(where, **options))
-    except OSError as error:
+        body, found = seeded(seed, lambda: model.from_pretrained(where, **options))
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"no {family} checkpoint could be read from {name!r}: {error}") from error
+    faults = [
+        f"{tensor} has shape {tuple(came)}, expected {tuple(expected)}"
+        for tensor, came, expected in sorted(found["mismatched_keys"])
+    ]
+    faults += [f"{tensor} is missing" for tensor in sorted(found["missing_keys"]) if "pooler." not in tensor]
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise ValueError(f"{name!r} is not a checkpoint of this {family}: {'; '.join(faults[:3])}{more}")
+    return body
+
+
+def _family(kind: type[Any]) -> str:
+    """What people call the model of a class of ``transformers``."""
+    name = kind.__name__.removesuffix("Model").removesuffix("ForQuestionAnswering")
+    return {"Vilt": "ViLT", "Bert": "BERT", "ViT": "ViT", "Blip": "BLIP"}.get(name, name)

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import Host
-from confed.models.finetuning import Finetuning, Places, Trainable, finetune
-from confed.models.heads import score, views
-from confed.models.pretrained import States, load_into, weights_file
+from confed.models.finetuning import USUAL, Finetuning, Places, Trainable, finetune
+from confed.models.heads import count, views
+from confed.models.inputs import additive_mask
+from confed.models.pretrained import load_into, weights_file
 from confed.models.published import published, seeded
-from confed.models.tokenizer import BertTokenizer, bert_tokenizer
-from confed.models.vilt import mini_tokenizer
+from confed.models.vilt import b32_tokenizer, mini_tokenizer
 from confed.models.vilt_module import Prefix, Vilt
 from confed.registry import register_model
 
@@ -78,31 +78,29 @@ class Vault(Vilt):
         """What can be finetuned: ViLT's places, and BERT's in front of them unless it is frozen.
 
         BERT's adapters sit inside its last layer normalisation of every block, as FedDAT's released code has them.
+        LoRA's usual layers are ViLT's alone, 0.59 million values as in FedDAT's table 2; the targets "query" and
+        "value" are those of both.
 
         Args:
             reduction: the usual one of the adapters.
         """
         places = super().places(reduction)
         if self.language_frozen:
-            return places
+            return replace(places, fixed=("language",))
         blocks = self._language_blocks
         width: int = self.language.config.hidden_size
         outputs = tuple(f"language.encoder.layer.{i}.output.dense" for i in range(len(blocks)))
         return replace(
             places,
             hosts=(*(Host(block.output.LayerNorm, width, after_norm=True) for block in blocks), *places.hosts),
-            lora=(*places.lora, "self.query", "self.value"),
             ia3=(*places.ia3, "self.key", "self.value"),
             ia3_inputs=(*places.ia3_inputs, *outputs),
         )
 
     @property
-    def prefix_is_frozen(self) -> bool:
-        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
-        if self.language_frozen:
-            return super().prefix_is_frozen
-        parts = (self.language.embeddings, self.vilt.embeddings)
-        return not any(parameter.requires_grad for part in parts for parameter in part.parameters())
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return super().prefix_names if self.language_frozen else ("language.embeddings.", "vilt.embeddings.")
 
     def prefix(self, batch: Batch) -> Prefix:
         """What comes before BERT's first block; where BERT is frozen, before ViLT's first adapter.
@@ -121,34 +119,19 @@ class Vault(Vilt):
         if self.language_frozen:
             return super().suffix(state)
         hidden, mask = self._read(state.hidden, state.mask)
-        for block in self._blocks:
-            hidden = block(hidden, mask)[0]
-        head = self.get_submodule(self.heads_of_tasks[self.selected])
-        return score(head, self.selected, self.pool(hidden), state.views)
+        return self._score(self._through(self._blocks, hidden, mask), state.views)
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input of ViLT's first block, and its mask; see :meth:`confed.models.vilt_module.Vilt.embed`."""
         return self._read(*super().embed(batch))
 
-    def pretraining_states(self, batch: Batch) -> States:
-        """As ViLT's; the words are BERT's."""
-        hidden, mask = self.embed(batch)
-        after: list[Tensor] = []
-        for block in self._blocks:
-            hidden = block(hidden, mask)[0]
-            after.append(hidden)
-        patches = self.grid[0] * self.grid[1]
-        return States(
-            loss_logits=self.classifier(self.pool(hidden)),
-            early=after[0][:, -patches:],
-            late=after[1][:, -patches:],
-            asked=after[1][:, : batch["text"].shape[1]],
-            words=self.language.embeddings.word_embeddings.weight,
-        )
-
     @property
     def _language_blocks(self) -> Any:
         return self.language.encoder.layer
+
+    @property
+    def _word_embeddings(self) -> Any:
+        return self.language.embeddings.word_embeddings
 
     def _embed_pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self._read(*super()._embed_pair(batch))
@@ -159,7 +142,7 @@ class Vault(Vilt):
             words = self.language.embeddings(text)
         patches = patches + self.vilt.embeddings.token_type_embeddings.weight[kind]
         seen = torch.cat([text_mask, text_mask.new_ones(patches.shape[:2])], 1)
-        return torch.cat([words, patches], 1), _additive(seen, patches.dtype)
+        return torch.cat([words, patches], 1), additive_mask(seen, patches.dtype)
 
     def _read(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """From what :meth:`_joined` returns to the input of ViLT's first block, and its mask."""
@@ -177,17 +160,11 @@ class Vault(Vilt):
         hidden = torch.cat([words, patches], 1)
         if len(self.prompts):
             hidden, seen = self._prompted(hidden, (mask[:, 0, 0] == 0).long(), length)
-            mask = _additive(seen, hidden.dtype)
+            mask = additive_mask(seen, hidden.dtype)
         return hidden, mask
 
     def _gradients(self) -> Any:
         return torch.no_grad() if self.language_frozen else nullcontext()
-
-
-def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask (B, S) of 1 and 0 as what is added to attention scores, (B, 1, 1, S)."""
-    # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
-    return (seen[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min
 
 
 @register_model
@@ -201,7 +178,7 @@ def vault_mini(
     language_frozen: bool = False,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    peft: Finetuning = USUAL,
     heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vault:
@@ -242,7 +219,7 @@ def vault_mini(
     body = seeded(seed, lambda: ViltModel(ViltConfig(num_hidden_layers=3, image_size=64, patch_size=16, **common)))
     language = seeded(seed, lambda: BertModel(BertConfig(num_hidden_layers=2, **common), add_pooling_layer=False))
     rng = torch.Generator().manual_seed(seed)
-    model = Vault(body, language, _count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
+    model = Vault(body, language, count(answers), rng, text_positions=text_positions, language_frozen=language_frozen)
     if pretrained:
         file = weights_file("vault_mini", pretrained)
         load_into(model, file, None if isinstance(answers, int) else tuple(answers))
@@ -262,7 +239,7 @@ def vault_b32(
     language_frozen: bool = False,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    peft: Finetuning = USUAL,
     heads: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Vault:
@@ -286,9 +263,33 @@ def vault_b32(
         seed: of all fresh values.
 
     Raises:
-        ValueError: no checkpoint at a given path, one with another vocabulary, bodies of different widths, or an
-            option that is out of range.
+        ValueError: no checkpoint at a given path, one of another model or with another vocabulary, bodies of
+            different widths, or an option that is out of range.
     """
+    rng = torch.Generator().manual_seed(seed)
+    body, bert = _bodies(vocab_size, pretrained, language, max_length, dropout, seed)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    model = Vault(
+        body,
+        bert,
+        count(answers),
+        rng,
+        image_size=size,
+        text_positions=text_positions,
+        language_frozen=language_frozen,
+    )
+    return _finetuned(model, trainable, peft, heads, 16, rng)
+
+
+def _bodies(
+    vocab_size: int,
+    pretrained: Path | str | None,
+    language: Path | str | None,
+    max_length: int,
+    dropout: float,
+    seed: int,
+) -> "tuple[ViltModel, BertModel]":
+    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`."""
     from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
     options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -305,32 +306,11 @@ def vault_b32(
     for source, part in ((pretrained, body), (language, bert)):
         if part.config.vocab_size != vocab_size:
             raise ValueError(f"the checkpoint {str(source)!r} has {part.config.vocab_size} tokens, got {vocab_size}")
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    rng = torch.Generator().manual_seed(seed)
-    model = Vault(
-        body,
-        bert,
-        _count(answers),
-        rng,
-        image_size=size,
-        text_positions=text_positions,
-        language_frozen=language_frozen,
-    )
-    return _finetuned(model, trainable, peft, heads, 16, rng)
-
-
-def _bert(words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40) -> BertTokenizer:
-    """BERT's tokenizer; its vocabulary is fixed, so the dataset's words do not matter."""
-    del words
-    return bert_tokenizer(path, max_length)
+    return body, bert
 
 
 vault_mini.tokenizer = mini_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-vault_b32.tokenizer = _bert  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _count(answers: Sequence[str] | int) -> int:
-    return answers if isinstance(answers, int) else len(answers)
+vault_b32.tokenizer = b32_tokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _finetuned(
@@ -338,6 +318,4 @@ def _finetuned(
 ) -> Vault:
     model.add_heads(heads, rng)
     finetune(model, trainable, peft, model.places(reduction), rng)
-    if model.language_frozen:
-        model.language.requires_grad_(False)
     return model

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
+from confed.models.heads import count
 from confed.models.pretrained import MINI_WEIGHTS, load_into, mini_words
+from confed.models.published import published, seeded
 from confed.models.tokenizer import BertTokenizer, WordTokenizer, bert_tokenizer
 from confed.models.vilt_module import Vilt
 from confed.registry import register_model
 
 if TYPE_CHECKING:
-    from transformers import ViltConfig, ViltModel
+    from transformers import ViltModel
 
-__all__ = ["Vilt", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
+__all__ = ["Vilt", "b32_tokenizer", "mini_tokenizer", "vilt_b32", "vilt_mini", "vilt_tiny"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -31,8 +33,10 @@ def mini_tokenizer(words: Sequence[str], max_length: int = 16) -> WordTokenizer:
     return WordTokenizer((*mini_words(), *words), max_length)
 
 
-def _bert(words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40) -> BertTokenizer:
-    """BERT's tokenizer; its vocabulary is fixed, so the dataset's words do not matter."""
+def b32_tokenizer(
+    words: Sequence[str], path: Path | str = "dandelin/vilt-b32-mlm", max_length: int = 40
+) -> BertTokenizer:
+    """The tokenizer of :func:`vilt_b32`, BERT's; its vocabulary is fixed, so the dataset's words do not matter."""
     del words
     return bert_tokenizer(path, max_length)
 
@@ -82,7 +86,8 @@ def vilt_tiny(
         heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of the initial values.
     """
-    config = _config(
+    body = _body(
+        seed,
         vocab_size=vocab_size,
         max_position_embeddings=max_length,
         hidden_size=width,
@@ -95,7 +100,7 @@ def vilt_tiny(
         attention_probs_dropout_prob=dropout,
     )
     rng = torch.Generator().manual_seed(seed)
-    model = Vilt(_body(config, seed), _count(answers), rng)
+    model = Vilt(body, count(answers), rng)
     model.add_heads(heads, rng)
     finetune(model, trainable, peft, model.places(8), rng)
     return model
@@ -118,7 +123,7 @@ def vilt_mini(
     """A ViLT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
 
     3 blocks, d = 64, 4 heads, feed-forward 256, patches of 16. The weights that come with the package were
-    made from nothing by :func:`confed.pretrain.pretrain`. Token ids must come from :func:`mini_tokenizer`,
+    made from nothing by :func:`confed.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,
     which puts the pre-trained words first; embeddings of further words and text positions start fresh.
 
     Args:
@@ -136,7 +141,8 @@ def vilt_mini(
     Raises:
         ValueError: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
     """
-    config = _config(
+    body = _body(
+        seed,
         vocab_size=vocab_size,
         max_position_embeddings=max_length,
         hidden_size=64,
@@ -149,7 +155,7 @@ def vilt_mini(
         attention_probs_dropout_prob=dropout,
     )
     rng = torch.Generator().manual_seed(seed)
-    model = Vilt(_body(config, seed), _count(answers), rng)
+    model = Vilt(body, count(answers), rng)
     if pretrained:
         file = MINI_WEIGHTS if pretrained is True else Path(pretrained)
         load_into(model, file, answers=None if isinstance(answers, int) else tuple(answers))
@@ -159,7 +165,7 @@ def vilt_mini(
 
 
 @register_model
-@_reads(_bert)
+@_reads(b32_tokenizer)
 def vilt_b32(
     answers: Sequence[str] | int,
     vocab_size: int = 30522,
@@ -190,63 +196,28 @@ def vilt_b32(
         seed: of all fresh values.
 
     Raises:
-        ValueError: no checkpoint at the given path, or its vocabulary has another size.
+        ValueError: no checkpoint at the given path, one of another model, or its vocabulary has another size.
     """
+    from transformers import ViltModel
+
     rng = torch.Generator().manual_seed(seed)
+    options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     if pretrained is None:
-        config = _config(
-            vocab_size=vocab_size,
-            max_position_embeddings=max_length,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
-        body = _body(config, seed)
+        body = _body(seed, vocab_size=vocab_size, max_position_embeddings=max_length, **options)
     else:
-        body = _published(str(pretrained), dropout, seed)
+        body = published(ViltModel, pretrained, seed, **options)
         if body.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the checkpoint {str(pretrained)!r} has {body.config.vocab_size} tokens, got {vocab_size}"
             )
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = Vilt(body, _count(answers), rng, size)
+    model = Vilt(body, count(answers), rng, size)
     model.add_heads(heads, rng)
     finetune(model, trainable, peft, model.places(16), rng)
     return model
 
 
-def _count(answers: Sequence[str] | int) -> int:
-    return answers if isinstance(answers, int) else len(answers)
+def _body(seed: int, **sizes: Any) -> "ViltModel":
+    from transformers import ViltConfig, ViltModel
 
-
-def _config(**options: Any) -> "ViltConfig":
-    from transformers import ViltConfig
-
-    return ViltConfig(**options)
-
-
-def _seeded(seed: int, build: Callable[[], "ViltModel"]) -> "ViltModel":
-    # transformers initialises from the global generator; it is seeded inside the fork and restored behind it.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return build()
-
-
-def _body(config: "ViltConfig", seed: int) -> "ViltModel":
-    from transformers import ViltModel
-
-    return _seeded(seed, lambda: ViltModel(config))
-
-
-def _published(source: str, dropout: float, seed: int) -> "ViltModel":
-    from transformers import ViltModel
-
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1
-    path = Path(source).expanduser()
-    if not path.is_dir() and (looks_local or path.exists()):
-        raise ValueError(f"pretrained must be a folder with a ViLT checkpoint or a hub name, got {source!r}")
-    options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    where = str(path) if path.is_dir() else source
-    try:
-        return _seeded(seed, lambda: ViltModel.from_pretrained(where, **options))
-    except OSError as error:
-        raise ValueError(f"no ViLT checkpoint could be read from {source!r}: {error}") from error
+    return seeded(seed, lambda: ViltModel(ViltConfig(**sizes)))

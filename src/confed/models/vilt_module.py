@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Places
+from confed.models.finetuning import Finetunable, Places
 from confed.models.heads import Heads, answer_head, check_heads, score, task_head, views
+from confed.models.inputs import additive_mask, checked_image, patch_tokens
 from confed.models.pretrained import States
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Prefix(NamedTuple):
     views: int
 
 
-class Vilt(Heads, nn.Module):
+class Vilt(Heads, Finetunable):
     """A ViLT body with an answer head, and heads for further tasks.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``,
@@ -56,11 +57,8 @@ class Vilt(Heads, nn.Module):
         rng: where the head's initial values come from.
 
     Raises:
-        ValueError: a picture size that is no multiple of the patch size.
+        ValueError: fewer than one answer, or a picture size that is no multiple of the patch size.
     """
-
-    adapters: AdapterBank
-    prompts: nn.ModuleDict
 
     def __init__(
         self, body: "ViltModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
@@ -79,12 +77,6 @@ class Vilt(Heads, nn.Module):
         if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
             raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
-
-    @property
-    def frozen(self) -> set[str]:
-        """Names of the parameters that do not learn, and of the buffers, which are constants."""
-        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        return names | {name for name, _ in self.named_buffers()}
 
     def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
         """Adds heads for further tasks; to be called when the body has its pretrained weights.
@@ -116,13 +108,9 @@ class Vilt(Heads, nn.Module):
     # The two parts of a pass --------------------------------------------------------------------------------
 
     @property
-    def prefix_is_frozen(self) -> bool:
-        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
-        parts: list[nn.Module] = [self.vilt.embeddings, self.prompts]
-        if self.adapters.names:
-            parts.append(self._blocks[0])
-        own = {id(p) for name in self.adapters.names for p in getattr(self._blocks[0].output, name).parameters()}
-        return not any(p.requires_grad and id(p) not in own for part in parts for p in part.parameters())
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("vilt.embeddings.", "prompts.", *(("vilt.encoder.layer.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Prefix:
         """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
@@ -144,9 +132,7 @@ class Vilt(Heads, nn.Module):
         hidden, blocks = state.hidden, self._blocks
         if self.adapters.names:
             hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
-        for block in blocks:
-            hidden = block(hidden, state.mask)[0]
-        return self._score(hidden, state.views)
+        return self._score(self._through(blocks, hidden, state.mask), state.views)
 
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
@@ -168,6 +154,12 @@ class Vilt(Heads, nn.Module):
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self._embed_pair(batch) if self.selected == "nlvr2" else self.embed(batch)
+
+    @staticmethod
+    def _through(blocks: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+        for block in blocks:
+            hidden = block(hidden, mask)[0]
+        return hidden
 
     def _score(self, hidden: Tensor, count: int) -> Output:
         head = self.get_submodule(self.heads_of_tasks[self.selected])
@@ -198,9 +190,7 @@ class Vilt(Heads, nn.Module):
         )
         if len(self.prompts):
             hidden, mask = self._prompted(hidden, mask, text.shape[1] + 1)
-        # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
-        lowest = torch.finfo(hidden.dtype).min
-        return hidden, (mask[:, None, None, :] == 0).to(hidden.dtype) * lowest
+        return hidden, additive_mask(mask, hidden.dtype)
 
     def _prompted(self, hidden: Tensor, mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:
         """Learned tokens behind the first text token and in front of the patches, which begin at ``patches``.
@@ -217,14 +207,7 @@ class Vilt(Heads, nn.Module):
     def patch_embeddings(self, image: Tensor) -> Tensor:
         """Class token and patches with their positions added, (B, 1 + patches, d)."""
         embeddings = self.vilt.embeddings
-        convolution = embeddings.patch_embeddings.projection
-        if not image.is_floating_point():
-            image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
-        (rows, columns), p = self.grid, self.patch
-        # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
-        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
-        x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
-        x = torch.cat([embeddings.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
         return embeddings.dropout(x + self._positions())
 
     def pool(self, hidden: Tensor) -> Tensor:
@@ -245,7 +228,7 @@ class Vilt(Heads, nn.Module):
             early=after[0][:, -patches:],
             late=after[1][:, -patches:],
             asked=after[1][:, : batch["text"].shape[1]],
-            words=self.vilt.get_input_embeddings().weight,
+            words=self._word_embeddings.weight,
         )
 
     def attention(self, batch: Batch) -> Tensor:
@@ -307,23 +290,23 @@ class Vilt(Heads, nn.Module):
     def _blocks(self) -> Any:
         return self.vilt.encoder.layer
 
+    @property
+    def _word_embeddings(self) -> Any:
+        return self.vilt.get_input_embeddings()
+
     def _checked(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        names = ("choices", "choices_mask") if self.selected == "choice" else ("text", "text_mask")
-        for key in ("image", *names):
+        model, several = type(self).__name__, self.selected == "choice"
+        image = checked_image(batch, self.image_size, model)
+        words, seen = ("choices", "choices_mask") if several else ("text", "text_mask")
+        for key in (words, seen):
             if key not in batch:
-                raise ValueError(f"a ViLT batch needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
-        image, text, mask = batch["image"], batch[names[0]], batch[names[1]]
-        expected = (3, *self.image_size)
-        if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-            raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
-        longest = self.vilt.config.max_position_embeddings
-        if text.ndim != (3 if len(names[0]) > 4 else 2) or len(text) != len(image) or text.shape[-1] > longest:
-            shape = f"({image.shape[0]}, {'K, ' if text.ndim == 3 else ''}at most {longest})"
-            raise ValueError(f"{names[0]} must have shape {shape}, got {tuple(text.shape)}")
+                raise ValueError(f"a batch of {model} needs the key {key!r}, got {', '.join(sorted(batch))}")
+        text, mask, longest = batch[words], batch[seen], self.vilt.config.max_position_embeddings
+        if text.ndim != 2 + several or len(text) != len(image) or text.shape[-1] > longest:
+            shape = f"({len(image)}, {'K, ' if several else ''}at most {longest})"
+            raise ValueError(f"{words} must have shape {shape}, got {tuple(text.shape)}")
         if mask.shape != text.shape:
-            raise ValueError(
-                f"{names[1]} must have the shape of {names[0]} {tuple(text.shape)}, got {tuple(mask.shape)}"
-            )
+            raise ValueError(f"{seen} must have the shape of {words} {tuple(text.shape)}, got {tuple(mask.shape)}")
         return image, text, mask
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank, Host
-from confed.models.finetuning import Finetuning, Places, Trainable, finetune
+from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.heads import count
+from confed.models.inputs import checked_image, patch_tokens
 from confed.models.layers import seeded_linear
 from confed.models.pretrained import States, load_into, weights_file
 from confed.models.published import published, seeded
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Vit", "vit_b16", "vit_mini"]
 
 
-class Vit(nn.Module):
+class Vit(Finetunable):
     """A ViT body with a linear classifier on its class token.
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats; text is ignored.
@@ -46,9 +47,6 @@ class Vit(nn.Module):
     answer_head = "classifier"
     """Name of the submodule that scores classes: what methods with a head of each client's own keep private."""
 
-    adapters: AdapterBank
-    prompts: nn.ModuleDict
-
     def __init__(
         self, body: "ViTModel", answers: int, rng: torch.Generator, image_size: tuple[int, int] | None = None
     ) -> None:
@@ -65,12 +63,6 @@ class Vit(nn.Module):
         if self.image_size[0] % self.patch or self.image_size[1] % self.patch:
             raise ValueError(f"image_size must be a multiple of the patch size {self.patch}, got {self.image_size}")
         self.grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
-
-    @property
-    def frozen(self) -> set[str]:
-        """Names of the parameters that do not learn, and of the buffers, which are constants."""
-        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        return names | {name for name, _ in self.named_buffers()}
 
     def places(self, reduction: int = 16) -> Places:
         """What can be finetuned; adapters sit behind the residual sum of every feed-forward block.
@@ -100,12 +92,9 @@ class Vit(nn.Module):
         return self.suffix(self.prefix(batch))
 
     @property
-    def prefix_is_frozen(self) -> bool:
-        """Whether nothing in :meth:`prefix` learns, so that it needs no gradients and can be shared by branches."""
-        first: Any = self.vit.layers[0]
-        parts: list[nn.Module] = [self.vit.embeddings, self.prompts, *([first] if self.adapters.names else [])]
-        own = {id(p) for name in self.adapters.names for p in getattr(first, name).parameters()}
-        return not any(p.requires_grad and id(p) not in own for part in parts for p in part.parameters())
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("vit.embeddings.", "prompts.", *(("vit.layers.0.",) if self.adapters.names else ()))
 
     def prefix(self, batch: Batch) -> Tensor:
         """What comes before the first adapter, (B, S, d): the embeddings, and the first block up to its residual sum.
@@ -141,16 +130,8 @@ class Vit(nn.Module):
 
         Positions are the class token, the prompt's tokens if there are any, then the patches row by row.
         """
-        image = self._checked(batch)
-        embeddings = self.vit.embeddings
-        convolution: Any = embeddings.patch_embeddings.projection
-        if not image.is_floating_point():
-            image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
-        (rows, columns), p = self.grid, self.patch
-        # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
-        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
-        x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
-        x = torch.cat([embeddings.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        image, embeddings = checked_image(batch, self.image_size, type(self).__name__), self.vit.embeddings
+        x = patch_tokens(image, embeddings.patch_embeddings.projection, embeddings.cls_token, self.grid)
         x = embeddings.dropout(x + embeddings.interpolate_pos_encoding(x, *self.image_size))
         if "image" in self.prompts:
             prompt = self.prompts["image"]()
@@ -160,14 +141,6 @@ class Vit(nn.Module):
     def pretraining_states(self, batch: Batch) -> States:
         """Scores of the classes; see :class:`confed.models.pretrained.States`."""
         return States(loss_logits=self(batch).logits)
-
-    def _checked(self, batch: Batch) -> Tensor:
-        if "image" not in batch:
-            raise ValueError(f"a ViT batch needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
-        image, expected = batch["image"], (3, *self.image_size)
-        if image.ndim != 4 or tuple(image.shape[1:]) != expected:
-            raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
-        return image
 
 
 @register_model
@@ -179,7 +152,7 @@ def vit_mini(
     pretrained: bool | Path | str = True,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> Vit:
     """A ViT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
@@ -216,7 +189,7 @@ def vit_mini(
     )
     body = seeded(seed, lambda: ViTModel(config, add_pooling_layer=False))
     rng = torch.Generator().manual_seed(seed)
-    model = Vit(body, _count(answers), rng)
+    model = Vit(body, count(answers), rng)
     if pretrained:
         file = weights_file("vit_mini", pretrained)
         load_into(model, file, None if isinstance(answers, int) else tuple(answers))
@@ -234,7 +207,7 @@ def vit_b16(
     max_length: int = 16,
     dropout: float = 0.0,
     trainable: Trainable = "all",
-    peft: Finetuning = Finetuning(),  # noqa: B008 (frozen)
+    peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> Vit:
     """ViT-B/16 as published: 12 blocks, d = 768, 224 x 224 pixels.
@@ -266,7 +239,7 @@ def vit_b16(
     else:
         body = published(ViTModel, pretrained, seed, add_pooling_layer=False, **options)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = Vit(body, _count(answers), rng, size)
+    model = Vit(body, count(answers), rng, size)
     finetune(model, trainable, peft, model.places(16), rng)
     return model
 
@@ -274,7 +247,3 @@ def vit_b16(
 # What is asked of a dataset's pictures is not read, but batches have it.
 vit_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
 vit_b16.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _count(answers: Sequence[str] | int) -> int:
-    return answers if isinstance(answers, int) else len(answers)

@@ -15,37 +15,29 @@ if TYPE_CHECKING:
 __all__ = ["drawing", "series"]
 
 
-def series(study: Study, methods: Sequence[str] = ()) -> dict[str, list[Curve]]:
+def series(study: Study) -> dict[str, list[Curve]]:
     """Method -> one curve per seed: round -> mean over clients on validation data, a fraction.
 
     Args:
-        study: evaluated after every round (``run.evaluate_every = 1``), or after some.
-        methods: which, in this order; all but bounds by default. Methods without at least two evaluated rounds are
-            left out.
-
-    Raises:
-        ValueError: the study has no such method.
+        study: evaluated after every round (``run.evaluate_every = 1``), or after some. Bounds are left out, and
+            methods without at least two evaluated rounds.
     """
-    for method in methods:
-        if method not in study.methods:
-            raise ValueError(f"methods must be among {', '.join(study.methods)}, got {method!r}")
-    chosen = methods or [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
     found = {m: [means(evaluations(run, judged(study))) for run in study.of(m)] for m in chosen}
     return {m: curves for m, curves in found.items() if any(len(curve) > 1 for curve in curves)}
 
 
-def drawing(study: Study, methods: Sequence[str] = ()) -> Drawing | None:
+def drawing(study: Study) -> Drawing | None:
     """The curves, lines being means over seeds and bands one standard deviation to either side.
 
     None where methods deploy nothing but personal models (which the other curves show) or there is nothing to draw.
 
     Args:
         study: what was run.
-        methods: as in :func:`series`.
     """
     if study.single or judged(study) != "deployed":
         return None
-    data = series(study, methods)
+    data = series(study)
     if not data:
         return None
     styles = looks(study)

@@ -1,6 +1,7 @@
 """A study's drawings as files, for documents: PNG and SVG."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from confed.results import convergence, filter_size, lines, plots
@@ -20,20 +21,26 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
 """Name of a file -> what draws it."""
 
 
-def save_figures(folder: Path, out: Path | None = None) -> list[Path]:
+def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] = ()) -> list[Path]:
     """Writes the drawings of a report as ``NAME.png`` and ``NAME.svg``; those that have no data are left out.
 
     Args:
         folder: a run or study folder.
         out: where the files go; by default ``figures/`` in the folder.
+        methods: the study's rows that are drawn; all by default.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: the folder is neither a run nor a study.
+        ValueError: the folder is neither a run nor a study, or it has no such method.
     """
     study = load(Path(folder))
+    for method in methods:
+        if method not in study.methods:
+            raise ValueError(f"methods must be among {', '.join(study.methods)}, got {method!r}")
+    if methods:
+        study = replace(study, runs=tuple(run for run in study.runs if run.method in methods))
     out = Path(out) if out else study.folder / "figures"
     paths: list[Path] = []
     for name, make in FIGURES.items():

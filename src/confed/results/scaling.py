@@ -162,7 +162,7 @@ def _notes(found: Sequence[Stage]) -> list[str]:
         f"{' or '.join(references)} of the same value, with Holm's correction over its methods.",
         "Round budgets: " + "; ".join(f"{_named(stage)}: {stage.rounds}" for stage in found) + ".",
     ]
-    remarks = dict.fromkeys(remark for stage in found for remark in stage.comparison.remarks)
+    remarks = found[0].comparison.remarks  # they say how to read the tests, which are the same for all values
     warnings = (f"Warning, {_named(stage)}: {text}" for stage in found for text in stage.comparison.warnings)
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
     return [*notes, *remarks, *warnings, *gaps]
@@ -190,7 +190,10 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
     if not by_clients and None in numbers:
         x = [float(i) for i in range(len(found))]
     names = [str(stage.clients) if by_clients else stage.value for stage in found]
-    ticks = [f"{name}\n{stage.rounds} rounds" for name, stage in zip(names, found, strict=True)]
+    ticks = [
+        f"{name}\n{stage.rounds} round{'' if stage.rounds == '1' else 's'}"
+        for name, stage in zip(names, found, strict=True)
+    ]
     styles = _looks(found)
 
     def draw(figure: "Figure", pen: Pen) -> None:

@@ -16,7 +16,7 @@ __all__ = ["OVERHEAD", "backbone", "by_backbone", "bytes_up", "overhead"]
 OVERHEAD = (
     Column("trained", "parameters"),
     Column("sent", "parameters"),
-    Column("of the model", "parameters", "%"),
+    Column("share", "parameters", "%"),
     Column("sent up", "round and client", "bytes"),
 )
 """The columns of :func:`overhead`."""

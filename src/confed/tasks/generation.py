@@ -28,7 +28,8 @@ class Generation:
 
     The loss is ALBEF's (Li et al., NeurIPS 2021; its ``model_vqa.py``): the negative log-likelihood of the answer's
     tokens, summed over tokens and divided by B, for one answer per question with weight 1 or ``answer_weight`` (B,).
-    Its momentum distillation is not here; FedDAT trains ALBEF without it as well.
+    ALBEF sums over all answers that annotators gave, each weighted by how many gave it; batches here have one
+    answer, the label. Its momentum distillation is not here; FedDAT trains ALBEF without it as well.
 
     Args:
         answers: number of candidates C.

@@ -1,22 +1,18 @@
 """Reading GQA's question files (Hudson and Manning, 2019), of which the largest do not fit in memory at once."""
 
-import codecs
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, get_args
+
+from confed.data.vl_files.stream import Readable, Window
 
 __all__ = ["Question", "Questions", "Source", "question_files"]
 
 Questions = Literal["balanced", "all"]
 """GQA's balanced question files, or all questions (the training file then comes in parts)."""
-
-_CHUNK = 1 << 22
-_LONGEST = 1 << 24
-"""Characters of one entry above which the file is taken to be damaged."""
 
 
 @dataclass(frozen=True)
@@ -76,79 +72,27 @@ class Source:
 
     def _entries(self) -> Iterator[tuple[str, Any]]:
         with self.file.open("rb") as stream:
-            text = _Text(str(self.file), stream)
-            if text.take() != "{":
+            read = _Read(stream)
+            text = Window(self.file, read)
+            if text.peek() != "{":
                 raise ValueError(f"{self.file}: expected one object, question id -> question, as GQA has it")
-            separator = text.take() if text.peek() == "}" else ","
-            while separator == ",":
-                text.peek()
-                key = text.value()
-                if not isinstance(key, str) or text.take() != ":":
-                    raise ValueError(f"{self.file}: expected a question id and ':', near {key!r:.40}")
-                text.peek()
-                yield key, text.value()
-                separator = text.take()
-            if separator != "}":
-                raise ValueError(f"{self.file}: expected ',' or '}}' after a question, got {separator!r}")
-            self.bytes, self.sha256 = text.finish()
+            for key in text.members():
+                yield key, text.value(f": question {key!r}")
+            text.finish()
+            self.bytes, self.sha256 = read.bytes, read.hash.hexdigest()
 
 
-class _Text:
-    """A text file of which only a window is in memory."""
+class _Read:
+    """A stream, and size and hash of what was read of it."""
 
-    def __init__(self, name: str, stream: BinaryIO) -> None:
-        self._name, self._stream = name, stream
-        self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
-        self._hash, self._bytes, self._window, self._at = hashlib.sha256(), 0, "", 0
+    def __init__(self, stream: Readable) -> None:
+        self._stream, self.bytes, self.hash = stream, 0, hashlib.sha256()
 
-    def peek(self) -> str:
-        """The next character that is no white space; it stays unread."""
-        while True:
-            while self._at < len(self._window) and self._window[self._at] in " \t\r\n":
-                self._at += 1
-            if self._at < len(self._window):
-                return self._window[self._at]
-            if not self._more():
-                raise ValueError(f"{self._name}: ends too early, after {self._bytes} bytes; is it truncated?")
-
-    def take(self) -> str:
-        """The same, and goes behind it."""
-        character = self.peek()
-        self._at += 1
-        return character
-
-    def value(self) -> Any:
-        """The JSON value that starts here."""
-        while True:
-            try:
-                value, self._at = self._json.raw_decode(self._window, self._at)
-            except ValueError as error:
-                if len(self._window) - self._at > _LONGEST:
-                    raise ValueError(f"{self._name}: no JSON near byte {self._bytes}: {error}") from error
-                if not self._more():
-                    raise ValueError(
-                        f"{self._name}: the last entry is incomplete or no JSON (the file has {self._bytes} "
-                        "bytes); is it truncated?"
-                    ) from error
-            else:
-                return value
-
-    def finish(self) -> tuple[int, str]:
-        """Size and SHA-256 of the file, behind whose last entry nothing may follow."""
-        while not self._window[self._at :].strip():
-            if not self._more():
-                return self._bytes, self._hash.hexdigest()
-        raise ValueError(f"{self._name}: expected nothing behind the questions")
-
-    def _more(self) -> bool:
-        chunk = self._stream.read(_CHUNK)
-        self._hash.update(chunk)
-        self._bytes += len(chunk)
-        try:
-            self._window, self._at = self._window[self._at :] + self._utf8.decode(chunk), 0
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self._name}: expected UTF-8 text, got: {error}") from error
-        return bool(chunk)
+    def read(self, size: int, /) -> bytes:
+        chunk = self._stream.read(size)
+        self.bytes += len(chunk)
+        self.hash.update(chunk)
+        return chunk
 
 
 def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list[Source]]:

@@ -1,7 +1,7 @@
 """From the records of several datasets to a federation in which every client has one of them, and its own answers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from zlib import crc32
@@ -66,7 +66,8 @@ class Source:
         test: test questions.
         pictures: where a picture may lie below the root, tried in this order: paths with ``{path}`` for its name and
             ``{name}`` for the name's last part.
-        validation: validation questions; where there are none, a share of the training pictures is held out.
+        validation: validation questions; where there are none, a share of the training pictures is held out, which
+            needs questions about one picture each.
         amounts: role ("train", "validation" or "test") -> how much of it is used; all of it by default.
         answers: the answer pool; by default the most frequent answers of the training questions.
         task: the registered task, where it is not the recipe's.
@@ -98,7 +99,7 @@ def frequent_answers(records: Sequence[Record], count: int) -> tuple[str, ...]:
 def assemble(
     name: str,
     root: Path,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Callable[[], Source]],
     *,
     answers: int = 100,
     validation: float = 0.1,
@@ -118,7 +119,7 @@ def assemble(
     Args:
         name: the dataset's registered name.
         root: what the picture paths of the sources are below.
-        sources: client -> its dataset.
+        sources: client -> what reads its dataset; one dataset after the other, so that only one is in memory.
         answers: size of the pools that are made.
         validation: share of the training pictures held out, where a dataset has no validation questions.
         image_size: side of the pictures in pixels; other proportions are squeezed.
@@ -128,8 +129,8 @@ def assemble(
         facts: further facts about the data.
 
     Raises:
-        ValueError: an option is out of range, a pool shares no answer with a client's questions, or a picture is in
-            none of its places (names the annotation file and its row).
+        ValueError: an option is out of range, a pool shares no answer with a client's questions, a client is left
+            without validation questions, or a picture is in none of its places (names the annotation file and its row).
     """
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share of the pictures in (0, 1), got {validation}")
@@ -139,33 +140,53 @@ def assemble(
         raise ValueError(f"seed must not be negative, got {seed}")
     kept: dict[str, dict[str, list[Record]]] = {}
     pools, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
-    for source_name, source in sources.items():
-        number = crc32(source_name.encode())  # the same draws whichever other clients take part
-        own = _pool(source_name, source, answers)
-        roles = _answerable(source_name, source, own)
-        for shard, part in enumerate(_shards(roles["train"], shards, shard_count)):
-            client = source_name if shards is None else f"{source_name}-{shard + 1}"
-            kept[client] = _draw({**roles, "train": part}, source, validation, (seed, number, shard))
-            pools[client] = own
-            if source.task:
-                tasks[client] = source.task
-        before = {"train": source.train, "validation": source.validation or (), "test": source.test}
-        counts[source_name] = (
-            f"{len(own)} answers; with them "
-            + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
-            + f" questions; tested on its official {source.test_is} split"
-        )
     table = _Pictures(root, image_size)
-    for client, roles in kept.items():
-        source = sources[client if shards is None else client.rpartition("-")[0]]
-        for records in roles.values():
-            table.add(records, source.pictures)
+    for source_name, make in sources.items():
+        part = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
+        for client, roles in part.clients.items():
+            kept[client], pools[client] = roles, part.pool
+            if part.task:
+                tasks[client] = part.task
+            for records in roles.values():
+                table.add(records, part.pictures)
+        counts[f"{source_name} (official files)"] = part.counts
     splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
     parts = [examples for s in splits.values() for examples in (s.train, s.validation, s.test)]
     spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
     union = tuple(dict.fromkeys(answer for own in pools.values() for answer in own))
-    described = {**(facts or {}), **{f"{n} (official files)": text for n, text in counts.items()}, **floors(splits)}
+    described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
     return FederatedDataset(name, union, splits, {}, spoken, described, pools=pools, tasks=tasks)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is left of one dataset: the drawn records of its clients by role, and what goes for all of them."""
+
+    clients: Mapping[str, dict[str, list[Record]]]
+    pool: tuple[str, ...]
+    task: str
+    pictures: Sequence[str]
+    counts: str
+
+
+def _part(
+    name: str, source: Source, answers: int, validation: float, sharding: tuple[int | None, int], seed: int
+) -> _Part:
+    shards, shard_count = sharding
+    number = crc32(name.encode())  # the same draws whichever other clients take part
+    pool = _pool(name, source, answers)
+    roles = _answerable(name, source, pool)
+    clients: dict[str, dict[str, list[Record]]] = {}
+    for shard, own in enumerate(_shards(roles["train"], shards, shard_count)):
+        client = name if shards is None else f"{name}-{shard + 1}"
+        clients[client] = _draw(client, {**roles, "train": own}, source, validation, (seed, number, shard))
+    before = {"train": source.train, "validation": source.validation or (), "test": source.test}
+    counts = (
+        f"{len(pool)} answers; with them "
+        + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
+        + f" questions; tested on its official {source.test_is} split"
+    )
+    return _Part(clients, pool, source.task, source.pictures, counts)
 
 
 def _pool(name: str, source: Source, count: int) -> tuple[str, ...]:
@@ -201,15 +222,21 @@ def _shards(records: list[Record], shards: int | None, count: int) -> list[list[
 
 
 def _draw(
-    roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
+    client: str, roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
 ) -> dict[str, list[Record]]:
     """A client's examples by role."""
     seed, number, shard = seeds
     train, held = roles["train"], roles.get("validation")
     if held is None:
+        pair = next((record for record in train if len(record.pictures) > 1), None)
+        if pair is not None:  # its second picture could be another pair's first
+            raise ValueError(f"{pair.where}: pairs of pictures need validation questions of their own")
         out = hold_out(_first_pictures(train), share, np.random.default_rng([0, seed, number, shard]))
         held = [record for record, chosen in zip(train, out, strict=True) if chosen]
         train = [record for record, chosen in zip(train, out, strict=True) if not chosen]
+        if not held:
+            pictures = len(set(_first_pictures(train)))
+            raise ValueError(f"{client}: validation = {share} holds out none of the {pictures} training pictures")
     amounts, drawn = source.amounts or {}, dict[str, list[Record]]()
     streams = {"train": [1, seed, number, shard], "validation": [2, seed, number, shard], "test": [3, number]}
     for role, records in (("train", train), ("validation", held), ("test", roles["test"])):
@@ -221,6 +248,17 @@ def _draw(
 
 def _first_pictures(records: Sequence[Record]) -> list[str]:
     return [record.pictures[0] for record in records]
+
+
+def _seen(splits: Mapping[str, Split]) -> str:
+    """How many test pictures are training pictures, too: official splits are not everywhere disjoint in pictures."""
+    trained = {client: set(split.train.image_index.ravel().tolist()) for client, split in splits.items()}
+    anyone = set[int]().union(*trained.values())
+    tested = {client: set(split.test.image_index.ravel().tolist()) for client, split in splits.items()}
+    own, shared = (sum(len(t & seen) for t, seen in pairs) for pairs in (
+        [(tested[client], trained[client]) for client in splits], [(tested[client], anyone) for client in splits],
+    ))  # fmt: skip
+    return f"of {sum(map(len, tested.values()))} test pictures {own} by the same client, {shared} by some client"
 
 
 class _Pictures:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confed.data.vl_files.records import Distinct, Record, check_split, text, texts
+from confed.data.vl_files.records import Distinct, Record, agreed, check_split, text, texts
 from confed.data.vl_files.stream import json_items
 
 __all__ = ["FUNCTIONS", "SCENES", "clove_records"]
@@ -29,7 +29,8 @@ FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation", "scenete
 def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
     """The questions of one scene or function; types are the structural ones, pictures ``<image id>.jpg``.
 
-    Annotations are given only where the ten answers of a question are not one answer repeated (scene text).
+    The questions on scene text have ten annotators each. Elsewhere the one answer of a question is repeated ten times
+    and counts as one, as it is written.
 
     Args:
         folder: the release, with ``json/scene`` and ``json/function``.
@@ -38,7 +39,7 @@ def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
 
     Raises:
         ValueError: an unknown stage or split, a missing or damaged file, only the NumPy file, a question twice, or a
-            row of another stage.
+            row of another stage or with several answers that are not ten.
     """
     check_split(split, ("train", "val"), "clove")
     if stage not in (*SCENES, *FUNCTIONS):
@@ -52,7 +53,9 @@ def clove_records(folder: Path, stage: str, split: str) -> Iterator[Record]:
             raise ValueError(f"{file}, row {row}: expected the stage {stage!r}, got {entry['stage']!r}")
         picture, question = text(entry, "image_id", file, row), text(entry, "question", file, row)
         answer, answers = text(entry, "answer", file, row), texts(entry, "answers", file, row)
-        several = None if set(answers) <= {answer} else tuple(answers)
+        several = None
+        if stage == "scenetext" or not set(answers) <= {answer}:
+            answer, several = agreed(answers, file, row, answer)
         name = f"clove-{stage}-{split}-{key}"
         yield Record(file, row, name, (f"{picture}.jpg",), question, answer, _type(entry), several)
 

@@ -9,7 +9,18 @@ from typing import Any
 
 from confed.metrics.vqa import normalise_answer
 
-__all__ = ["ANNOTATORS", "Distinct", "Record", "annotated", "check_split", "find", "number", "text", "texts"]
+__all__ = [
+    "ANNOTATORS",
+    "Distinct",
+    "Record",
+    "agreed",
+    "annotated",
+    "check_split",
+    "find",
+    "number",
+    "text",
+    "texts",
+]
 
 ANNOTATORS = 10
 """Answers per question in VQA and VizWiz."""
@@ -129,14 +140,24 @@ def annotated(entry: Any, file: Path, row: int, main: str | None = None) -> tupl
     given = entry.get("answers") if isinstance(entry, dict) else None
     if not isinstance(given, list):
         raise ValueError(f"{file}, row {row}: expected a list of annotators as 'answers', got {given!r:.80}")
-    if len(given) != ANNOTATORS:
-        raise ValueError(f"{file}, row {row}: expected the answers of {ANNOTATORS} annotators, got {len(given)}")
     answers: list[str] = []
     for one in given:
         value = one.get("answer") if isinstance(one, dict) else None
         if not isinstance(value, str):
             raise ValueError(f"{file}, row {row}: expected a text as each annotator's 'answer', got {value!r:.80}")
-        answers.append(_normal_form(value))
+        answers.append(value)
+    return agreed(answers, file, row, main)
+
+
+def agreed(given: Sequence[str], file: Path, row: int, main: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The same of answers that are bare texts; see :func:`annotated`.
+
+    Raises:
+        ValueError: not exactly ten answers (names file and row).
+    """
+    if len(given) != ANNOTATORS:
+        raise ValueError(f"{file}, row {row}: expected the answers of {ANNOTATORS} annotators, got {len(given)}")
+    answers = [_normal_form(answer) for answer in given]
     right = Counter(answers).most_common(1)[0][0] if main is None else _normal_form(main)
     return right, tuple(answers)
 

@@ -4,9 +4,9 @@ import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
-__all__ = ["json_items", "json_lines"]
+__all__ = ["Readable", "Window", "json_items", "json_lines"]
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 24
@@ -22,16 +22,17 @@ def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
             Other keys are read and dropped.
 
     Raises:
-        ValueError: the file is missing, cut off, no JSON, or has no such list.
+        ValueError: the file is missing, cut off, no JSON, or has no such list (names the file, and the row where one
+            is damaged).
     """
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     with file.open("rb") as stream:
-        text = _Window(file, stream)
+        text = Window(file, stream)
         if key is None:
-            if text.take() != "[":
+            if text.peek() != "[":
                 raise ValueError(f"{file}: expected a list")
-            yield from _list(text)
+            yield from text.items()
         else:
             yield from _under(text, key)
         text.finish()
@@ -57,51 +58,78 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"{file}, row {number}: expected one JSON value, got: {error}; is it cut off?") from error
 
 
-def _list(text: "_Window") -> Iterator[tuple[int, Any]]:
-    """Items behind the opening bracket."""
-    number = 0
-    separator = text.take() if text.peek() == "]" else ","
-    while separator == ",":
-        text.peek()
-        yield number, text.value()
-        number += 1
-        separator = text.take()
-    if separator != "]":
-        raise ValueError(f"{text.file}: expected ',' or ']' after row {number - 1}, got {separator!r}")
-
-
-def _under(text: "_Window", wanted: str) -> Iterator[tuple[int, Any]]:
-    if text.take() != "{":
+def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
+    """Items of the list under one key of an object."""
+    if text.peek() != "{":
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
     found = False
-    separator = text.take() if text.peek() == "}" else ","
-    while separator == ",":
-        text.peek()
-        name = text.value()
-        if text.take() != ":":
-            raise ValueError(f"{text.file}: expected ':' behind the key {name!r:.40}")
-        if name == wanted and not found:
-            found = True
-            if text.take() != "[":
-                raise ValueError(f"{text.file}: expected a list under {wanted!r}")
-            yield from _list(text)
-        else:
-            text.peek()
+    for key in text.members():
+        if key != wanted or found:
             text.value()
-        separator = text.take()
-    if separator != "}":
-        raise ValueError(f"{text.file}: expected ',' or '}}' between keys, got {separator!r}")
+            continue
+        found = True
+        if text.peek() != "[":
+            raise ValueError(f"{text.file}: expected a list under {wanted!r}")
+        yield from text.items()
     if not found:
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
 
 
-class _Window:
-    """A text file of which only a window is in memory."""
+class Readable(Protocol):
+    """What a window reads from: an open binary file, or what counts or hashes one."""
 
-    def __init__(self, file: Path, stream: BinaryIO) -> None:
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most so many; none at the end."""
+        ...
+
+
+class Window:
+    """A JSON file of which only a window is in memory.
+
+    Args:
+        file: its name, for messages.
+        stream: where its bytes come from.
+    """
+
+    def __init__(self, file: Path, stream: Readable) -> None:
         self.file, self._stream = file, stream
         self._utf8, self._json = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
         self._bytes, self._text, self._at = 0, "", 0
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """The items of the list that starts here, with their numbers from 0.
+
+        Raises:
+            ValueError: the list is cut off or damaged (names the item).
+        """
+        self.take()
+        number = 0
+        separator = self.take() if self.peek() == "]" else ","
+        while separator == ",":
+            yield number, self.value(f", row {number}")
+            number += 1
+            separator = self.take()
+        if separator != "]":
+            raise ValueError(f"{self.file}: expected ',' or ']' after row {number - 1}, got {separator!r}")
+
+    def members(self) -> Iterator[str]:
+        """The keys of the object that starts here; the caller reads the value of each before the next.
+
+        Raises:
+            ValueError: the object is cut off or damaged.
+        """
+        self.take()
+        key: Any = None
+        separator = self.take() if self.peek() == "}" else ","
+        while separator == ",":
+            key = self.value()
+            if not isinstance(key, str) or self.take() != ":":
+                raise ValueError(f"{self.file}: expected a key and ':', near {key!r:.40}")
+            self.peek()
+            yield key
+            separator = self.take()
+        if separator != "}":
+            raise ValueError(f"{self.file}: expected ',' or '}}' behind the value of {key!r:.40}, got {separator!r}")
 
     def peek(self) -> str:
         """The next character that is no white space; it stays unread."""
@@ -119,20 +147,28 @@ class _Window:
         self._at += 1
         return character
 
-    def value(self) -> Any:
-        """The JSON value that starts here."""
+    def value(self, where: str = "") -> Any:
+        """The JSON value that starts here.
+
+        Args:
+            where: what messages add to the file's name.
+
+        Raises:
+            ValueError: it is cut off, no JSON, or longer than any entry of the known files.
+        """
+        self.peek()
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
             except RecursionError as error:
-                raise ValueError(f"{self.file}: values nested too deeply near byte {self._bytes}") from error
+                raise ValueError(f"{self.file}{where}: values nested too deeply near byte {self._bytes}") from error
             except ValueError as error:
                 if len(self._text) - self._at > _LONGEST:
-                    raise ValueError(f"{self.file}: no JSON near byte {self._bytes}: {error}") from error
+                    raise ValueError(f"{self.file}{where}: no JSON near byte {self._bytes}: {error}") from error
                 if not self._more():
                     raise ValueError(
-                        f"{self.file}: the last value is incomplete or no JSON (the file has {self._bytes} bytes): "
-                        f"{error}; is it cut off?"
+                        f"{self.file}{where}: the last value is incomplete or no JSON (the file has {self._bytes} "
+                        f"bytes): {error}; is it cut off?"
                     ) from error
             else:
                 length = end - self._at

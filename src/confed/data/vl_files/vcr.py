@@ -63,7 +63,7 @@ def _words(tokens: Any, objects: list[str], key: str, file: Path, row: int) -> s
             continue
         positions = token if isinstance(token, list) else [token]
         for position in positions:
-            if not isinstance(position, int) or not 0 <= position < len(objects):
+            if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < len(objects):
                 raise ValueError(
                     f"{file}, row {row}: expected in {key!r} words or lists of positions among the {len(objects)} "
                     f"objects, got {token!r:.40}"

@@ -1,0 +1,54 @@
+"""How backbones read a batch: pictures as patches, masks as what is added to attention scores."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from confed.federation.protocols import Batch
+
+__all__ = ["additive_mask", "checked_image", "patch_tokens"]
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask (B, S) of ones and zeros as what is added to attention scores, (B, 1, 1, S)."""
+    # Plain arithmetic, because the library's mask builder looks at the data and so prevents vmap.
+    return (mask[:, None, None, :] == 0).to(dtype) * torch.finfo(dtype).min
+
+
+def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
+    """The pictures of a batch, (B, 3, H, W).
+
+    Args:
+        batch: it.
+        size: (H, W) in pixels.
+        model: who reads them, for the message.
+
+    Raises:
+        ValueError: there are none, or they have another shape.
+    """
+    if "image" not in batch:
+        raise ValueError(f"a batch of {model} needs the key 'image', got {', '.join(sorted(batch)) or 'none'}")
+    image, expected = batch["image"], (3, *size)
+    if image.ndim != 4 or tuple(image.shape[1:]) != expected:
+        raise ValueError(f"image must have shape (B, {', '.join(map(str, expected))}), got {tuple(image.shape)}")
+    return image
+
+
+def patch_tokens(image: Tensor, convolution: Any, cls_token: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Class token and patches row by row, without positions, (B, 1 + rows * columns, d).
+
+    Args:
+        image: (B, 3, H, W), uint8, or floats that are already in [-1, 1].
+        convolution: the patch embedding, whose stride is its kernel of p x p pixels.
+        cls_token: (1, 1, d).
+        grid: patches per picture, (rows, columns), so that H = rows p and W = columns p.
+    """
+    if not image.is_floating_point():
+        image = image.to(convolution.weight.dtype).mul_(1 / 127.5).sub_(1.0)
+    (rows, columns), p = grid, convolution.weight.shape[-1]
+    # The stride of the convolution is its kernel, so it is one matrix product over the unfolded patches.
+    x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, 3 * p * p)
+    x = F.linear(x, convolution.weight.flatten(1), convolution.bias)
+    return torch.cat([cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)

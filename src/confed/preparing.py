@@ -1,0 +1,204 @@
+"""From a recipe to the federation that it describes."""
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from confed.data.examples import FederatedDataset, Table, TableData, pool
+from confed.engines.local import Members, Presence, Setup
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import ClientInfo
+from confed.federation.params import Scope, layout, named_tensors
+from confed.federation.protocols import ClientData, Task
+from confed.federation.structure import heads_of
+from confed.materials import TOKENIZER_KEYS, Materials, load_materials
+from confed.models import create_model
+from confed.recipe import Recipe, Run
+from confed.registry import models
+from confed.registry import tasks as registered_tasks
+
+__all__ = ["load_data", "prepare", "presence_of"]
+
+EVERYONE = "everyone"
+"""The one member that holds all data in a centralised run."""
+
+
+def load_data(recipe: Recipe) -> Materials:
+    """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
+
+    Raises:
+        ValueError: the data are faulty (the message names the thing).
+    """
+    # Of the model only what its tokenizer depends on: rows that finetune it in different ways share their data.
+    model = {key: value for key, value in recipe.sections["model"].items() if key in ("name", *TOKENIZER_KEYS)}
+    data, tokenizer = (json.dumps(section, default=str) for section in (recipe.sections["data"], model))
+    return load_materials(data, tokenizer, recipe.run.seed)
+
+
+def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
+    """The federation that a single-run recipe describes.
+
+    Raises:
+        ValueError: the recipe or its data are faulty, or the method cannot work with them (the message names the
+            thing).
+    """
+    run = recipe.run
+    model, materials = dict(recipe.sections["model"]), load_data(recipe)
+    Presence(run.joins, run.leaves).check(list(materials.clients), 0)
+    materials = _without(materials, run.without)
+    presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
+    dataset = materials.dataset
+    name = model.pop("name")
+
+    tasks = _tasks(recipe, materials)
+    task: Task = _task(recipe, materials, dataset.answers if materials.answer_tokens is not None else None)
+    heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
+
+    def build() -> nn.Module:
+        answers = dataset.widest if dataset.pools else dataset.answers
+        several = {"heads": heads} if heads else {}
+        built = create_model(
+            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **several, **model
+        )
+        if materials.answer_tokens is not None:
+            writer: Any = built
+            writer.begin(task)
+        return built
+
+    if heads and "heads" not in signature(models[name]).parameters:
+        others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads)
+        raise ValueError(
+            f"the model {name!r} answers questions only, and has no head for the tasks of {others}; leave these "
+            "clients out (run.without), or take a model with such heads"
+        )
+    algorithm: Algorithm = recipe.construct("algorithm")
+    if type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+        algorithm = algorithm.suit(build(), task)
+    clients: Mapping[str, ClientData] = materials.clients
+    observers: dict[str, ClientData] = dict(materials.unseen)
+    _check_method(algorithm, run, materials.clients)
+    if (dataset.pools and materials.answer_tokens is None) or dataset.tasks:
+        _check_heads(algorithm, build(), list(materials.clients), dataset)
+    if algorithm.pooled:
+        train = pool([_without_labels(c.tables[0], dataset) for c in materials.clients.values()])
+        observers = {**clients, **observers}
+        clients = {EVERYONE: TableData(train, train.take(0), train.take(0))}
+    device = run.device
+    if device == "auto":
+        # The ordinary check would open a CUDA context, after which workers can no longer be forked.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    setup = Setup(
+        algorithm, Members(clients, ("image", "text"), {n: t.head for n, t in tasks.items() if heads}), task,
+        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, device, tasks,
+    )  # fmt: skip
+    return setup, materials
+
+
+def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
+    """The tasks of clients and places where the data say that they have one of their own, or that others have."""
+    dataset = materials.dataset
+    if not dataset.tasks and (materials.answer_tokens is None or not dataset.pools):
+        return {}
+    return {
+        name: registered_tasks[dataset.tasks[name]]()
+        if name in dataset.tasks
+        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.pool(name))
+        for name in (*materials.clients, *materials.unseen)
+    }
+
+
+def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None) -> Any:
+    """The recipe's task; of a model that writes its answers, with those among which it chooses.
+
+    Raises:
+        ValueError: the task does not choose among texts and the model does, or the other way round.
+    """
+    dataset, tokens = materials.dataset, materials.answer_tokens
+    task: Any = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    if hasattr(task, "choosing") != (tokens is not None):
+        model = recipe.sections["model"]["name"]
+        what = (
+            "writes its answers, so task.name must be 'generation'" if tokens is not None else "does not write answers"
+        )
+        raise ValueError(f"the model {model!r} {what}; got task.name = {recipe.sections['task']['name']!r}")
+    if tokens is None or candidates is None:
+        return task
+    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
+    return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
+
+
+def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
+    """Raises ValueError if clients whose answers are not the same would share a head.
+
+    Args:
+        algorithm: the method.
+        model: any model of the run.
+        clients: who takes part.
+        dataset: the data, which have answer pools or tasks of the clients' own.
+    """
+    heads = {head: f"{part}." for head, part in heads_of(model).items()}
+    names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
+    frozen: set[str] = set(getattr(model, "frozen", ()))
+    rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
+    shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
+    if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):
+        whose = "tasks" if dataset.tasks else "answer pools"
+        raise ValueError(
+            f"the clients of {dataset.name!r} have {whose} of their own, so one head cannot serve them; "
+            f"{type(algorithm).__name__} needs one. Methods with a head for each client: local, fedper, fedrep, "
+            "fedpeft, feddat, feddpa, fedlora, pfedmma"
+        )
+
+
+def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
+    """A table to be put together with others: positions in a client's own answer pool mean nothing there."""
+    own = ("label", "target") if dataset.pools else ()
+    return replace(table, columns={name: column for name, column in table.columns.items() if name not in own})
+
+
+def presence_of(run: Run, clients: Collection[str]) -> Presence:
+    """Who joins late and who leaves, of the clients that there are."""
+    return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+
+
+def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+    """Raises ValueError where a method cannot work with the section ``[run]``."""
+    name = algorithm.label or type(algorithm).__name__
+    leaves = presence_of(run, clients).leaves
+    if leaves and not algorithm.leavers:
+        raise ValueError(
+            f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
+            "clients that have left put into them"
+        )
+    if not algorithm.has_global and not run.keep_personal:
+        raise ValueError(
+            f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
+            "to evaluate"
+        )
+
+
+def _without(materials: Materials, names: Sequence[str]) -> Materials:
+    """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
+    if not names:
+        return materials
+    for name in names:
+        if name not in materials.clients:
+            raise ValueError(f"run.without names no client {name!r}; there are {', '.join(materials.clients)}")
+    if set(names) == set(materials.clients):
+        raise ValueError(f"run.without must leave at least one client, got all of them: {', '.join(names)}")
+    data = materials.dataset
+    dataset = replace(
+        data,
+        clients={name: split for name, split in data.clients.items() if name not in names},
+        facts={name: fact for name, fact in data.facts.items() if name not in names},
+        tasks={name: task for name, task in data.tasks.items() if name not in names},
+    )
+    clients = {name: rows for name, rows in materials.clients.items() if name not in names}
+    return replace(materials, dataset=dataset, clients=clients)
