@@ -138,30 +138,34 @@ def load_into(
         growing: further endings of names of tensors with one row per token.
 
     Raises:
-        ValueError: the file is missing, or a tensor does not fit (names it, with both shapes).
+        ValueError: the file is missing, or tensors do not fit (names the first few, with both shapes); then nothing was
+            copied.
     """
     from safetensors.torch import load_file
 
     with_head = answers is not None and list(answers) == describe(file)["answers"]
     saved: Mapping[str, torch.Tensor] = load_file(file)
     state = model.state_dict()
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    faults: list[str] = []
+    for name, value in saved.items():
+        if head is not None and name.startswith(head) and not with_head:
+            continue
+        target = state.get(name)
+        if target is None:
+            raise ValueError(f"the weights {file.name} have a tensor {name!r} that the model lacks")
+        if name.endswith((*_GROWING, *growing)) and target.ndim == value.ndim:
+            rows = min(len(value), len(target)) if "position" in name else len(value)
+            if len(target) < rows:
+                raise ValueError(f"vocab_size must be at least {rows} for the weights {file.name}, got {len(target)}")
+            copies.append((target[:rows], value[:rows]))
+        elif target.shape != value.shape:
+            faults.append(f"{name} must have the shape {tuple(value.shape)}, the model's is {tuple(target.shape)}")
+        else:
+            copies.append((target, value))
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise ValueError(f"the weights {file.name} do not fit: {'; '.join(faults[:3])}{more}")
     with torch.no_grad():
-        for name, value in saved.items():
-            if head is not None and name.startswith(head) and not with_head:
-                continue
-            target = state.get(name)
-            if target is None:
-                raise ValueError(f"the weights {file.name} have a tensor {name!r} that the model lacks")
-            if name.endswith((*_GROWING, *growing)) and target.ndim == value.ndim:
-                rows = min(len(value), len(target)) if "position" in name else len(value)
-                if len(target) < rows:
-                    raise ValueError(
-                        f"vocab_size must be at least {rows} for the weights {file.name}, got {len(target)}"
-                    )
-                target[:rows].copy_(value[:rows])
-                continue
-            if target.shape != value.shape:
-                raise ValueError(
-                    f"{name} must have the shape {tuple(value.shape)}, the model's is {tuple(target.shape)}"
-                )
+        for target, value in copies:
             target.copy_(value)
