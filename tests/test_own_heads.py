@@ -151,3 +151,38 @@ def test_rows_with_another_finetuning_share_their_data() -> None:
     one, other = (_tiny("scene", "fedpeft", "model.name=vilt_tiny", f"model.trainable={k}") for k in ("bias", "lora"))
     assert load_data(one) is load_data(other)
     assert load_data(one) is not load_data(_tiny("scene", "fedpeft", "model.name=vilt_tiny", "model.max_length=20"))
+
+
+def test_weights_per_input_where_a_model_splits_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, _ = prepare(_tiny("function", "feddpa", *ALBEF, "model.trainable=adapters", "algorithm.scale=1.0"))
+    model, client = setup.model(), setup.population.info(0).id
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if ".local." in name or name.startswith("feddpa_examples"):
+                tensor.normal_(0, 0.3, generator=rng)
+    model.begin(setup.task_of(client))  # pyright: ignore
+    batch, network = next(iter(setup.data(client).test(5))), setup.algorithm.answering(model.eval())  # pyright: ignore
+    with torch.no_grad():
+        monkeypatch.setattr("confed.models.answer_ranking._TOKENS", 1)
+        split = network(batch)
+        monkeypatch.undo()
+        monkeypatch.setattr(model, "generative", False, raising=False)
+        whole, plain = network(batch), model(batch)
+    torch.testing.assert_close(split.logits, whole.logits, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(whole.logits, plain.logits, atol=0.01)
+
+
+def test_a_trained_model_weighs_its_adapters_for_each_input(tmp_path: Path) -> None:
+    recipe = _tiny("scene", "feddpa", *VILT, "run.rounds=2", "local.lr=0.2", "data.pools=8", "data.unseen=[]")
+    run(recipe, tmp_path / "run")
+    finished = FinishedRun(tmp_path / "run")
+    finished.load()
+    client = finished.owners[0]
+    batch = next(iter(finished.setup.data(client).test(8)))
+    answered = finished.model(client)(batch).logits
+    with torch.inference_mode():
+        alone = finished.workspace.model(batch).logits
+    assert not torch.allclose(answered, alone, atol=1e-3)
+    recorded = load_file(RunFolder(tmp_path / "run").predictions)[f"personal/{client}/prediction"]
+    assert torch.equal(answered.argmax(1), recorded)

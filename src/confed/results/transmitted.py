@@ -74,7 +74,8 @@ def by_backbone(tables: Mapping[str, Table]) -> Table:
             raise ValueError(f"the table of {other} must have the columns of {name}'s ({wanted}), got {columns}")
     together = joined("backbone", tables)
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
-    return replace(together, sections=tuple(filter(None, together.sections)), notes=tuple(notes))
+    sections = tuple(filter(None, together.sections))
+    return replace(together, title=first.title.removesuffix(f" ({name})"), sections=sections, notes=tuple(notes))
 
 
 def _parameters(run: Run, key: str) -> float | None:
