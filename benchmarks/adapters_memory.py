@@ -15,7 +15,7 @@ CLIENTS, REPEATS = 25, 5
 ANSWERS, WORDS, EXAMPLES = 100, 400, 64
 
 
-def child(clients: int) -> None:
+def child(clients: int, rounds: int) -> None:
     """One run of two rounds and an evaluation; prints peak memory and the bytes of what all clients keep."""
     import torch
 
@@ -45,7 +45,7 @@ def child(clients: int) -> None:
 
     members = Members({f"client-{number:02}": TableData(table, table, table) for number in range(clients)})
     method = FedDAT(preset="code").suit(build(), task)
-    setup = Setup(method, members, task, Local(epochs=1, batch_size=32), build, rounds=2)
+    setup = Setup(method, members, task, Local(epochs=1, batch_size=32), build, rounds=rounds)
     store, workspace = MemoryStore(), Workspace(setup.model())
     simulation = Simulation(setup, store, InProcess(setup, workspace))
     for record in simulate(simulation, simulation.start(workspace)):
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    child(int(sys.argv[2])) if sys.argv[1:2] == ["child"] else main()
+    child(int(sys.argv[2]), int(sys.argv[3])) if sys.argv[1:2] == ["child"] else main()

@@ -31,7 +31,7 @@ from confed.results.tables import results_table
 from confed.results.writers import to_markdown
 
 small = partial(scenes, train=100, validation=24, test=80)
-RECIPES = ("feddat_scenes", "feddat_domain", "feddat_function", "feddat_scene", "feddat_task", "feddat_rivals")
+RECIPES = ("feddat_scenes", "feddat_domain", "feddat_function", "feddat_scene", "feddat_task")
 
 
 def parts(dataset: FederatedDataset) -> list[Examples]:
