@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from confed import catalogue
-from confed.catalogue import describe, diagnose, listing
+from confed import installation
+from confed.catalogue import describe, listing
+from confed.installation import diagnose
 
 SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
 
@@ -95,7 +96,7 @@ def test_describe_names_what_is_wrong(tmp_path: Path):
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    monkeypatch.setattr(catalogue, "_version", lambda name: None if name == "flwr" else "1.0")
+    monkeypatch.setattr(installation, "_version", lambda name: None if name == "flwr" else "1.0")
     findings = diagnose()
     assert findings["extras"]["flower"] == "missing flwr: pip install '.[flower]' -c constraints.txt"
     assert findings["libraries"]["torch"] == "1.0"

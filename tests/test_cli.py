@@ -157,7 +157,7 @@ def test_help_version_and_failures(tmp_path: Path, capfd: pytest.CaptureFixture[
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("confed.catalogue.diagnose", interrupted)
+    monkeypatch.setattr("confed.installation.diagnose", interrupted)
     assert confed("doctor") == 130
 
 

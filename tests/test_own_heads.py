@@ -106,7 +106,9 @@ def test_pools_without_a_common_answer_need_nothing_but_own_heads(tmp_path: Path
 
 
 def test_a_task_that_the_backbone_cannot_do_is_named_with_its_client() -> None:
-    with pytest.raises(ValueError, match=r"'albef_mini' answers .*no head for the tasks of pairs \(nlvr2\), entailment"):
+    with pytest.raises(
+        ValueError, match=r"'albef_mini' answers .*no head for the tasks of pairs \(nlvr2\), entailment"
+    ):
         prepare(_tiny("task", "feddat", *ALBEF, "model.trainable=adapters"))
     alone = "run.without=['pairs', 'entailment', 'choice']"
     setup, _ = prepare(_tiny("task", "feddat", *ALBEF, "model.trainable=adapters", alone))
@@ -186,3 +188,10 @@ def test_a_trained_model_weighs_its_adapters_for_each_input(tmp_path: Path) -> N
     assert not torch.allclose(answered, alone, atol=1e-3)
     recorded = load_file(RunFolder(tmp_path / "run").predictions)[f"personal/{client}/prediction"]
     assert torch.equal(answered.argmax(1), recorded)
+
+
+def test_a_row_with_another_model_inherits_none_of_the_first_ones_options() -> None:
+    recipe = load_recipe("feddat_task", ["methods.lora.model.name=vilt_tiny", "model.pretrained=false"])
+    model = recipe.method("lora").sections["model"]
+    assert (model["name"], model["trainable"]) == ("vilt_tiny", "lora")
+    assert recipe.method("bias").sections["model"]["pretrained"] is False

@@ -184,7 +184,10 @@ class Recipe:
         own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == algorithm else {}
         sections = {**self.sections, "algorithm": _named("algorithm", {**own, **given, "name": algorithm}, where)}
         if model:
-            sections["model"] = _named("model", {**self.sections["model"], **model}, f"{where}.model")
+            # Another model has other keywords.
+            same = model.get("name", self.sections["model"]["name"]) == self.sections["model"]["name"]
+            base = self.sections["model"] if same else {}
+            sections["model"] = _named("model", {**base, **model}, f"{where}.model")
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
         return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="")

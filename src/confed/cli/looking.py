@@ -35,7 +35,7 @@ def list_things(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Versions, threads, memory, GPUs, and what is missing and how to get it."""
-    from confed.catalogue import diagnose
+    from confed.installation import diagnose
 
     findings = diagnose()
     if as_json:

@@ -43,8 +43,8 @@ class Algorithm:
             are not counted as trained or sent.
         leavers: clients may leave before the end (``run.leaves``); not where a server's state holds a part of
             every client's that it cannot take out again.
-        finetuning: the kind of finetuning the method is made for ("adapters", "lora"); "" for any. The contract picks its
-            toy model by it.
+        finetuning: the kind of finetuning the method is made for ("adapters", "lora"); "" for any. The contract picks
+            its toy model by it.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
             says why there are none.
         search: hyper-parameter -> the values that ``confed tune`` may try.

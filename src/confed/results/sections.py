@@ -271,7 +271,8 @@ def _matrix(study: Study, method: str) -> str:
     """One method's matrix, mean over seeds, with the global model as its last row."""
     runs = study.of(method)
     owners = [c for c in study.clients if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs)]
-    if not owners or len(owners) > MANY_PLACES:
+    abroad = any(set(run.summary.get("matrix", {}).get(owner, {})) - {owner} for run in runs for owner in owners)
+    if not owners or len(owners) > MANY_PLACES or not abroad:
         return ""
     places = [
         place
