@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from confed import experiment
+from confed import experiment, preparing
 from confed import tune as tuning
 from confed.data.examples import TableData
 from confed.experiment import run
@@ -219,6 +219,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pyt
         return replace(there, clients={name: TableData(a, b.take(0), c) for name, (a, b, c) in parts.items()})
 
     monkeypatch.setattr(experiment, "load_data", bare)
+    monkeypatch.setattr(preparing, "load_data", bare)
     recipe = load_recipe("fedvqa_scenes", TINY)
     with pytest.raises(ValueError, match=r"none; see data\.validation"):
         tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, show=silent)

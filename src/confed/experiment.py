@@ -188,11 +188,11 @@ class _Runner:
         self.folder.write_tensors(self.folder.predictions, correct)
         if self.settings.gallery:
             workspace.turn_to(self.setup.task)
-            settle(self.setup.algorithm, workspace.model)
-            self.folder.write_json(
-                self.folder.gallery,
-                gallery(self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of),
-            )
+            samples = gallery(
+                self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of,
+                network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
+            )  # fmt: skip
+            self.folder.write_json(self.folder.gallery, samples)
         summary = summarise_run(
             self.recipe, self.setup, self.materials, self.folder, workspace, examined,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,

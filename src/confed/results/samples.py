@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from confed.data.examples import Examples
 from confed.engines.local import Workspace
@@ -41,14 +41,18 @@ def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
     workspace.model.eval()
 
 
-def answer(workspace: Workspace, batch: Batch, answers: tuple[str, ...]) -> list[dict[str, Any]]:
+def answer(
+    workspace: Workspace, batch: Batch, answers: tuple[str, ...], network: nn.Module | None = None
+) -> list[dict[str, Any]]:
     """The model's answer, its probability and its attention over the patches, per question.
+
+    Where a method answers with more than the model, ``network`` does (:func:`confed.inference.settle`).
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
     """
     attend = getattr(workspace.model, "attention", None)
     with torch.no_grad():
-        output: Output = workspace.model(batch)
+        output: Output = (network or workspace.model)(batch)
         best = output.logits[:, : len(answers)].softmax(-1).max(-1)
         plain = "image2" not in batch and "choices" not in batch  # attention over one picture, read with one text
         maps = attend(batch).tolist() if attend is not None and plain else [None] * len(best.indices)
@@ -64,6 +68,9 @@ def gallery(
     materials: Materials,
     count: int,
     task_of: Callable[[str], Task] | None = None,
+    *,
+    network: nn.Module | None = None,
+    own_heads: bool = False,
 ) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
@@ -75,6 +82,8 @@ def gallery(
         materials: the run's data.
         count: questions per place.
         task_of: client or place -> its task, where they have answers or tasks of their own.
+        network: what answers, where it is not the model alone.
+        own_heads: the global model needs a client's head, so that unseen places cannot ask it.
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
@@ -91,10 +100,12 @@ def gallery(
             workspace.turn_to(task_of(name))
         personal = folder.models / "personal" / name / "trained.safetensors"
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
+        if own_heads and not seen:
+            common = None
         if common is not None and own is not None:
             common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
         views = {
-            view: None if tensors is None else _answers(tensors, workspace, batch, answers)
+            view: None if tensors is None else _answers(tensors, workspace, batch, answers, network)
             for view, tensors in (("global", common), ("personal", own))
         }
         for position, row in enumerate(rows):
@@ -160,10 +171,14 @@ def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
 
 
 def _answers(
-    tensors: Mapping[str, Tensor], workspace: Workspace, batch: Batch, answers: tuple[str, ...]
+    tensors: Mapping[str, Tensor],
+    workspace: Workspace,
+    batch: Batch,
+    answers: tuple[str, ...],
+    network: nn.Module | None,
 ) -> list[dict[str, Any]]:
     fill(workspace, tensors)
-    return answer(workspace, batch, answers)
+    return answer(workspace, batch, answers, network)
 
 
 def _spread(examples: Examples, count: int, first: int) -> list[int]:
