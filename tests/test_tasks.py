@@ -148,7 +148,7 @@ def test_labels_outside_the_vocabulary_are_named(label):
     ("call", "message"),
     [
         (lambda: VQA(0), "answers must be at least 1, got 0"),
-        (lambda: VQA(4, "mse"), "objective must be one of ce, bce, got 'mse'"),
+        (lambda: VQA(4, "mse"), "objective must be one of ce, bce, kl, got 'mse'"),
         (lambda: VQA(4, types=("a", "a")), "types must be distinct"),
         (lambda: VQA(5).loss(output(LOGITS), {}), r"logits must have shape \(B, 5\), got \(2, 4\)"),
         (lambda: VQA(4, "bce").loss(output(LOGITS), {"type": 0}), r"needs batch\['target'\].*\['type'\]"),

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,11 @@ class _Runner:
                 "errors": record.errors,
                 "bytes_up": record.bytes_up,
                 "bytes_down": record.bytes_down,
+                **({"traffic": {n: t._asdict() for n, t in record.traffic.items()}} if len(record.servers) > 1 else {}),
             },
         )
+        for span in record.timeline:
+            self.folder.append(self.folder.timeline, {"round": record.round, **asdict(span)})
         began = time.perf_counter()
         every = self.settings.evaluate_every
         if every and (record.round % every == 0 or record.round >= self.setup.rounds):
@@ -164,6 +167,8 @@ class _Runner:
             own = {p: v for p, v in values["unseen"].items() if p in self.materials.clients}
             unseen = {p: v for p, v in values["unseen"].items() if p in self.materials.unseen}
             values = {"global": own, "personal": own, "unseen": unseen}
+        elif not self.setup.algorithm.has_personal:
+            values = {**values, "personal": values["global"]}
         self.folder.append(
             self.folder.metrics, {"event": "evaluation", "round": round, "split": "validation", **values}
         )
@@ -178,6 +183,7 @@ class _Runner:
                 self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
+        from confed.results import similarity
         from confed.results.samples import gallery
 
         correct: dict[str, Tensor] = {}
@@ -193,6 +199,9 @@ class _Runner:
                 network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
+        similar = similarity.measure(self.folder, workspace, self.materials)
+        if similar is not None:
+            self.folder.write_json(self.folder.root / similarity.FILE, similar)
         summary = summarise_run(
             self.recipe, self.setup, self.materials, self.folder, workspace, examined,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,

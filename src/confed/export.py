@@ -108,6 +108,7 @@ class _Export:
             "format": 1,
             "vocab_size": tokenizer.vocab_size,
             "image_size": trained.image_size,
+            "regions": {"width": run.region_width, "encoder": trained.encoder},
             "heads": [head for head in self.heads if head != "answers"] if several else [],
             "tokenizer": {
                 "max_length": tokenizer.max_length,
@@ -353,6 +354,8 @@ def _readme(
     else:
         text += 'Every client has a head of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
     text += _elsewhere(name, parts, *plain, placed=trained.head == "answers")
+    if trained.encoder is not None:
+        return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"
     return text + (
         f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped. The preprocessing "
         "of `transformers` keeps a\npicture's proportions instead: make pictures square before it.\n"

@@ -32,6 +32,7 @@ from confed.federation.randomness import generator
 from confed.federation.state import ServerState
 from confed.federation.structure import heads_of
 from confed.inference import TrainedModel, settle
+from confed.materials import derived_options
 from confed.models import create_model
 from confed.recipe import Recipe, load_recipe
 from confed.registry import models
@@ -79,7 +80,7 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     answers: tuple[str, ...] = tuple(own["answers"])
-    model = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1)
+    model = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, getattr(tokenizer, "words", ()))
     _fill_backbone(model, directory, facts)
     task = _task(recipe, own["task"], answers, tokenizer)
     algorithm: Any = recipe.construct("algorithm").suit(model, task)
@@ -95,7 +96,9 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
     if begin is not None:
         begin(task)
     network = settle(algorithm, model.eval())
-    return TrainedModel(network, tokenizer, answers, facts["image_size"], own["head"])
+    return TrainedModel(
+        network, tokenizer, answers, facts["image_size"], own["head"], facts.get("regions", {}).get("encoder")
+    )
 
 
 # The layout -------------------------------------------------------------------------------------------------
@@ -172,16 +175,17 @@ def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> 
     return task.choosing(tokenizer.answers(answers)) if hasattr(task, "choosing") else task
 
 
-def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int) -> nn.Module:
+def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequence[str]) -> nn.Module:
     """The network; unless its backbone is a published one, with values that mean nothing yet."""
     options = dict(recipe.sections["model"])
     name = options.pop("name")
     parameters = signature(models[name]).parameters
-    for key in SOURCES if facts["backbone"]["source"] is None else ():
+    for key in (*SOURCES, "glove") if facts["backbone"]["source"] is None else ():
         if key in parameters:
             options[key] = False if isinstance(parameters[key].default, bool) else None
     if facts["heads"]:
         options["heads"] = tuple(facts["heads"])
+    options |= derived_options(name, facts.get("regions", {}).get("width", 0), words)
     return create_model(name, answers=answers, vocab_size=facts["vocab_size"], seed=recipe.run.seed, **options)
 
 

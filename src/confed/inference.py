@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ class TrainedModel:
         image_size: pixels per side of the pictures that it was trained on.
         head: the head that answers: "answers"; "nlvr2", which judges a statement about two pictures; "entailment",
             which judges one about a picture; "choice", which chooses among texts that come with the question.
+        encoder: for a network that reads regions, what makes them from a picture, empty if unknown; else None.
     """
 
     model: nn.Module
@@ -43,6 +45,7 @@ class TrainedModel:
     answers: tuple[str, ...]
     image_size: int
     head: str = "answers"
+    encoder: str | None = None
 
     def __call__(self, batch: Batch) -> Output:
         """The network on a batch, without gradients; its docstring says what batches hold."""
@@ -72,14 +75,14 @@ class TrainedModel:
             words of the question that the tokenizer does not know.
 
         Raises:
-            ValueError: an empty question, a file that is no readable picture, ``top`` below 1, or a second picture or
-                choices that are missing or not wanted.
+            ValueError: an empty question, a file that is no readable picture, ``top`` below 1, a second picture or
+                choices that are missing or not wanted, or a model that reads features which cannot be made here.
         """
         _check_question(question, self.head, image2, choices)
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
         text, mask = self.tokenizer([question])
-        batch = {"image": self._picture(image), "text": text, "text_mask": mask}
+        batch = {**self._seen(image), "text": text, "text_mask": mask}
         if image2 is not None:
             batch["image2"] = self._picture(image2)
         offered = self.answers
@@ -104,6 +107,18 @@ class TrainedModel:
         ids, _ = self.tokenizer([_STRANGE, *words])
         unknown = ids[0, 1]  # position 0 is the token that begins every text
         return [word for word, row in zip(words, ids[1:], strict=True) if bool((row == unknown).any())]
+
+    def _seen(self, file: Path | str) -> dict[str, Tensor]:
+        """What the network reads of a picture: itself, or its regions."""
+        if self.encoder is None:
+            return {"image": self._picture(file)}
+        from confed.models.grid_features import regions_of
+
+        picture = read_picture(file)
+        features, boxes = regions_of(resize(picture, self.image_size) if self.image_size else picture, self.encoder)[
+            np.zeros(1, dtype=np.int64)
+        ]
+        return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
 
     def _picture(self, file: Path | str) -> Tensor:
         table = channels_first(resize(read_picture(file), self.image_size)[None])
@@ -259,6 +274,7 @@ class FinishedRun:
             materials.dataset.pool(client) if client is not None else materials.dataset.answers,
             materials.dataset.clients[known].train.images.shape[1],
             getattr(task, "head", "answers"),
+            materials.encoder if materials.region_width else None,
         )
 
     def task(self, client: str | None) -> Any:
@@ -270,6 +286,11 @@ class FinishedRun:
         population = self.setup.population
         infos = (population.info(number) for number in range(len(population)))
         return next((info for info in infos if info.id == client), population.info(0))
+
+    @property
+    def region_width(self) -> int:
+        """Features per region that the models read; 0 if they read pictures."""
+        return self._materials.region_width
 
     @property
     def tokenizer(self) -> Any:

@@ -1,12 +1,14 @@
 """A run's data as tensors, and what is needed to build its model."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +21,18 @@ from confed.data.examples import (
     channels_first,
     encode,
 )
+from confed.data.regions import Regions
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.grid_features import grid_features
 from confed.registry import datasets, models
 
-__all__ = ["TOKENIZER_KEYS", "Materials", "load_materials", "tokenizer_options"]
+__all__ = ["TOKENIZER_KEYS", "Materials", "derived_options", "load_materials", "tokenizer_options"]
 
 TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary")
 """Options of models that their tokenizers depend on."""
+MOST_ANSWERS = 10
+"""Different answers to one question that a model which writes its answers learns."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Materials:
         types: names of the question types.
         tokenizer: the model's.
         answer_tokens: for a model that writes its answers, the tokens of all answers, int64 (C, T).
+        region_width: features per region, W, for a model that reads regions; else 0.
+        encoder: for such a model, what made the regions from pictures; empty if unknown.
     """
 
     dataset: FederatedDataset
@@ -48,6 +56,8 @@ class Materials:
     types: tuple[str, ...]
     tokenizer: Any
     answer_tokens: Tensor | None = None
+    region_width: int = 0
+    encoder: str = ""
 
 
 @lru_cache(maxsize=2)
@@ -61,32 +71,43 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         seed: the run's seed, for datasets that sample.
 
     Raises:
-        ValueError: faulty data (the message names the thing), or no clients.
+        ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
+            the dataset has any nor can they be made.
     """
-    section = json.loads(data)
-    dataset: FederatedDataset = _construct_data(section, seed)
+    source = _load(data, seed)
+    dataset = source.dataset
     options = json.loads(model)
     tokenizer = create_tokenizer(options["name"], dataset.words, **tokenizer_options(options, dataset.answers))
     # A model that writes its answers learns from their tokens.
     tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
-    parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
-    parts += list(dataset.unseen.values())
+    parts = source.parts
     types = tuple(sorted({t for part in parts for t in part.types}))
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
+    regions = source.regions if getattr(models[options["name"]], "reads", "") == "regions" else None
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
+        if regions is not None:
+            own = regions[id(examples.images)]
+            return encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
             pictures[id(examples.images)] = channels_first(examples.images)
         stored = pictures[id(examples.images)]
         return encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
 
-    def training(examples: Examples, answers: Sequence[str]) -> Table:
+    given: Mapping[str, tuple[Tensor, Tensor]] = {}
+    if isinstance(tokenizer, AnswerTokenizer):
+        given = _answers_given({name: s.train for name, s in dataset.clients.items()}, tokenizer)
+
+    def training(examples: Examples, answers: Sequence[str], client: str) -> Table:
         rows = table(examples, answers)
         if tokens is None:
             return rows
+        if client in given:
+            written, weight = given[client]
+            return replace(rows, columns={**rows.columns, "answer_tokens": written, "answer_weight": weight})
         written = tokens[torch.tensor([row_of[answer] for answer in examples.answers], dtype=torch.int64)]
         return replace(rows, columns={**rows.columns, "answer_tokens": written})
 
@@ -94,7 +115,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     for name, s in dataset.clients.items():
         own = dataset.pool(name)
         clients[name] = TableData(
-            training(s.train, own), table(s.validation, own), table(s.test, own, outside=dataset.outside)
+            training(s.train, own, name), table(s.validation, own), table(s.test, own, outside=dataset.outside)
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
@@ -102,7 +123,76 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
-    return Materials(dataset, clients, unseen, types, tokenizer, tokens)
+    read = next(iter(regions.values())) if regions else None
+    return Materials(
+        dataset, clients, unseen, types, tokenizer, tokens, read.shape[2] if read else 0, read.encoder if read else ""
+    )
+
+
+def derived_options(name: str, region_width: int, words: Sequence[str]) -> dict[str, Any]:
+    """What the data decide about a model beside its answers, as far as its function takes it.
+
+    Args:
+        name: the model's.
+        region_width: features per region.
+        words: the tokenizer's words, in the order of their token ids (which come behind those of special tokens).
+    """
+    known: dict[str, Any] = {"region_width": region_width, "words": tuple(words)}
+    return {key: value for key, value in known.items() if key in signature(models[name]).parameters}
+
+
+def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a model that writes its answers learns where several people answered each question.
+
+    All answers that they gave, as in ALBEF (Li et al., NeurIPS 2021; its ``model_vqa.py``): each weighs the share of
+    the people who gave it, also where it is not in the client's pool. Such an answer cannot be chosen, so that it is
+    no candidate in evaluations, but its words teach the decoder how sure people were of the others. Answers with the
+    same tokens are one. Left out, with their weight, are answers with a word that the tokenizer does not know, and of
+    more than :data:`MOST_ANSWERS` different ones the rarer; a question all of whose answers are left out has its label.
+
+    Args:
+        clients: client -> its training examples.
+        tokenizer: the model's.
+
+    Returns:
+        Client -> tokens, int64 (N, K, T), and weights, float32 (N, K), the most frequent answer first, both 0 behind
+        the last answer. K and T are the same for all clients, as their rows may be put together; a client whose
+        questions were answered once has one answer of weight 1 in each row. Empty if no question was answered twice.
+    """
+    if all(examples.annotations is None for examples in clients.values()):
+        return {}
+    # No vocabulary has a letter of the Gothic alphabet: this is how an unknown word looks.
+    unknown = int(tokenizer.questions(["\U00010348"])[0][0, 1])
+    people = {
+        name: [(answer,) for answer in e.answers] if e.annotations is None else e.annotations
+        for name, e in clients.items()
+    }
+    texts = {text for given in people.values() for row in given for text in row}
+    texts |= {answer for examples in clients.values() for answer in examples.answers}
+    ids, mask = tokenizer.questions(list(texts))
+    cut = zip(texts, ids.tolist(), mask.sum(1).tolist(), strict=True)
+    tokens_of = {text: tuple(row[:length]) for text, row, length in cut}
+
+    def learned(row: Sequence[str], label: str) -> list[tuple[tuple[int, ...], float]]:
+        counts = Counter(tokens_of[text] for text in row)
+        known = [(t, n / len(row)) for t, n in counts.most_common() if len(t) > 2 and unknown not in t]
+        return known[:MOST_ANSWERS] or [(tokens_of[label], 1.0)]
+
+    rows = {
+        name: [learned(row, label) for row, label in zip(given, clients[name].answers, strict=True)]
+        for name, given in people.items()
+    }
+    each = [answers for given in rows.values() for answers in given]
+    k = max(map(len, each), default=1)
+    t = max((len(tokens) for answers in each for tokens, _ in answers), default=2)
+
+    def padded(given: list[list[tuple[tuple[int, ...], float]]]) -> tuple[Tensor, Tensor]:
+        full = [[*answers, *[((), 0.0)] * (k - len(answers))] for answers in given]
+        written = [[(*tokens, *[0] * (t - len(tokens))) for tokens, _ in answers] for answers in full]
+        weight = [[share for _, share in answers] for answers in full]
+        return torch.tensor(written, dtype=torch.int64).view(-1, k, t), torch.tensor(weight).view(-1, k)
+
+    return {name: padded(given) for name, given in rows.items()}
 
 
 def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:
@@ -118,9 +208,41 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
     return given | ({"answers": answers} if "answers" in accepted else {})
 
 
-def _construct_data(section: Mapping[str, Any], seed: int) -> FederatedDataset:
-    values = dict(section)
+class _Source:
+    """A dataset, and the regions of its pictures once a model asks for them; models of one study share both."""
+
+    def __init__(self, dataset: FederatedDataset) -> None:
+        self.dataset = dataset
+        self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
+        self.parts += list(dataset.unseen.values())
+
+    @cached_property
+    def regions(self) -> dict[int, Regions]:
+        """The dataset's features by the identity of its picture tables; made from pictures where it has none.
+
+        Raises:
+            ValueError: some tables have features and others have not, their widths differ, the dataset has pairs of
+                pictures, or features cannot be made of its pictures.
+        """
+        name = self.dataset.name
+        if any(np.ndim(part.image_index) > 1 for part in self.parts):
+            raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
+        if {part.regions is None for part in self.parts} == {True, False}:
+            raise ValueError(f"either all examples of {name!r} must have regions, or none")
+        found: dict[int, Regions] = {}
+        for part in self.parts:
+            if id(part.images) not in found:
+                found[id(part.images)] = grid_features(part.images) if part.regions is None else part.regions
+        widths = sorted({regions.shape[2] for regions in found.values()})
+        if len(widths) > 1:
+            raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
+        return found
+
+
+@lru_cache(maxsize=2)
+def _load(data: str, seed: int) -> _Source:
+    values = json.loads(data)
     constructor = datasets[values.pop("name")]
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
-    return constructor(**values)
+    return _Source(constructor(**values))

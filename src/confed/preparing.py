@@ -17,7 +17,7 @@ from confed.federation.messages import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
 from confed.federation.structure import heads_of
-from confed.materials import TOKENIZER_KEYS, Materials, load_materials
+from confed.materials import TOKENIZER_KEYS, Materials, derived_options, load_materials
 from confed.models import create_model
 from confed.recipe import Recipe, Run
 from confed.registry import models
@@ -62,15 +62,23 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.pools else dataset.answers
-        several = {"heads": heads} if heads else {}
+        derived = derived_options(name, materials.region_width, getattr(materials.tokenizer, "words", ()))
+        if heads:
+            derived["heads"] = heads
         built = create_model(
-            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **several, **model
+            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **derived, **model
         )
         if materials.answer_tokens is not None:
             writer: Any = built
             writer.begin(task)
-        return built
+        wrap = getattr(task, "wrap", None)
+        return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(run.seed))
 
+    if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
+        raise ValueError(
+            f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
+            f"those of {dataset.name!r} have {'tasks' if dataset.tasks else 'answer pools'} of their own"
+        )
     if heads and "heads" not in signature(models[name]).parameters:
         others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads)
         raise ValueError(

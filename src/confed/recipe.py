@@ -4,16 +4,19 @@
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of :class:`Run`. A recipe
 with ``[study] methods = [...]`` runs several methods on the same data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
-write it, ``[methods.NAME.local]`` the row's own ``[local]`` and ``[methods.NAME.model]`` its own ``[model]``, such as
-another way of finetuning. ``[study] table`` names the rows that ``confed compare --methods all`` runs, ``[study] lr``
-the learning rates that ``confed tune`` tries. ``[study] headline``, and ``headline`` of a row, say which model stands
-in the column "deployed" of tables: "personal", or "global_seen" (what is global, with each client's own head).
+write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
+another way of finetuning, and ``[methods.NAME.task]`` its own ``[task]``. ``[study] table`` names the rows that
+``confed compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries. ``[study]
+headline``, and ``headline`` of a row, say which model stands in the column "deployed" of tables: "personal", or
+"global_seen" (what is global, with each client's own head). ``[study] models`` names the models with which ``confed
+compare --models all`` runs all methods; ``[models.NAME]`` are the keywords of one, with ``name``, ``label`` and
+``[models.NAME.local]`` as for methods.
 """
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -23,11 +26,11 @@ import tomli_w
 
 from confed import registry
 from confed.federation.train import Local
-from confed.schema import validate
+from confed.schema import plain, validate
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes"]
 
-SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods")
+SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
 NAMED = {
     "algorithm": registry.algorithms,
     "model": registry.models,
@@ -38,7 +41,11 @@ Headline = Literal["personal", "global_seen"]
 """What a method may deploy at a client; see :mod:`confed.results.deployed`."""
 
 # Arguments that the run works out: a recipe does not give them.
-DERIVED = {"model": {"answers", "vocab_size", "seed", "heads"}, "task": {"answers", "types"}, "data": {"seed"}}
+DERIVED = {
+    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"},
+    "task": {"answers", "types"},
+    "data": {"seed"},
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,8 @@ class Recipe:
         lr: learning rates that tuning tries; empty for its default.
         headline: what the study's methods are taken to deploy at a client, where a row does not say; see
             :mod:`confed.results.deployed`.
+        models: the models that all methods can be run with, in order; empty where the recipe names none.
+        variants: model -> its own keywords.
     """
 
     name: str
@@ -142,6 +151,8 @@ class Recipe:
     table: tuple[str, ...] = ()
     lr: tuple[float, ...] = ()
     headline: str = ""
+    models: tuple[str, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
@@ -174,23 +185,42 @@ class Recipe:
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
         given.pop("headline", None)
-        local = given.pop("local", {})
-        if not isinstance(local, Mapping):
-            raise ValueError(f"{where}.local must be a section of [local]'s keys, got {local!r}")
-        algorithm = given.pop("name", name)
-        model = given.pop("model", {})
-        if not isinstance(model, Mapping):
-            raise ValueError(f"{where}.model must be a section of [model]'s keys, got {model!r}")
-        own = dict(self.sections["algorithm"]) if self.sections["algorithm"]["name"] == algorithm else {}
-        sections = {**self.sections, "algorithm": _named("algorithm", {**own, **given, "name": algorithm}, where)}
-        if model:
-            # Another model has other keywords.
-            same = model.get("name", self.sections["model"]["name"]) == self.sections["model"]["name"]
-            base = self.sections["model"] if same else {}
-            sections["model"] = _named("model", {**base, **model}, f"{where}.model")
+        parts = {part: _part(given, part, where) for part in ("local", "model", "task")}
+        own = {**given, "name": given.get("name", name)}
+        sections = {**self.sections, "algorithm": self._own("algorithm", own, where)}
+        for part in ("model", "task"):
+            if parts[part]:
+                sections[part] = self._own(part, parts[part], f"{where}.{part}")
+        if parts["local"]:
+            sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
+        return replace(
+            self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={}
+        )
+
+    def with_model(self, row: str) -> "Recipe":
+        """The same study with one of its models.
+
+        Args:
+            row: one of ``models``, or the name of any registered model.
+
+        Raises:
+            ValueError: no such model, or faulty keywords of it.
+        """
+        where = f"models.{row}"
+        if not re.fullmatch(r"[\w+-][\w.+-]*", row):
+            raise ValueError(f"study.models: a model's row has letters, digits and _ . + - only, got {row!r}")
+        given = dict(self.variants.get(row, {}))
+        given.pop("label", None)
+        local = _part(given, "local", where)
+        sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        return replace(self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="")
+        return replace(self, sections=sections, models=(), variants={})
+
+    def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A row's own section on top of the recipe's; another constructor has other keywords."""
+        same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
+        return _named(section, {**(self.sections[section] if same else {}), **given}, where)
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
         """The same recipe as a study of these rows.
@@ -239,13 +269,15 @@ class Recipe:
     def to_toml(self) -> str:
         """The recipe as a file that gives the same recipe again."""
         content: dict[str, Any] = {"name": self.name} | {
-            name: _plain(section) for name, section in self.sections.items()
+            name: plain(section) for name, section in self.sections.items()
         }
         study: dict[str, Any] = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
-        study["headline"] = self.headline
+        study |= {"headline": self.headline, "models": list(self.models)}
         if any(study.values()):
             content["study"] = {key: values for key, values in study.items() if values}
-            content["methods"] = {name: _plain(values) for name, values in self.overrides.items() if values}
+            content["methods"] = {name: plain(values) for name, values in self.overrides.items() if values}
+        if self.variants:
+            content["models"] = {name: plain(values) for name, values in self.variants.items() if values}
         return tomli_w.dumps(content)
 
 
@@ -278,7 +310,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
     name = content.pop("name", name)
-    rows = list(content.get("methods", {}))
+    rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
     for override in overrides:
         _override(content, override)
     if any(override.startswith("study.") for override in overrides):
@@ -288,6 +320,10 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
         for row in rows:
             if row not in kept:
                 del content["methods"][row]
+        named = {override.split(".")[1] for override in overrides if override.startswith("models.")}
+        for model in variants:
+            if model not in {*content["study"].get("models", ()), *named}:
+                del content["models"][model]
     return _resolve(name, content)
 
 
@@ -301,6 +337,14 @@ def _named(section: str, values: Mapping[str, Any], where: str | None = None) ->
         )
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
     return {"name": name, **checked}
+
+
+def _part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+    """Takes a row's own section out of its keywords."""
+    values = given.pop(part, {})
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")
+    return dict(values)
 
 
 def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
@@ -320,14 +364,21 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     for method in overrides:
         if method not in (*methods, *study["table"]):
             raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
+    models, variants = tuple(study["models"]), {str(k): dict(v) for k, v in content.get("models", {}).items()}
+    for model in variants:
+        if model not in models:
+            raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(models) or 'none'}")
     recipe = Recipe(
-        name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or ""
-    )
+        name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or "",
+        models, variants,
+    )  # fmt: skip
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")
     # The table may be long; its other rows are checked when they are asked for.
     for method in dict.fromkeys([*methods, *overrides]):
         recipe.check_row(method)
+    for model in models:
+        recipe.with_model(model)
     return recipe
 
 
@@ -337,6 +388,7 @@ class _Study:
     table: tuple[str, ...] = ()
     lr: tuple[float, ...] = ()
     headline: Headline | None = None
+    models: tuple[str, ...] = ()
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -356,15 +408,3 @@ def _override(content: dict[str, Any], override: str) -> None:
     if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
         target.clear()  # another constructor has other keywords
     target[parts[-1]] = value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if v is not None}
-    return value

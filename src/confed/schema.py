@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, asdict, is_dataclass
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_origin, get_type_hints
 
-__all__ = ["validate"]
+__all__ = ["plain", "validate"]
 
 
 def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
@@ -80,3 +80,16 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
 
 def _absolute(value: Any) -> Any:
     return value.expanduser().resolve() if isinstance(value, Path) else value
+
+
+def plain(value: Any) -> Any:
+    """A checked value as TOML can hold it; what is None is left out of mappings."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    return value

@@ -2,11 +2,13 @@
 
 Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
 with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute
-``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA.
+``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA, those that
+need representations of questions and answers apart ("contrastive") one that answers by similarity, with its task.
 """
 
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +17,24 @@ from torch.nn import functional
 from confed.data.examples import Table, TableData, pool
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
-from confed.federation.protocols import Batch, Output
+from confed.federation.protocols import Batch, Output, Task
 from confed.federation.train import Local
 from confed.models.adapters import AdapterBank, Host
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.tasks.contrastive import Contrastive
 
-__all__ = ["ToyModel", "ToyTask", "toy_clients", "toy_model", "toy_setup"]
+__all__ = [
+    "ToyModel",
+    "ToyTask",
+    "toy_clients",
+    "toy_contrastive_model",
+    "toy_contrastive_task",
+    "toy_model",
+    "toy_setup",
+]
 
 WIDTH, CLASSES = 6, 3
+ANSWERS = ("red", "dark red", "blue")
 SIZES = (12, 20, 16)
 
 
@@ -98,6 +111,27 @@ def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False) ->
     return ToyModel(noisy, torch.Generator().manual_seed(7), adapters, lora)
 
 
+def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
+    """The task of :func:`toy_contrastive_model`.
+
+    Args:
+        noisy: with the head adapter's BatchNorm.
+        options: other options than the preset's.
+    """
+    return Contrastive(CLASSES, width=5, hidden=7, answer_words=3, embedding=4, batch_norm=noisy, **options)
+
+
+def toy_contrastive_model(noisy: bool = True, **options: Any) -> ContrastiveAnswerer:
+    """The toy model in a :class:`ContrastiveAnswerer` with three answers of one or two words, the same at every call.
+
+    Args:
+        noisy: with BatchNorm and dropout, in the backbone and in the head adapter.
+        options: as for :func:`toy_contrastive_task`.
+    """
+    rng = torch.Generator().manual_seed(8)
+    return toy_contrastive_task(noisy, **options).wrap(toy_model(noisy), ANSWERS, rng)
+
+
 @dataclass(frozen=True)
 class ToyTask:
     """Classification with cross-entropy."""
@@ -147,12 +181,16 @@ def toy_setup(
     """A federation of toy clients; a pooled method gets one member with all their examples."""
     clients = toy_clients() if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
-    adapters, lora = (getattr(algorithm, "finetuning", "") == kind for kind in ("adapters", "lora"))
-    algorithm = algorithm.suit(toy_model(noisy, adapters, lora), ToyTask())
+    kind = getattr(algorithm, "finetuning", "")
+    task: Task = ToyTask()
+
+    def build() -> nn.Module:
+        return toy_model(noisy, kind == "adapters", kind == "lora")
+
+    if kind == "contrastive":
+        task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)
+    algorithm = algorithm.suit(build(), task)
     if algorithm.pooled:
         everything = pool([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
-    members = Members(clients)
-    return Setup(
-        algorithm, members, ToyTask(), local, lambda: toy_model(noisy, adapters, lora), rounds=rounds, seed=seed
-    )
+    return Setup(algorithm, Members(clients), task, local, build, rounds=rounds, seed=seed)

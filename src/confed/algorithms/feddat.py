@@ -12,6 +12,10 @@ A client alternates, batch by batch (Eqs. 5 to 8, Algorithm 1, lines 6 to 8):
     A_s and the head:   L_s   = L_task(z_s)   + alpha w(t) KL_s        with the teacher z_DAT
     A_c and the head:   L_DAT = L_task(z_DAT) + beta  w(t) KL_DAT      with the teacher z_s
 
+Where a model writes its answers, z are token scores of all answers that people gave to the batch's questions. L_task
+weighs these (:class:`confed.tasks.generation.Generation`); the KL counts them equally, as the released code does: the
+sum over tokens, the mean over answers.
+
 Heads are the client's own. The server takes the plain mean of the A_s (Algorithm 1, line 6; the paper's Eq. 3 weighs by
 size, ``weighting = "examples"``). A_s answers at inference.
 
@@ -63,9 +67,10 @@ TEMPERATURES: Mapping[str, float] = {"paper": 1.0, "code": 3.0}
 class FedDAT(Algorithm):
     """A shared adapter that learns from, and teaches, a pair of adapters at each client.
 
-    A step costs two forward and two backward passes (the teacher's features serve both its roles, as only the head
-    changes between them), where plain averaging of adapters costs one each. Baselines with ``local.epochs`` doubled
-    spend what FedDAT spends here, and two and a half times the epochs what its released code spends.
+    A step costs two forward and two backward passes, where plain averaging of adapters costs one each: the teacher's
+    features (its decoder's states where the model writes its answers) serve both its roles, as only the head changes
+    between them. Baselines with ``local.epochs`` doubled spend what FedDAT spends here, and two and a half times the
+    epochs what its released code spends.
 
     Attributes:
         preset: "paper" or "code"; see above.

@@ -9,6 +9,7 @@ from confed.cli import comparing
 from confed.cli import sweeping
 from confed.cli import tuning
 from confed.cli import forgetting
+from confed.cli import attacking
 from confed.cli import asking
 from confed.cli import looking
 from confed.cli import datasets
@@ -19,6 +20,7 @@ from confed.cli import pretraining
 __all__ = [
     "app",
     "asking",
+    "attacking",
     "comparing",
     "converting",
     "datasets",

@@ -14,6 +14,7 @@ from confed.cli.app import FAILED, Json, app, complain, console, interruptible, 
 if TYPE_CHECKING:
     from confed.grid import Grid
     from confed.recipe import Recipe
+    from confed.results.over_models import ModelStudies
     from confed.results.writers import Table
 
 __all__ = ["Judged", "compare", "default_workers", "finish_grid"]
@@ -39,6 +40,10 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]"),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="With --recipe: the same with each of these models: all (of the recipe), or names a,b,c."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, counted from the recipe's.")] = 1,
     workers: Annotated[
@@ -68,10 +73,12 @@ def compare(
     """Compare methods over seeds and over examples, with paired tests.
 
     Of folders that are there, or of a whole grid of methods and seeds: `confed compare --recipe fedvqa_scenes --methods
-    all --seeds 5`. The same command goes on after an interruption, and adds methods and seeds.
+    all --seeds 5`. The same command goes on after an interruption, and adds methods and seeds. With --models it makes a
+    grid for each model, and a table of models and methods with tests over models.
     """
     from dataclasses import asdict
 
+    from confed.results import model_tables
     from confed.results.compare import compare as compare_folders
     from confed.results.deployed import check_headline
     from confed.results.writers import in_files, to_rich
@@ -81,15 +88,21 @@ def compare(
     check_headline(headline, "--headline")
     references = Judged(tuple(reference or ()), margin / 100)
     if recipe is not None:
-        _compare_recipe(recipe, folders or [], methods, seeds, workers, tuned, headline, references, out, as_json)
+        _compare_recipe(
+            recipe, folders or [], methods, models, seeds, workers, tuned, headline, references, out, as_json
+        )
         return
-    if methods is not None or workers is not None or tuned is not None or seeds != 1:
-        raise ValueError("--methods, --seeds, --workers and --tuned need --recipe")
-    comparison = compare_folders([Path(folder) for folder in folders or ()], reference or None, margin / 100, headline)
-    backbones = _by_backbone([Path(folder) for folder in folders or ()], headline)
+    if methods is not None or models is not None or workers is not None or tuned is not None or seeds != 1:
+        raise ValueError("--methods, --models, --seeds, --workers and --tuned need --recipe")
+    places = _places(folders or ())
+    comparison = compare_folders(places, reference or None, margin / 100, headline)
+    backbones, models = _by_backbone(places, headline), _by_model(folders or (), headline)
     if out is not None:
-        _write(comparison.files() | ({} if backbones is None else in_files("backbones", backbones)), out)
+        texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
+        texts |= {} if models is None else model_tables.files(models, reference or None)
+        _write(texts, out)
         more = "" if backbones is None else ", backbones.md, .csv and .tex"
+        more += "" if models is None else ", models.md, .csv and .tex"
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
@@ -98,6 +111,21 @@ def compare(
     if backbones is not None:
         print_table(to_rich(backbones))
     print_table(comparison.rich())
+    shown = {} if models is None else model_tables.model_tables(models, reference or None)
+    for name in model_tables.shown_first(shown):
+        print_table(to_rich(shown[name]))
+
+
+def _places(folders: Sequence[str]) -> list[Path]:
+    """The folders, with those of several models taken apart into their studies."""
+    from confed.backbones import is_backbones, read_backbones
+    from confed.results.folder import is_study
+
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        several = [folder / row for row in read_backbones(folder).models] if is_backbones(folder) else [folder]
+        found += [place for place in several if place == folder or is_study(place)]
+    return found
 
 
 def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
@@ -116,10 +144,26 @@ def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
     return by_backbone(tables) if len(tables) == len(studies) > 1 and same else None
 
 
+def _by_model(folders: Sequence[str], headline: str) -> "ModelStudies | None":
+    """A folder of several models, or several studies of which each has a model of its own."""
+    from confed.backbones import is_backbones, read_backbones
+    from confed.results.model_page import load_models
+    from confed.results.over_models import model_studies
+    from confed.results.runs import load
+    from confed.results.transmitted import backbone
+
+    if len(folders) == 1 and is_backbones(Path(folders[0])):
+        return load_models(Path(folders[0]), read_backbones(Path(folders[0])).models, headline)
+    studies = [load(folder) for folder in _places(folders)]
+    by_name = {backbone(study.runs): study for study in studies}
+    return model_studies(by_name, headline) if len(by_name) == len(studies) > 1 else None
+
+
 def _compare_recipe(
     name: str,
     overrides: list[str],
     methods: str | None,
+    models: str | None,
     seeds: int,
     workers: int | None,
     tuned: Path | None,
@@ -130,6 +174,7 @@ def _compare_recipe(
 ) -> None:
     from dataclasses import asdict, replace
 
+    from confed.cli.comparing_models import compare_models
     from confed.grid import is_grid, keep, open_grid, rows_of
     from confed.recipe import load_recipe
     from confed.study import read_study
@@ -139,7 +184,7 @@ def _compare_recipe(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     loaded = load_recipe(name, overrides)
     loaded = replace(loaded.with_rows(rows_of(loaded, methods)), headline=headline or loaded.headline)
-    folder = out or Path("runs") / f"{loaded.name}-compare"
+    folder = out or Path("runs") / f"{loaded.name}-{'compare' if models is None else 'models'}"
     there = {*loaded.methods, *(read_study(folder)[0].methods if is_grid(folder) else ())}
     for wanted in judged.references:
         if wanted not in there:
@@ -154,6 +199,9 @@ def _compare_recipe(
         without = [row for row in loaded.methods if row not in values]
         if without:
             complain(f"{tuned} has no values for {', '.join(without)}; the recipe's own are used", "note")
+    if models is not None:
+        compare_models(loaded, models, numbers, folder, judged, used, workers, as_json)
+        return
     open_grid(loaded, folder, numbers, used)
     keep(folder, judged=asdict(judged))  # for `confed resume`
     finish_grid(folder, workers, as_json)

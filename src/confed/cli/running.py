@@ -62,17 +62,22 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder, or one of several models.")],
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run, study, grid or sweep exactly where it stopped."""
     from confed import study
+    from confed.backbones import is_backbones
     from confed.cli.comparing import finish_grid
+    from confed.cli.comparing_models import finish_models
     from confed.cli.sweeping import finish_sweep
     from confed.grid import is_grid
     from confed.progress import Display
     from confed.sweep import is_sweep
 
+    if is_backbones(folder):
+        finish_models(folder, None, as_json)
+        return
     if is_sweep(folder):
         finish_sweep(folder, None, as_json)
         return

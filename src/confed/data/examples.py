@@ -7,12 +7,15 @@ every model.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.picture_tables import Pictures, StoredPictures, channels_first
+from confed.data.regions import HeldRegions, Regions, join
+from confed.data.targets import DENSE, SoftTargets
 from confed.metrics.vqa import answer_counts, soft_targets
 
 __all__ = [
@@ -38,51 +41,13 @@ class Tokenizer(Protocol):
         ...
 
 
-class Pictures(Protocol):
-    """A table of pictures that may lie elsewhere than in memory; a NumPy array is one.
-
-    Attributes:
-        dtype: uint8.
-        ndim: 4.
-    """
-
-    dtype: np.dtype
-    ndim: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(M, H, W, 3)."""
-        ...
-
-    def __len__(self) -> int:
-        """M."""
-        ...
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        """One picture (H, W, 3), or those of an array of B indices (B, H, W, 3)."""
-        ...
-
-
-class StoredPictures:
-    """:class:`Pictures` as a table of tensors (M, 3, H, W) that reads the rows it is asked for, and keeps none."""
-
-    def __init__(self, pictures: Pictures) -> None:
-        self.pictures = pictures
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """The pictures of B row numbers, uint8, shape (B, 3, H, W)."""
-        return torch.from_numpy(np.ascontiguousarray(self.pictures[rows.cpu().numpy()].transpose(0, 3, 1, 2)))
-
-
 @dataclass(frozen=True)
 class Examples:
     """N questions over M pictures.
 
     Attributes:
-        images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for.
+        images: uint8 pictures, shape (M, H, W, 3), in memory or read when they are asked for;
+            :class:`confed.data.picture_tables.NoPictures` where there are only features of them.
         image_index: which picture each question is about, int64, shape (N,); shape (N, 2) where a question is about
             a pair.
         questions: N questions, none empty.
@@ -93,6 +58,7 @@ class Examples:
         annotations: where several people answered, all their answers per question, for soft scores.
         choices: where the answer is one of some texts offered with the question, those texts, K for every question;
             ``answers`` are then their positions, "0" to "K - 1".
+        regions: features of the same M pictures, for models that read these instead.
     """
 
     images: np.ndarray | Pictures
@@ -103,6 +69,7 @@ class Examples:
     names: Sequence[str]
     annotations: Sequence[Sequence[str]] | None = None
     choices: Sequence[Sequence[str]] | None = None
+    regions: Regions | None = None
 
     def __post_init__(self) -> None:
         n = len(self.questions)
@@ -118,6 +85,8 @@ class Examples:
             raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
         if n and not (int(self.image_index.min()) >= 0 and int(self.image_index.max()) < len(self.images)):
             raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
+        if self.regions is not None and len(self.regions) != len(self.images):
+            raise ValueError(f"regions must be those of {len(self.images)} pictures, got those of {len(self.regions)}")
         for name, question in zip(self.names, self.questions, strict=True):
             if not question.strip():
                 raise ValueError(f"the question of example {name!r} is empty")
@@ -138,6 +107,7 @@ class Examples:
             [self.names[i] for i in chosen],
             None if self.annotations is None else [self.annotations[i] for i in chosen],
             None if self.choices is None else [self.choices[i] for i in chosen],
+            self.regions,
         )
 
 
@@ -189,39 +159,51 @@ class FederatedDataset:
 
 @dataclass(frozen=True)
 class Table:
-    """Examples as tensors: ``image`` (M, 3, H, W) uint8 and per-question rows.
+    """Examples as tensors: ``image`` (M, 3, H, W) uint8 or regions of M pictures, and per-question rows.
 
     Attributes:
-        images: picture table, uint8, shape (M, 3, H, W), in memory or not.
+        images: picture table, uint8, shape (M, 3, H, W), in memory or not; None where the model reads regions.
         image_index: (N,) int64, or (N, 2) for pairs of pictures.
         columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
             ``label`` (N,), all int64, and ``answerable`` (N,), bool.
+        regions: features of the M pictures, where the model reads those.
+        targets: soft scores, where these are too many for a column ``target``.
     """
 
-    images: Tensor | StoredPictures
+    images: Tensor | StoredPictures | None
     image_index: Tensor
     columns: Mapping[str, Tensor]
+    regions: Regions | None = None
+    targets: SoftTargets | None = None
 
     def __len__(self) -> int:
         return len(self.image_index)
 
     def batch(self, rows: Tensor) -> dict[str, Tensor]:
-        """The given rows as one batch, with their numbers under ``index``; of pairs, ``image`` and ``image2``."""
+        """The given rows as one batch, with their numbers under ``index``.
+
+        Pictures are under ``image``, of pairs also under ``image2``; regions under ``regions``, float32 (B, R, W), and
+        ``boxes``, float32 (B, R, 4): x1, y1, x2, y2 in [0, 1] of the picture.
+        """
         batch = {name: column[rows] for name, column in self.columns.items()}
         pictures = self.image_index[rows]
-        batch["image"] = self.images[pictures if pictures.ndim == 1 else pictures[:, 0]]
-        if pictures.ndim == 2:
-            batch["image2"] = self.images[pictures[:, 1]]
+        first = pictures if pictures.ndim == 1 else pictures[:, 0]
+        if self.images is not None:
+            batch["image"] = self.images[first]
+            if pictures.ndim == 2:
+                batch["image2"] = self.images[pictures[:, 1]]
+        if self.regions is not None:
+            batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
+        if self.targets is not None:
+            batch["target"] = self.targets[rows]
         batch["index"] = rows
         return batch
 
     def take(self, count: int) -> "Table":
         """The first ``count`` rows; the pictures are shared."""
-        return Table(
-            self.images,
-            self.image_index[:count],
-            {name: column[:count] for name, column in self.columns.items()},
-        )
+        columns = {name: column[:count] for name, column in self.columns.items()}
+        targets = None if self.targets is None else self.targets.take(count)
+        return Table(self.images, self.image_index[:count], columns, self.regions, targets)
 
     def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
         """All rows, in ``order`` (default: as stored); the last batch may be smaller."""
@@ -264,6 +246,7 @@ def encode(
     *,
     outside: bool = False,
     width: int = 0,
+    regions: Regions | None = None,
 ) -> Table:
     """Examples as tensors.
 
@@ -276,9 +259,11 @@ def encode(
         outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
         width: scores of the answer head, where it serves larger pools too; soft scores of answers beyond this
             vocabulary are 0.
+        regions: for a model that reads regions, those of the examples' pictures; pictures are then left out.
 
     Raises:
-        ValueError: without ``outside``, an answer is not in the vocabulary (names the example and the answer).
+        ValueError: the examples have no pictures and ``regions`` is not given; or, without ``outside``, an answer is
+            not in the vocabulary (names the example and the answer).
     """
     label_of = {answer: label for label, answer in enumerate(answers)}
     for name, answer in zip(examples.names, examples.answers, strict=True):
@@ -288,15 +273,20 @@ def encode(
             )
     text, mask = tokenizer(examples.questions)
     extra: dict[str, Tensor] = {}
-    if examples.annotations is not None:
+    targets: SoftTargets | None = None
+    if examples.annotations is not None and len(examples) * max(width, len(answers)) > DENSE:
+        targets = SoftTargets.of(examples.annotations, answers, max(width, len(answers)))
+    elif examples.annotations is not None:
         target = soft_targets(answer_counts(examples.annotations, answers))
         extra["target"] = torch.nn.functional.pad(target, (0, max(width - len(answers), 0)))
     if examples.choices is not None:
         extra |= _choices(examples, tokenizer)
     type_of = {name: number for number, name in enumerate(types)}
     label = torch.tensor([label_of.get(a, -1) for a in examples.answers], dtype=torch.int64)
+    if images is None and regions is None:
+        images = channels_first(examples.images)
     return Table(
-        channels_first(examples.images) if images is None else images,
+        images if regions is None else None,
         torch.from_numpy(np.asarray(examples.image_index, dtype=np.int64)),
         {
             "text": text,
@@ -306,6 +296,8 @@ def encode(
             **({"answerable": label >= 0} if outside else {}),
             **extra,
         },
+        regions,
+        targets,
     )
 
 
@@ -318,33 +310,45 @@ def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
     return {"choices": text.reshape(len(examples), k, -1), "choices_mask": mask.reshape(len(examples), k, -1)}
 
 
-def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:
-    """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W)."""
-    if not isinstance(images, np.ndarray):
-        return StoredPictures(images)
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-
-
 def pool(tables: Sequence[Table]) -> Table:
     """All rows of several tables as one; a picture table that they share is not copied.
 
     Raises:
-        ValueError: several picture tables of which one is not in memory.
+        ValueError: several picture tables, or several with regions, of which one is not in memory.
     """
-    offsets: dict[int, int] = {}
-    images: list[Tensor | StoredPictures] = []
+    offsets: dict[tuple[int, int], int] = {}
+    parts: list[Table] = []
     index: list[Tensor] = []
     for table in tables:
-        if id(table.images) not in offsets:
-            offsets[id(table.images)] = sum(len(i) for i in images)
-            images.append(table.images)
-        index.append(table.image_index + offsets[id(table.images)])
-    held = [table for table in images if isinstance(table, Tensor)]
-    if len(images) > 1 and len(held) < len(images):
-        raise ValueError(f"tables over {len(images)} picture tables can be pooled in memory only")
-    names = tables[0].columns
+        key = id(table.images), id(table.regions)
+        if key not in offsets:
+            offsets[key] = sum(_pictures(part) for part in parts)
+            parts.append(table)
+        index.append(table.image_index + offsets[key])
+    columns = {name: torch.cat([table.columns[name] for table in tables]) for name in tables[0].columns}
+    soft = [table.targets for table in tables if table.targets is not None]
+    if 0 < len(soft) < len(tables):
+        raise ValueError("soft scores of some tables are stored whole and of others sparsely; pool them first")
+    targets = SoftTargets.join(soft) if soft else None
+    if len(parts) == 1:
+        return Table(parts[0].images, torch.cat(index), columns, parts[0].regions, targets)
+    images = [part.images for part in parts if isinstance(part.images, Tensor)]
+    regions = [part.regions for part in parts if isinstance(part.regions, HeldRegions)]
+    if any(
+        sum(part is not None for part in stored) > 0 and len(held) < len(parts)
+        for held, stored in ((images, [p.images for p in parts]), (regions, [p.regions for p in parts]))
+    ):
+        raise ValueError(f"tables over {len(parts)} picture tables can be pooled in memory only")
     return Table(
-        images[0] if len(images) == 1 else torch.cat(held),
+        torch.cat(images) if images else None,
         torch.cat(index),
-        {name: torch.cat([table.columns[name] for table in tables]) for name in names},
+        columns,
+        join(regions) if regions else None,
+        targets,
     )
+
+
+def _pictures(table: Table) -> int:
+    """M."""
+    stored = table.images if table.images is not None else table.regions
+    return 0 if stored is None else len(stored)

@@ -4,22 +4,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
+from confed.engines.timeline import SPANS, Span, Timeline
 from confed.federation.algorithm import Algorithm, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
-from confed.federation.params import widest
+from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
 from confed.federation.wire import size
 
 __all__ = [
     "Answerer", "InProcess", "Ledger", "Members", "Population", "Presence", "RoundRecord", "Setup", "Simulation",
-    "Workspace", "perform", "simulate",
+    "Traffic", "Workspace", "perform", "simulate",
 ]  # fmt: skip
+
+
+class Traffic(NamedTuple):
+    """Calls of one action, and the bytes they took.
+
+    Attributes:
+        calls: how many.
+        up: bytes from clients.
+        down: bytes to clients.
+    """
+
+    calls: int = 0
+    up: int = 0
+    down: int = 0
 
 
 @dataclass
@@ -29,16 +44,27 @@ class Ledger:
     up: dict[str, int] = field(default_factory=dict[str, int])
     down: dict[str, int] = field(default_factory=dict[str, int])
 
+    actions: dict[str, Traffic] = field(default_factory=dict[str, "Traffic"])
+
     def count(self, call: Call, reply: Reply) -> None:
         """Counts one call and its reply."""
-        name = call.client.id
-        self.down[name] = self.down.get(name, 0) + size(call.message)
+        name, down = call.client.id, size(call.message)
+        up = size(reply.message) if reply.error is None else 0
+        self.down[name] = self.down.get(name, 0) + down
         if reply.error is None:
-            self.up[name] = self.up.get(name, 0) + size(reply.message)
+            self.up[name] = self.up.get(name, 0) + up
+        before = self.actions.get(call.action, Traffic())
+        self.actions[call.action] = Traffic(before.calls + 1, before.up + up, before.down + down)
 
 
 class Answerer(Protocol):
-    """Computes replies to calls, in their order; processes or machines may do it ahead of time."""
+    """Computes replies to calls, in their order; processes or machines may do it ahead of time.
+
+    Attributes:
+        timeline: where it writes down when clients were at work.
+    """
+
+    timeline: Timeline
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Replies in the order of the calls; the store holds the clients' states."""
@@ -51,11 +77,14 @@ class InProcess:
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
+        self.timeline = Timeline(0)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`Answerer`."""
         for call in calls:
-            yield answer(self._setup, self.workspace, call, store, round)
+            with self.timeline.span(call.client.id, call.action):
+                reply = answer(self._setup, self.workspace, call, store, round)
+            yield reply
 
     def close(self) -> None:
         """Nothing to release."""
@@ -120,6 +149,8 @@ class RoundRecord:
         bytes_up: client -> bytes it sent.
         bytes_down: client -> bytes it received.
         seconds: wall-clock time of the round without evaluation.
+        traffic: action -> its calls and bytes.
+        timeline: who was at work when, for the first spans of the first round.
     """
 
     round: int
@@ -129,6 +160,8 @@ class RoundRecord:
     bytes_up: Mapping[str, int]
     bytes_down: Mapping[str, int]
     seconds: float
+    traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
+    timeline: Sequence[Span] = ()
 
 
 class Simulation(AbstractContextManager["Simulation"]):
@@ -187,20 +220,34 @@ class Simulation(AbstractContextManager["Simulation"]):
         numbers = self.presence.members(self.setup.population, min(max(round, 1), self.setup.rounds))
         return [self.setup.population.info(number) for number in numbers[:most]]
 
-    def exchange(self, round: int, ledger: Ledger, errors: dict[str, str], losses: dict[str, float]) -> Exchange:
+    def exchange(
+        self,
+        round: int,
+        ledger: Ledger,
+        errors: dict[str, str],
+        losses: dict[str, float],
+        server: str = "main",
+        timeline: Timeline | None = None,
+    ) -> Exchange:
         """An exchange that also keeps the books."""
+        timeline = Timeline(0) if timeline is None else timeline
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
+            # Asked for before the flow reads a reply, so that processes are at work while it does other things.
+            return book(calls, self.answerer(calls, self.store, round))
+
+        def book(calls: Sequence[Call], answers: Iterator[Reply]) -> Iterator[Reply]:
             failed = 0
-            for call, reply in zip(calls, self.answerer(calls, self.store, round), strict=True):
+            for call, reply in zip(calls, answers, strict=True):
                 ledger.count(call, reply)
                 if reply.error is not None:
                     failed += 1
-                    errors[call.client.id] = reply.error
+                    errors.setdefault(call.client.id, reply.error)  # what follows from it is no news
                 elif "loss" in reply.message.scalars:
                     losses[call.client.id] = float(reply.message.scalars["loss"])
-                yield reply
-            if calls and failed == len(calls):
+                with timeline.span(server, call.action):
+                    yield reply
+            if calls and failed == len(calls) and not calls[0].session:
                 first = next(iter(errors.items()))
                 raise RuntimeError(f"every client failed in round {round + 1}; {first[0]}: {first[1]}")
 
@@ -249,10 +296,15 @@ class Simulation(AbstractContextManager["Simulation"]):
         return result
 
     def shared(self, servers: Mapping[str, ServerState], client: ClientInfo) -> Mapping[str, Tensor]:
-        """The shared tensors a client would receive, from all servers."""
+        """The shared tensors a client would receive, and those that servers keep to themselves, from all servers."""
         tensors: dict[str, Tensor] = {}
         for server in servers.values():
             tensors.update(self.setup.algorithm.broadcast(server, client).tensors)
+        # What lives on a server only is put to it: the simulator alone may look at a model whose parts nobody else
+        # has together.
+        for server in servers.values():
+            scopes = layout(server.params, self.setup.algorithm.rules(client), partial=True)
+            tensors.update(pick(server.params, scopes, Scope.SERVER))
         return tensors
 
     def examine(self, jobs: Sequence[tuple[str, Mapping[str, Tensor]]], round: int) -> Iterator[Message]:
@@ -288,17 +340,24 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         began = time.perf_counter()
         simulation.store.begin(round + 1)
         ledger, errors, losses = Ledger(), dict[str, str](), dict[str, float]()
-        exchange = simulation.exchange(round, ledger, errors, losses)
+        # Of a session's many short calls a reader wants to see who waits for whom; the first of them show it.
+        timeline = Timeline(SPANS if round == 0 and len(setup.algorithm.phases()) > 1 else 0)
+        simulation.answerer.timeline = timeline
         if round < setup.rounds:
             members = simulation.presence.members(setup.population, round + 1)
             numbers = sample_cohort(len(members), simulation.cohort(len(members)), setup.seed, round)
             cohort = [setup.population.info(members[number]) for number in numbers]
             for name, flow in setup.algorithm.phases():
-                server = replace(servers[name], clients=len(members))
-                servers[name] = drive(flow(server, cohort), exchange)
+                server = replace(servers[name], clients=len(members), rounds=setup.rounds, local=setup.local)
+                exchange = simulation.exchange(round, ledger, errors, losses, name, timeline)
+                servers[name] = replace(drive(flow(server, cohort), exchange), local=None)
         else:
             name = next(iter(servers))
+            exchange = simulation.exchange(round, ledger, errors, losses)
             if type(setup.algorithm).finish is Algorithm.finish:
                 return
             servers[name] = drive(setup.algorithm.finish(servers[name], simulation.present(round)), exchange)
-        yield RoundRecord(round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began)
+        yield RoundRecord(
+            round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began,
+            ledger.actions, timeline.spans,
+        )  # fmt: skip

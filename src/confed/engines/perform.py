@@ -4,11 +4,12 @@ What a run is made of (:class:`Setup`), the model its clients take turns in (:cl
 :func:`perform`, which the simulator, the worker processes and real federations all call.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -83,19 +84,50 @@ class Members:
 class Workspace:
     """One model that all clients of a process take turns in.
 
+    Between the calls of a session a client has a workspace of its own (:meth:`session`): a second model that shares
+    its frozen tensors with the first, so that several clients can be in the middle of a round at once.
+
     Args:
         model: the model, with its initial values. Its attribute ``frozen``, where it has one, names the tensors
             that are not trained.
         device: where it computes.
+        lasting: whether this object lives through all calls of a session; a client may then keep live objects.
     """
 
-    def __init__(self, model: nn.Module, device: str = "cpu") -> None:
+    def __init__(self, model: nn.Module, device: str = "cpu", *, lasting: bool = True) -> None:
         self.model = model.to(device)
         self.tensors = named_tensors(self.model)
         self.frozen = frozenset[str](getattr(model, "frozen", ()))
         self.heads: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
         self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
+        self.lasting, self.live = lasting, dict[str, Any]()
         self._scopes: dict[tuple[object, ...], Mapping[str, Scope]] = {}
+        self._open: dict[str, tuple[int, Workspace]] = {}
+        self._spare: list[Workspace] = []
+
+    def session(self, client_id: str, round: int) -> "Workspace":
+        """The client's own workspace in a round, a new session where it has none; itself if it does not last."""
+        if not self.lasting:
+            return self
+        if client_id in self._open and self._open[client_id][0] != round:
+            self.close(client_id)
+        if client_id not in self._open:
+            self._open[client_id] = (round, self._spare.pop() if self._spare else self._twin())
+        return self._open[client_id][1]
+
+    def close(self, client_id: str) -> None:
+        """Ends a client's session, if it has one."""
+        if client_id in self._open:
+            workspace = self._open.pop(client_id)[1]
+            workspace.live.clear()
+            self._spare.append(workspace)
+
+    def _twin(self) -> "Workspace":
+        """A second model beside this one; frozen tensors are the same objects."""
+        shared = {id(self.tensors[name]): self.tensors[name] for name in self.frozen}
+        twin = Workspace(copy.deepcopy(self.model, shared), str(next(self.model.parameters()).device))
+        twin.initial = self.initial
+        return twin
 
     def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
         """Where each tensor lives for this client (worked out once per set of rules and head).
@@ -191,6 +223,10 @@ def perform(
     actions = setup.algorithm.actions()
     if call.action not in actions:
         raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
+    live: dict[str, Any] | None = {}
+    if call.session:
+        workspace, lasting = workspace.session(call.client.id, round), workspace.lasting
+        live = workspace.live if lasting else None
     scopes, task = workspace.scopes(setup.algorithm, call.client), setup.task_of(call.client.id)
     workspace.turn_to(task)
     client = Client(
@@ -207,6 +243,7 @@ def perform(
         rounds=setup.rounds,
         seed=setup.seed,
         keep_personal=setup.keep_personal,
+        session=live,
     )
     with isolated(derive(setup.seed, round, call.client.id, call.action)):
         message = actions[call.action](client, call.message)
@@ -218,6 +255,13 @@ def perform(
 
 def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
     """One reply; what goes wrong on the client becomes the reply's error and leaves its state as it was."""
+    reply = _answer(setup, workspace, call, store, round)
+    if reply.error is not None and call.session:
+        workspace.close(call.client.id)  # what it holds belongs to a round that is over for this client
+    return reply
+
+
+def _answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
     before = store.load(call.client.id)
     try:
         message, after = perform(setup, workspace, call, before.copy(), round)

@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 from confed.engines.perform import Setup, Workspace, answer
+from confed.engines.timeline import Timeline
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.state import ClientState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
@@ -44,6 +46,8 @@ class Workers:
         if count < 1:
             raise ValueError(f"there must be at least one worker, got {count}")
         self._setup, self._threads = setup, threads
+        self.timeline = Timeline(0)
+        self._homes: dict[str, int] = {}
         # Forking is safe while this process has started no thread pool and no CUDA context of its own.
         self._context = multiprocessing.get_context("fork")
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
@@ -65,11 +69,18 @@ class Workers:
         self._spool.cleanup()
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """Replies in the order of the calls."""
+        """Replies in the order of the calls; the first are being computed when this returns."""
+        replies = self._replies(calls, store, round)
+        next(replies)
+        return replies  # pyright: ignore[reportReturnType]  # behind the first None there are replies only
+
+    def _replies(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply | None]:
         waiting = list(range(len(calls)))[::-1]
         running: dict[int, int] = {}
         done: dict[int, Path | str] = {}
         try:
+            self._feed(calls, store, round, waiting, running, done)
+            yield None
             for position in range(len(calls)):
                 while position not in done:
                     self._feed(calls, store, round, waiting, running, done)
@@ -96,14 +107,13 @@ class Workers:
         for number in range(len(self._workers)):
             if not waiting:
                 return
-            # Calls to one client follow each other: the later one needs the state the earlier one leaves, and
-            # that is kept when the earlier reply is handed on.
-            busy = {calls[position].client.id for position in (*running.values(), *done)}
-            if number in running or calls[waiting[-1]].client.id in busy:
+            place = None if number in running else self._next(number, calls, waiting, {*running.values(), *done})
+            if place is None:
                 continue
-            position = waiting.pop()
+            position = waiting.pop(place)
             call = calls[position]
             head = {
+                "session": call.session,
                 "id": call.client.id,
                 "num_examples": call.client.num_examples,
                 "modalities": call.client.modalities,
@@ -123,6 +133,24 @@ class Workers:
                 pass  # the worker died; collecting its reply finds that out and says so
             running[number] = position
 
+    def _next(self, number: int, calls: Sequence[Call], waiting: Sequence[int], taken: Set[int]) -> int | None:
+        """Where in ``waiting``, which ends with the first, the first call stands that a worker may take."""
+        # Calls to one client follow each other: the later one needs the state the earlier one leaves, and that is
+        # kept when the earlier reply is handed on.
+        busy = {calls[position].client.id for position in taken}
+        for place in range(len(waiting) - 1, -1, -1):
+            call = calls[waiting[place]]
+            if call.client.id in busy:
+                if not call.session:  # the order of calls is the order of work, but for clients with a home
+                    return None
+                continue
+            if not call.session:
+                return place
+            # A session's live objects are in one process, so all its calls go there.
+            if self._homes.setdefault(call.client.id, number) == number:
+                return place
+        return None
+
     def _collect(self, running: dict[int, int], done: dict[int, Path | str]) -> None:
         ready = wait([self._workers[number][1] for number in running])
         for number in [n for n in running if self._workers[n][1] in ready]:
@@ -138,11 +166,11 @@ class Workers:
                 process, pipe = self._workers[number]
                 process.join()
                 pipe.close()
+                self._homes = {client: home for client, home in self._homes.items() if home != number}
                 self._workers[number] = self._start(number)
                 done[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
 
-    @staticmethod
-    def _reply(call: Call, result: Path | str, store: Store) -> Reply:
+    def _reply(self, call: Call, result: Path | str, store: Store) -> Reply:
         if isinstance(result, str):
             return Reply(call.client, Message(), result)
         data = result.read_bytes()
@@ -153,6 +181,7 @@ class Workers:
             parts.append(data[8 : 8 + length])
             data = data[8 + length :]
         head = json.loads(parts[0])
+        self.timeline.add(call.client.id, call.action, *head["span"])
         if head["saved"]:
             store.save(call.client.id, decode_state(parts[2]))
         return Reply(call.client, decode(parts[1]), head["error"])
@@ -191,9 +220,11 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
                 name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
                 for name, (dtype, shape) in head["expects"].items()
             }
-        store = _OneState(state)
-        reply = answer(setup, workspace, Call(info, head["action"], message, expects), store, head["round"])
-        pipe.send_bytes(json.dumps({"error": reply.error, "saved": store.saved}).encode())
+        store, began = _OneState(state), time.perf_counter()
+        call = Call(info, head["action"], message, expects, head["session"])
+        reply = answer(setup, workspace, call, store, head["round"])
+        span = (began, time.perf_counter())
+        pipe.send_bytes(json.dumps({"error": reply.error, "saved": store.saved, "span": span}).encode())
         pipe.send_bytes(encode(reply.message))
         pipe.send_bytes(encode_state(store.load(info.id)))
 

@@ -37,6 +37,7 @@ class Algorithm:
         label: how tables write the method's name; the class's name by default.
         pooled: the method is trained on everybody's data in one place (the centralised bound).
         has_global: the method produces a global model.
+        has_personal: clients keep a model of their own; where they do not, the global one is everybody's.
         own_heads: what is global answers with a head of each client's own, so that there is no model for places
             without one.
         carried: globs of shared tensors that carry what the server has aggregated and nobody trains or sends; they
@@ -59,6 +60,7 @@ class Algorithm:
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False
     has_global: ClassVar[bool] = True
+    has_personal: ClassVar[bool] = True
     own_heads: ClassVar[bool] = False
     leavers: ClassVar[bool] = True
     carried: ClassVar[tuple[str, ...]] = ()

@@ -23,7 +23,8 @@ class Branches:
     """A model's adapters as networks of their own that read the same batch.
 
     Where the model offers ``prefix(batch)``, ``suffix(state)`` and ``repeat(state, n)`` and nothing below its first
-    adapter learns (``prefix_is_frozen``), that part runs once per batch, whatever the number of branches.
+    adapter learns (``prefix_is_frozen``), that part runs once per batch, whatever the number of branches. Behind
+    it branches have states of their own, so that frozen layers have to run for each of them.
 
     Args:
         model: the model; switched from branch to branch, never copied.
@@ -66,8 +67,17 @@ class Branches:
         """One branch, and a function that answers again from the same features with the head's present values.
 
         For two networks with a common head that are trained in turn: after the step of one, only the head of the
-        other has changed. None where the model does more with the features than to hand them to its head.
+        other has changed. A model whose head is more than one call of a module says where it begins: with
+        ``below_head(state)`` and ``answer(below)``, the two parts of ``suffix(state)``; ``below_head`` may return None
+        for a batch whose pass has no such place. The function is None there, and where the model does more with the
+        features than to hand them to its head.
         """
+        if hasattr(self.model, "below_head"):
+            with self.bank.using(blend):
+                below = self.model.below_head(state if self.split else self.model.prefix(state))
+            if below is not None:
+                return self.model.answer(below), lambda: self.model.answer(below)
+            return self.run(state, blend), None
         if self.head is None:
             return self.run(state, blend), None
         seen: list[tuple[tuple[Tensor, ...], Tensor]] = []

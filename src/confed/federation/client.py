@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,9 @@ class Client:
         rounds: number of rounds in the run.
         seed: the run's seed.
         keep_personal: whether :meth:`remember` also keeps the client's version of the shared tensors.
+        session: what the client keeps in this process between calls of one session: live objects such as an optimiser
+            and the graph of the last forward pass; empty when the session begins. None where the engine may start
+            a new process for every call, so that everything must be in ``state``.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -53,6 +57,7 @@ class Client:
     rounds: int
     seed: int
     keep_personal: bool = True
+    session: dict[str, Any] | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
@@ -66,12 +71,14 @@ class Client:
     def load(self, shared: Params) -> None:
         """Fills the workspace: the shared values given, and this client's private ones; clears gradients.
 
+        A simulator that evaluates a model whose parts lie on several servers gives the servers' own values too.
+
         Raises:
             ValueError: a shared name is missing, unknown or of another shape.
         """
-        names = self.names(Scope.SHARED)
-        if set(shared) != set(names):
-            missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - set(names))
+        names, remote = self.names(Scope.SHARED), [n for n in self.names(Scope.SERVER) if n in shared]
+        if set(shared) != {*names, *remote}:
+            missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - {*names, *remote})
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
         private = self.state.tensors.get("private", {})
@@ -80,7 +87,7 @@ class Client:
         copy_into([self.tensors[n] for n in own], [private.get(n, self.initial[n]) for n in own])
         # What a rule freezes for this client another client may train: it starts from the common values.
         rest = [n for n in self.initial if self.scopes[n] not in (Scope.SHARED, Scope.PRIVATE)]
-        copy_into([self.tensors[n] for n in rest], [self.initial[n] for n in rest])
+        copy_into([self.tensors[n] for n in rest], [shared.get(n, self.initial[n]) for n in rest])
         for parameter in self.model.parameters():
             parameter.grad = None
 

@@ -52,12 +52,16 @@ class Call:
     Attributes:
         expects: where given, the reply must carry exactly these names, with these shapes and dtypes; the
             engine turns any other reply into an error.
+        session: one of several calls in a row between which the client goes on where it stopped. Where an engine
+            can, it lets the client keep a workspace of its own in the meantime (:attr:`Client.session`). That every
+            client of such a call failed does not end the run: the flow says whether it can go on.
     """
 
     client: ClientInfo
     action: str
     message: Message
     expects: Params | None = None
+    session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from confed.federation.params import Params
 
 if TYPE_CHECKING:
     from confed.federation.messages import Scalar
+    from confed.federation.train import Local
 
 __all__ = ["ClientState", "MemoryStore", "ServerState", "Store"]
 
@@ -24,12 +25,16 @@ class ServerState:
         slots: what its optimiser or method keeps beside them: moments, control variates, prototypes.
         clients: number of clients registered in the current round, taking part or not; set by the engine before
             each round, not saved.
+        rounds: number of rounds in the run; as ``clients``.
+        local: how clients train, for servers that train as well; as ``clients``.
     """
 
     round: int
     params: Params
     slots: Mapping[str, Params] = field(default_factory=dict[str, Params])
     clients: int = 0
+    rounds: int = 0
+    local: "Local | None" = None
 
 
 @dataclass

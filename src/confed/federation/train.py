@@ -1,7 +1,7 @@
 """Local learning: a visible loop over generators of losses."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,10 +22,12 @@ __all__ = [
     "evaluate",
     "global_features",
     "global_logits",
+    "make_optimizer",
     "once_per_round",
     "teacher",
     "to_device",
     "train",
+    "trained",
 ]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -42,13 +44,16 @@ class Local:
         epochs: passes over the client's examples per round.
         batch_size: examples per step.
         lr: peak learning rate.
-        optimizer: "adamw", "adam" or "sgd"; created afresh every round.
+        optimizer: "adamw", "adam", "adamax" or "sgd"; created afresh every round.
         weight_decay: decoupled for AdamW, L2 otherwise; not applied to vectors (biases, norms).
-        betas: AdamW's and Adam's decay rates.
+        betas: decay rates of AdamW, Adam and Adamax.
         momentum: SGD's.
         clip: largest gradient norm, or none.
         schedule: factor on ``lr`` over the steps of the whole federation.
         warmup: share of the steps in which the factor rises linearly from 0.
+        stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
+        milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
+        decay: see ``milestones``.
         precision: "fp32", or "bf16" for autocast (losses stay fp32).
         eval_batch_size: examples per evaluation batch.
     """
@@ -56,13 +61,16 @@ class Local:
     epochs: int = 2
     batch_size: int = 32
     lr: float = 1e-3
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adam", "adamax", "sgd"] = "adamw"
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.0
     clip: float | None = None
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
     warmup: float = 0.0
+    stairs: int = 0
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.2
     precision: Literal["fp32", "bf16"] = "fp32"
     eval_batch_size: int = 250
 
@@ -77,7 +85,10 @@ class Local:
         """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
         progress = min(progress, 1.0)
         if progress < self.warmup:
-            return progress / self.warmup
+            share = progress / self.warmup
+            return (math.floor(share * self.stairs) + 1) / self.stairs if self.stairs else share
+        if self.schedule == "step":
+            return self.decay ** sum(progress >= milestone for milestone in self.milestones)
         left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
         if self.schedule == "linear":
             return left
@@ -114,11 +125,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     if len(client.data) == 0:
         raise ValueError(f"client {client.info.id!r} has no training examples; it needs at least one")
     epochs = local.epochs if epochs is None else epochs
-    parameters = [
-        p
-        for name, p in client.tensors.items()
-        if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
-    ]
+    parameters = list(trained(client).values())
     if not parameters or epochs == 0:
         return 0.0
     model.train()
@@ -129,7 +136,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
             f"{len(client.data)} training examples and local.batch_size is {local.batch_size}"
         )
     device = parameters[0].device
-    optimizer = _optimizer(parameters, local)
+    optimizer = make_optimizer(parameters, local)
     scheduled = local.schedule != "constant" or local.warmup > 0
     steps = epochs * epoch_steps(client)
     total, count, step = torch.zeros((), device=device), 0, 0
@@ -157,6 +164,15 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     return float(total) / max(count, 1)
 
 
+def trained(client: "Client") -> dict[str, Tensor]:
+    """The client's parameters that learn, by name."""
+    return {
+        name: p
+        for name, p in client.tensors.items()
+        if client.scopes[name] in (Scope.SHARED, Scope.PRIVATE) and p.requires_grad
+    }
+
+
 def _needs_two(model: nn.Module) -> bool:
     """Whether the model normalises over the examples of a batch while it trains."""
     return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
@@ -182,7 +198,8 @@ def _losses(
         yield loss
 
 
-def _optimizer(parameters: list[nn.Parameter] | list[Tensor], local: Local) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Sequence[Tensor], local: Local) -> torch.optim.Optimizer:
+    """The optimiser that ``local`` describes; vectors are not decayed."""
     # Biases and norms are vectors; decaying them is not what any of the papers mean by weight decay.
     matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
     groups = [
@@ -192,6 +209,8 @@ def _optimizer(parameters: list[nn.Parameter] | list[Tensor], local: Local) -> t
     ]
     if local.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum)
+    if local.optimizer == "adamax":
+        return torch.optim.Adamax(groups, lr=local.lr, betas=local.betas)
     kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=local.lr, betas=local.betas, fused=True)
 

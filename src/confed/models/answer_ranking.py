@@ -6,12 +6,13 @@ the probability of an answer a = (a_1 ... a_T):
 
     log p(a | q) = sum_t log p(a_t | a_<t, q)
 
-Training (teacher forcing) maximises it for the right answer. To answer, the k candidates with the most probable first
-token are compared by log p(a | q). (ALBEF's released code adds the first token's log-probability a second time; the
-formula above is used here.)
+Training (teacher forcing) maximises it for the right answer, or for each of several that people gave. To answer, the k
+candidates with the most probable first token are compared by log p(a | q). (ALBEF's released code adds the first
+token's log-probability a second time; the formula above is used here.)
 
-All candidates of a question share its cross-attention keys and values: the decoder runs self-attention on rows of
-single answers, (B K, T, d), and everything else on rows of questions, (B, K T, d).
+Picture and question are encoded once, however many answers are read, and all answers to a question share its
+cross-attention keys and values: the decoder runs self-attention on rows of single answers, (B K, T, d), and everything
+else on rows of questions, (B, K T, d).
 """
 
 from typing import Any, NamedTuple
@@ -43,13 +44,15 @@ class Prefix(NamedTuple):
         hidden: class token and patches, (B, 1 + P, d).
         text: the question's token ids, (B, L).
         mask: 1 for its tokens, 0 for padding, (B, L).
-        tokens: the right answers' tokens, (B, T), or None.
+        tokens: tokens of the answers to learn, (B, K, T), or None.
+        counted: which of them there are, bool (B, K); None where all are.
     """
 
     hidden: Tensor
     text: Tensor
     mask: Tensor
     tokens: Tensor | None
+    counted: Tensor | None = None
 
 
 class Question(NamedTuple):
@@ -69,10 +72,12 @@ class GenerativeAnswerer(Finetunable):
 
     Batches have ``image``, uint8 (B, 3, H, W) or already normalised floats, and ``text`` and ``text_mask``, int64
     (B, L). Training batches have ``answer_tokens`` too, int64 (B, T): the right answer from its start token to its
-    end token, 0 behind it. What comes out depends on the batch alone:
+    end token, 0 behind it. Where people gave several answers, ``answer_tokens`` is (B, K, T) and ``answer_weight``,
+    float (B, K), is positive where there is an answer. What comes out depends on the batch alone:
 
-    * with ``answer_tokens``: the decoder's token scores under teacher forcing, (B, T - 1, V), where row t scores token
-      t + 1;
+    * with ``answer_tokens``: the decoder's token scores under teacher forcing, (B, T - 1, V), where position t scores
+      token t + 1; with several answers (R, T' - 1, V) for the R answers that there are, question after question, T' the
+      tokens of the longest of them;
     * without: one score per candidate, (B, C), its log-likelihood (see the module's text; the candidates beyond the
       best k by first token get :data:`OUTSIDE` plus their first token's log-probability).
 
@@ -156,6 +161,10 @@ class GenerativeAnswerer(Finetunable):
 
         Without adapters, the embedding. ``suffix(prefix(batch))`` is the forward pass.
 
+        The texts' frozen beginnings (embeddings, the question's first block, the answers' first self-attention) are
+        not in it: a second branch that shared them would save 4 % of FedDAT's step in ``albef_mini``, where pictures
+        are as long as questions, and less than 1 % in the published size.
+
         Raises:
             ValueError: as :meth:`forward`.
         """
@@ -164,37 +173,61 @@ class GenerativeAnswerer(Finetunable):
         if self.adapters.names:
             with self.adapters.using({}):
                 hidden = self.visual_blocks[0](hidden)
-        return Prefix(hidden, text, mask, tokens)
+        counted = batch["answer_weight"] > 0 if tokens is not None and tokens.ndim == 3 else None
+        return Prefix(hidden, text, mask, *_trimmed(tokens, counted))
 
     def suffix(self, state: Prefix) -> Output:
         """The rest of the pass, from the first adapter on, with the adapters that are switched on."""
+        below = self.below_head(state)
+        if below is not None:
+            return self.answer(below)
+        question = self._asked(state)
+        return Output(self.rank(question), question.states[:, 0])
+
+    def below_head(self, state: Prefix) -> Output | None:
+        """:meth:`suffix` up to the language-model head: in place of scores what the head reads, (R, T - 1, d).
+
+        None of a batch without ``answer_tokens``: while candidates are compared, the head has no one place in the pass.
+        """
+        if state.tokens is None:
+            return None
+        question = self._asked(state)
+        return Output(self.decode(question, state.tokens[..., :-1], state.counted), question.states[:, 0])
+
+    def answer(self, below: Output) -> Output:
+        """What the head makes of :meth:`below_head`: ``suffix(state)`` is ``answer(below_head(state))``."""
+        return Output(self.token_scores(below.logits), below.features)
+
+    def _asked(self, state: Prefix) -> Question:
         hidden, blocks = state.hidden, self.visual_blocks
         if self.adapters.names:
             hidden, blocks = self.adapters.finish(0, hidden), blocks[1:]
         for block in blocks:
             hidden = block(hidden)
-        question = self.fuse(self._prompted(self.visual_norm(hidden)), state.text, state.mask)
-        if state.tokens is None:
-            return Output(self.rank(question), question.states[:, 0])
-        written = self.decode(question, state.tokens[:, None, :-1])[:, 0]
-        return Output(self.token_scores(written), question.states[:, 0])
+        return self.fuse(self._prompted(self.visual_norm(hidden)), state.text, state.mask)
 
     @staticmethod
     def repeat(state: Prefix, n: int) -> Prefix:
         """The whole batch n times, one after the other: for n blends of adapters in one pass."""
-        tokens = None if state.tokens is None else state.tokens.repeat(n, 1)
-        return Prefix(state.hidden.repeat(n, 1, 1), state.text.repeat(n, 1), state.mask.repeat(n, 1), tokens)
+        return Prefix._make(None if part is None else part.repeat(n, *[1] * (part.ndim - 1)) for part in state)
 
     def pretraining_states(self, batch: Batch) -> States:
-        """The model's inside on a batch with ``answer_tokens``; see :class:`confed.models.pretrained.States`."""
+        """The model's inside on a batch with ``answer_tokens``, one answer each.
+
+        See :class:`confed.models.pretrained.States`.
+
+        Raises:
+            ValueError: as :meth:`forward`, or there are no answers or several.
+        """
         image, text, mask, tokens = self._checked(batch)
-        if tokens is None:
-            raise ValueError("pre-training needs batch['answer_tokens']")
+        if tokens is None or tokens.ndim == 3:
+            came = "none" if tokens is None else f"shape {tuple(tokens.shape)}"
+            raise ValueError(f"pre-training needs batch['answer_tokens'] of shape (B, T), got {came}")
         seen = [self.visual_embedding(self._normalised(image))]
         for block in self.visual_blocks:
             seen.append(block(seen[-1]))
         question = self.fuse(self._prompted(self.visual_norm(seen[-1])), text, mask)
-        logits = self.token_scores(self.decode(question, tokens[:, None, :-1])[:, 0])
+        logits = self.token_scores(self.decode(question, tokens[:, None, :-1]))
         loss = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], ignore_index=0, reduction="sum") / len(tokens)
         return States(
             answer_loss=loss,
@@ -218,29 +251,37 @@ class GenerativeAnswerer(Finetunable):
             hidden = layer.feed_forward_chunk(hidden)
         return Question(hidden, mask)
 
-    def decode(self, question: Question, tokens: Tensor) -> Tensor:
-        """The decoder's states on K texts per question, each read from left to right.
+    def decode(self, question: Question, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
+        """The decoder's states on up to K texts per question, each read from left to right.
 
         Args:
             question: of B questions.
             tokens: (B, K, T), the first the start token.
+            counted: which of the texts are read, bool (B, K); None for all. Of the others nothing but the
+                cross-attention's queries and output is computed, on zeros.
 
         Returns:
-            (B, K, T, d).
+            (R, T, d) of the R texts that are read, question after question; R is B K without ``counted``.
         """
         b, k, t = tokens.shape
+        places = None if counted is None else counted.flatten().nonzero()[:, 0]
         if self.start is not None:
             tokens = torch.cat([torch.full_like(tokens[..., :1], self.start), tokens[..., 1:]], dim=-1)
         bert = self.text_decoder.bert
-        hidden: Tensor = bert.embeddings(input_ids=tokens.reshape(b * k, t))
+        read = tokens.reshape(b * k, t)
+        hidden: Tensor = bert.embeddings(input_ids=read if places is None else read[places])
         lowest = torch.finfo(hidden.dtype).min
         # Padding is behind an answer's end, so that reading from left to right leaves it out.
         causal = torch.full((t, t), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)
         for layer in bert.encoder.layer:
             hidden, _ = layer.attention(hidden, attention_mask=causal)
+            if places is not None:
+                hidden = hidden.new_zeros(b * k, t, hidden.shape[-1]).index_copy(0, places, hidden)
             wide = attend(layer.crossattention, hidden.reshape(b, k * t, -1), question.states, question.mask)
-            hidden = layer.feed_forward_chunk(wide).reshape(b * k, t, -1)
-        return hidden.reshape(b, k, t, -1)
+            if places is not None:
+                wide = wide.reshape(b * k, t, -1)[places]
+            hidden = layer.feed_forward_chunk(wide).reshape(-1, t, wide.shape[-1])
+        return hidden
 
     def token_scores(self, hidden: Tensor) -> Tensor:
         """Scores of all V token ids, (..., V), from decoder states (..., d)."""
@@ -260,7 +301,7 @@ class GenerativeAnswerer(Finetunable):
         b, candidates = len(question.states), self._candidates.to(question.states.device)
         if len(candidates) <= self.k:
             return self.likelihood(question, candidates.expand(b, -1, -1))
-        begun = self.decode(question, candidates[:1, :1].expand(b, 1, 1))[:, 0, 0]
+        begun = self.decode(question, candidates[:1, :1].expand(b, 1, 1))[:, 0]
         first = self.token_scores(begun).float().log_softmax(-1)[:, candidates[:, 1]]
         # Candidates often begin with the same token: of equal ones the earlier, on every machine.
         best = first.sort(dim=1, descending=True, stable=True).indices[:, : self.k]
@@ -275,6 +316,7 @@ class GenerativeAnswerer(Finetunable):
     def _likelihood(self, question: Question, tokens: Tensor) -> Tensor:
         hidden = self.decode(question, tokens[..., :-1])
         target = tokens[..., 1:]
+        hidden = hidden.reshape(*target.shape, -1)
         counted = target != 0
         rows, ids = hidden[counted], target[counted]
         size = max(1, _CHUNK // self.text_decoder.bert.embeddings.word_embeddings.num_embeddings)
@@ -315,9 +357,42 @@ class GenerativeAnswerer(Finetunable):
             raise ValueError(f"text must have shape ({len(image)}, at most {longest}), got {tuple(text.shape)}")
         if mask.shape != text.shape:
             raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
-        if tokens is not None and (tokens.ndim != 2 or len(tokens) != len(image) or tokens.shape[1] < 2):
-            raise ValueError(f"answer_tokens must have shape ({len(image)}, at least 2), got {tuple(tokens.shape)}")
+        if tokens is not None:
+            _check_answers(tokens, batch.get("answer_weight"), len(image))
         return image, text, mask, tokens
+
+
+def _check_answers(tokens: Tensor, weight: Tensor | None, rows: int) -> None:
+    if tokens.ndim not in (2, 3) or len(tokens) != rows or tokens.shape[-1] < 2:
+        raise ValueError(
+            f"answer_tokens must have shape ({rows}, at least 2), or ({rows}, K, at least 2) with several answers, "
+            f"got {tuple(tokens.shape)}"
+        )
+    if tokens.ndim == 3 and (weight is None or weight.shape != tokens.shape[:2]):
+        came = "none" if weight is None else f"shape {tuple(weight.shape)}"
+        raise ValueError(
+            f"several answers need batch['answer_weight'] of shape {tuple(tokens.shape[:2])}, positive where there is "
+            f"an answer, got {came}"
+        )
+
+
+def _trimmed(tokens: Tensor | None, counted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Answers (B, K, T) without what is padding in the whole batch, and which there are, None where all are.
+
+    Single answers, (B, T) without ``counted``, become (B, 1, T).
+    """
+    if tokens is None or counted is None:
+        return (None if tokens is None else tokens[:, None]), None
+    slots = _last(counted.any(0), 1)
+    longest = _last(((tokens != 0) & counted[..., None]).flatten(0, 1).any(0), 2)
+    tokens, counted = tokens[:, :slots, :longest], counted[:, :slots]
+    return tokens, None if bool(counted.all()) else counted
+
+
+def _last(used: Tensor, least: int) -> int:
+    """How many columns reach up to the last one that is used, at least so many."""
+    found = used.nonzero()
+    return max(int(found[-1]) + 1 if len(found) else 0, least)
 
 
 def attend(crossattention: Any, hidden: Tensor, states: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table
+from confed.results.measured import metric_note, metric_of
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
 from confed.results.remarks import remarks
 from confed.results.runs import Run, distinct_labels, load
@@ -167,12 +168,12 @@ def compare_runs(
     return Comparison(
         references=references,
         labels=distinct_labels({method: next(iter(runs.values())).label for method, runs in methods.items()}),
-        metric=ended[0].metric,
+        metric=metric_of(ended),
         margin=margin,
         values={measure: there for measure, there in values.items() if there},
         differences=tuple(found),
         warnings=tuple(_warnings(methods, references[0])),
-        remarks=tuple(remarks(found, methods, margin)),
+        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods, margin)),
     )
 
 

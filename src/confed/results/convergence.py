@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from confed.results.drawing import Drawing, Pen, dress, looks, style, whole_rounds
 from confed.results.history import Curve, evaluations, judged, means
 from confed.results.labels import End, at_ends
+from confed.results.measured import metric_of
 from confed.results.runs import Study
 from confed.results.tables import is_bound
 
@@ -55,7 +56,7 @@ def drawing(study: Study) -> Drawing | None:
                 low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
                 axes.fill_between(rounds, low, high, color=pen(styles[method].colour), alpha=0.14, linewidth=0)
             ends.append((styles[method], rounds[-1], middle[-1]))
-        dress(axes, pen, "", "round", f"deployed, mean over clients, validation {study.runs[0].metric}, %")
+        dress(axes, pen, "", "round", f"deployed, mean over clients, validation {metric_of(study.runs)}, %")
         whole_rounds(axes)
         at_ends(figure, [(axes, ends)], pen)
 

@@ -70,7 +70,7 @@ def examine(
         if own is None and setup.keep_personal:
             # A client that never took part has what the server would send it, and initial values where nothing is
             # sent; a pooled run's one model is everybody's.
-            absent += [] if algorithm.pooled else [name]
+            absent += [] if algorithm.pooled or not algorithm.has_personal else [name]
             found.personal[name] = common[name]
         elif own is not None:
             found.personal[name] = {**private, **own}
@@ -79,10 +79,13 @@ def examine(
         found.notes.append(f"{len(absent)} clients never took part; the {model} stands in for their own")
     jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
     same = not materials.dataset.pools and not materials.dataset.tasks
-    everywhere = len(seen) <= MATRIX_LIMIT and not algorithm.pooled and same
+    several = not algorithm.pooled and algorithm.has_personal
+    everywhere = len(seen) <= MATRIX_LIMIT and several and same
+    if not algorithm.has_personal:
+        found.notes.append("the method makes no personal models: the global model is everybody's")
     if not same:
         found.notes.append("clients have answers or tasks of their own: personal models are tried at home only")
-    if same and not everywhere and not algorithm.pooled:
+    if same and not everywhere and several:
         found.notes.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
     for owner, tensors in found.personal.items():
         jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from confed.results import convergence, filter_size, lines, plots
+from confed.results import convergence, filter_size, lines, plots, similarity, steps
 from confed.results.drawing import Drawing
 from confed.results.runs import Study, load
 
@@ -17,6 +17,8 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
     "accuracy-by-traffic-and-time": lines.spending,
     "clients": plots.bars,
     "filter-size": filter_size.drawing,
+    "similarity": similarity.figure,
+    "steps": steps.drawing,
 }
 """Name of a file -> what draws it."""
 

@@ -30,6 +30,7 @@ class RunFolder:
         self.recipe = root / "recipe.toml"
         self.metrics = root / "metrics.jsonl"
         self.timings = root / "timings.jsonl"
+        self.timeline = root / "timeline.jsonl"
         self.summary = root / "summary.json"
         self.predictions = root / "predictions.safetensors"
         self.gallery = root / "gallery.json"
@@ -69,6 +70,8 @@ class RunFolder:
             file.truncate(history_bytes)
         lines = [line for line in read_jsonl(self.timings) if line["round"] <= rounds]
         write_atomically(self.timings, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        if rounds < 1 and self.timeline.is_file():
+            self.timeline.unlink()  # the first round, which it shows, comes again
 
     def write_json(self, path: Path, value: Any) -> None:
         """Writes JSON atomically."""

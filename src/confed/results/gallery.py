@@ -119,6 +119,8 @@ def _card(sample: Sample, album: Album) -> str:
 
 def _pictures(first: str, second: str) -> str:
     """The picture, or both of a pair side by side."""
+    if not first:
+        return "<small>The data have features of this picture and not the picture.</small>"
     if not second:
         return f'<div class="picture p256 {first}"></div>'
     pair = "".join(f'<div class="picture p112 {name}" style="margin-right:8px"></div>' for name in (first, second))

@@ -16,6 +16,7 @@ from confed.results.history import (
     sent_until,
 )
 from confed.results.labels import End, at_ends
+from confed.results.measured import metric_of
 from confed.results.runs import Run, Study
 from confed.results.tables import is_bound
 
@@ -63,7 +64,7 @@ def curves(study: Study) -> Drawing | None:
             for axes, ((_, _, part, look), methods) in zip(every, data, strict=True)
         ]
         for i, (axes, ((title, _, part, _), _)) in enumerate(zip(every, data, strict=True)):
-            dress(axes, pen, title, "round", f"{study.runs[0].metric}, %" if part and i % columns == 0 else "")
+            dress(axes, pen, title, "round", f"{metric_of(study.runs)}, %" if part and i % columns == 0 else "")
             whole_rounds(axes)
         if not study.single:
             at_ends(figure, list(zip(every, ends, strict=True)), pen)
@@ -96,7 +97,7 @@ def client_curves(study: Study) -> Drawing | None:
                 if study.single:
                     shared = [of_place(evaluations(run, "global"), client) for run in study.of(method)]
                     _line(axes, shared, GLOBAL, 100, bands, pen)
-            dress(axes, pen, client, "round", f"{study.runs[0].metric}, %" if i % columns == 0 else "")
+            dress(axes, pen, client, "round", f"{metric_of(study.runs)}, %" if i % columns == 0 else "")
             whole_rounds(axes)
         if not study.single:
             at_ends(figure, list(zip(every, ends, strict=True)), pen)
@@ -122,7 +123,7 @@ def spending(study: Study) -> Drawing | None:
             axes = figure.add_subplot(1, len(panels), i + 1)
             for method, (x, y) in data.items():
                 axes.plot([unit * value for value in x], [100 * value for value in y], **style(styles[method], pen, 3))
-            dress(axes, pen, title, words, "" if i else f"{judged(study)} mean, {study.runs[0].metric}, %")
+            dress(axes, pen, title, words, "" if i else f"{judged(study)} mean, {metric_of(study.runs)}, %")
             every.append(axes)
             ends.append([(styles[method], unit * x[-1], 100 * y[-1]) for method, (x, y) in data.items()])
         if not study.single:

@@ -8,6 +8,7 @@ import numpy as np
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style
 from confed.results.history import judged
 from confed.results.labels import at_points
+from confed.results.measured import metric_of
 from confed.results.runs import Study, average, numbers
 from confed.results.tables import headline
 
@@ -42,7 +43,7 @@ def bars(study: Study) -> Drawing | None:
     values = [(look, runs) for look, runs in values if any(runs)]
     if not values or not study.clients:
         return None
-    metric = f"test {study.runs[0].metric}, %"
+    metric = f"test {metric_of(study.runs)}, %"
     name = f"bars {study.recipe}"
     if len(study.clients) > MANY_CLIENTS:
         return Drawing(name, 10.4, 3.6, lambda figure, pen: _ranked(figure.add_subplot(), study, values, metric, pen))

@@ -7,8 +7,9 @@ the same bytes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from confed.results import filter_size, forgotten, formats, page, sections
+from confed.results import filter_size, forgotten, formats, page, sections, similarity, steps
 from confed.results.gallery import Album, gallery
+from confed.results.measured import metric_of
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat, tuning_note
@@ -86,6 +87,8 @@ def render(study: Study) -> str:
         ("types", "Types of question", sections.question_types(study, tabs)),
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
+        ("steps", "Steps of split learning", steps.section(study)),
+        ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
         ("gallery", "Sample answers", _wording(study, gallery(study, tabs, album))),
         ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
@@ -112,7 +115,7 @@ def _chips(study: Study) -> list[str]:
         f"{len(study.clients)} clients",
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
-        f"metric: {study.runs[0].metric}",
+        f"metric: {metric_of(study.runs)}",
     ]
     trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
     return chips + [f"trained: {name}" for name in trainable]

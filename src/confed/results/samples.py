@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from confed.data.examples import Examples
+from confed.data.picture_tables import NoPictures
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
@@ -148,8 +149,9 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         "question": examples.questions[row],
         "type": examples.types[row],
         "answer": examples.answers[row],
-        "image": _png(examples.images[int(pictures[0])]),
     }
+    if not isinstance(examples.images, NoPictures):
+        entry["image"] = _png(examples.images[int(pictures[0])])
     if len(pictures) > 1:
         entry["image2"] = _png(examples.images[int(pictures[1])])
     if examples.choices is not None:

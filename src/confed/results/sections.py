@@ -9,6 +9,7 @@ from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
 from confed.results.history import judged
 from confed.results.hurting import BySeed, by_seed, hurting
+from confed.results.measured import metric_of
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
 from confed.results.tables import headline, is_bound, paper_table, spread_cell, table_of
@@ -151,7 +152,7 @@ def question_types(study: Study, tabs: Tabs) -> str:
     if not panels:
         return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
-    text = f"Test {study.runs[0].metric} in % per type of question, mean over {over} where the type occurs."
+    text = f"Test {metric_of(study.runs)} in % per type of question, mean over {over} where the type occurs."
     return page.paragraph(text, "muted") + tabs(panels)
 
 

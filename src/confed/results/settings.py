@@ -26,6 +26,9 @@ def differing_keys(run: Run, reference: Run) -> dict[str, str]:
         return {}
     mine, other = flat(run.recipe), flat(reference.recipe)
     keys = [key for key in dict.fromkeys([*mine, *other]) if key.startswith(_FAIR)]
+    for part in ("task", "model"):
+        if mine.get(f"{part}.name") != other.get(f"{part}.name"):  # another constructor has other keywords
+            keys = [key for key in keys if key == f"{part}.name" or not key.startswith(f"{part}.")]
     if run.seed != reference.seed:
         keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
     return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in keys if mine.get(key) != other.get(key)}

@@ -60,7 +60,7 @@ def summarise_run(
     headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
-        if view == "personal" and not setup.algorithm.pooled:
+        if view == "personal" and not setup.algorithm.pooled and setup.algorithm.has_personal:
             matrix.setdefault(own, {})[place] = values[metrics[place]]
     lines = read_jsonl(folder.metrics)
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
@@ -122,7 +122,18 @@ def summarise_run(
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
         **({"left": left} if left else {}),
+        **({"traffic": actions} if (actions := _actions(traffic)) else {}),
     }
+
+
+def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Calls and bytes of each action, over all rounds, where a method has several servers."""
+    total: dict[str, dict[str, int]] = {}
+    for line in rounds:
+        for action, counts in line.get("traffic", {}).items():
+            before = total.setdefault(action, {"calls": 0, "up": 0, "down": 0})
+            total[action] = {key: before[key] + counts[key] for key in before}
+    return total
 
 
 def _left(recipe: Recipe, materials: Materials) -> list[str]:

@@ -8,6 +8,7 @@ from confed.metrics.statistics import mean
 from confed.results import formats
 from confed.results.deployed import deployed_note, is_shown, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
+from confed.results.measured import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
 from confed.results.settings import tuning_note
 from confed.results.transmitted import OVERHEAD, backbone, overhead
@@ -192,7 +193,8 @@ def _row(
 
 
 def _title(every: Sequence[Summary], methods: Sequence[tuple[str, Sequence[Summary]]]) -> str:
-    metric = next((str(summary["metric"]) for summary in every if "metric" in summary), "accuracy")
+    metrics = {str(summary["metric"]): None for summary in every if "metric" in summary}
+    metric = next(iter(metrics), "accuracy") if len(metrics) < 2 else "score"
     recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
     seeds = max(len(runs) for _, runs in methods)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
@@ -274,7 +276,7 @@ def paper_table(study: Study) -> Table:
     )
     seeds = max((len(runs) for runs in done.values()), default=0)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    metric = study.runs[0].metric if study.runs else "accuracy"
+    metric = metric_of(study.runs)
     title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
     title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
     notes = tuple(_paper_notes(study, rows, done, bounds, many, bool(worse)))
@@ -330,6 +332,7 @@ def _paper_notes(
             "the mean over the seeds that both have."
         )
     notes += [] if deployed else _paper_names(rows, done)
+    notes += filter(None, [metric_note(study.runs)])
     note = tuning_note([runs[0] for runs in done.values() if runs])
     notes += [note] if note else []
     sizes = {rows[method]: len(runs) for method, runs in done.items()}

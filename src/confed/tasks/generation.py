@@ -22,14 +22,19 @@ Scores = Literal["exact", "soft", "any"]
 class Generation:
     """Answers as texts; implements :class:`confed.federation.protocols.Task`.
 
-    Models are those of :mod:`confed.models.answer_ranking`. Training batches carry ``answer_tokens``, int64 (B, T),
-    start token first and 0 behind the end; the model then gives token scores (B, T - 1, V). All other batches are
-    scored as :class:`confed.tasks.vqa.VQA` does, on log-likelihoods of candidates (B, C).
+    Models are those of :mod:`confed.models.answer_ranking`. Training batches carry ``answer_tokens``, int64, start
+    token first and 0 behind the end: (B, T), or (B, K, T) where people gave up to K different answers to a question,
+    with ``answer_weight``, float (B, K), the share of the people who gave it, 0 where there is none. The model then
+    gives token scores (B, T - 1, V), or (R, T' - 1, V) of the R answers that there are. All other batches are scored as
+    :class:`confed.tasks.vqa.VQA` does, on log-likelihoods of candidates (B, C).
 
-    The loss is ALBEF's (Li et al., NeurIPS 2021; its ``model_vqa.py``): the negative log-likelihood of the answer's
-    tokens, summed over tokens and divided by B, for one answer per question with weight 1 or ``answer_weight`` (B,).
-    ALBEF sums over all answers that annotators gave, each weighted by how many gave it; batches here have one
-    answer, the label. Its momentum distillation is not here; FedDAT trains ALBEF without it as well.
+    The loss is ALBEF's (Li et al., NeurIPS 2021; its ``model_vqa.py``): the negative log-likelihood of an answer's
+    tokens, summed over tokens, weighted, summed over answers and divided by B,
+
+        1/B sum_i sum_k w_ik (-log p(a_ik | q_i)).
+
+    A single answer weighs 1, or ``answer_weight`` (B,). Its momentum distillation is not here; FedDAT trains ALBEF
+    without it as well.
 
     Args:
         answers: number of candidates C.
@@ -86,23 +91,33 @@ class Generation:
         if output.logits.ndim == 2:
             return self._ranked.loss(*self._scored(output, batch))
         surprise = token_loss(output.logits, batch)
-        return surprise.mean() if "answer_weight" not in batch else (surprise * batch["answer_weight"]).mean()
+        weight = batch.get("answer_weight")
+        if weight is None:
+            return surprise.mean()
+        return (surprise * weight[weight > 0]).sum() / len(weight) if weight.ndim == 2 else (surprise * weight).mean()
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights as :meth:`confed.tasks.vqa.VQA.tally`; of token scores ``loss`` and the metric."""
         if output.logits.ndim == 2:
             return self._ranked.tally(*self._scored(output, batch))
-        count = float(len(output.logits))
-        surprise = token_loss(output.logits, batch)
         written = self.predictions(output, batch)
-        return {"loss": (surprise.sum().item(), count), self.metric: (written.sum().item(), count)} if count else {}
+        count = float(len(written))
+        loss = self.loss(output, batch).item() * count if count else 0.0
+        return {"loss": (loss, count), self.metric: (written.sum().item(), count)} if count else {}
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
-        """Each example's score in [0, 1], float32, shape (B,); of token scores: 1 if every token is the best one."""
+        """Each example's score in [0, 1], float32, shape (B,).
+
+        Of token scores: 1 if every token of the answer is the best one; of several answers the weights of those.
+        """
         if output.logits.ndim == 2:
             return self._ranked.predictions(*self._scored(output, batch))
         target = _targets(output.logits, batch)
-        return ((output.logits.argmax(-1) == target) | (target == 0)).all(1).float()
+        written = ((output.logits.argmax(-1) == target) | (target == 0)).all(1).float()
+        if batch["answer_tokens"].ndim == 2:
+            return written
+        weight = batch["answer_weight"].float()
+        return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
         """What :class:`VQA` reads: for soft scores, log-odds of the candidates' probabilities, so that sigmoids are
@@ -116,10 +131,11 @@ class Generation:
 
 
 def token_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """-log p(answer), (B,): cross-entropy of token scores (B, T - 1, V), summed over the answer's tokens.
+    """-log p(answer) of each of R answers, (R,): cross-entropy of token scores (R, T - 1, V), summed over its tokens.
 
     Raises:
-        ValueError: ``answer_tokens`` is missing or does not have one token more than the scores.
+        ValueError: ``answer_tokens`` is missing or does not have one token more than the scores, or there are several
+            answers and ``answer_weight`` is missing.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     target = _targets(logits, batch)
@@ -127,8 +143,18 @@ def token_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _targets(logits: Tensor, batch: Batch) -> Tensor:
-    tokens = batch.get("answer_tokens")
+    tokens, weight = batch.get("answer_tokens"), batch.get("answer_weight")
     expected = (logits.shape[0], logits.shape[1] + 1)
+    if tokens is not None and tokens.ndim == 3:
+        if weight is None or weight.shape != tokens.shape[:2]:
+            came = "none" if weight is None else f"shape {tuple(weight.shape)}"
+            raise ValueError(
+                f"several answers need batch['answer_weight'] of shape {tuple(tokens.shape[:2])}, got {came}"
+            )
+        tokens = tokens[weight > 0]
+        # The model reads no further than the longest answer of the batch.
+        if not bool(tokens[:, expected[1] :].any()):
+            tokens = tokens[:, : expected[1]]
     if tokens is None or tuple(tokens.shape) != expected:
         came = "none" if tokens is None else f"shape {tuple(tokens.shape)}"
         raise ValueError(f"token scores need batch['answer_tokens'] of shape {expected}, got {came}")

@@ -13,8 +13,11 @@ from confed.registry import register_task
 
 __all__ = ["VQA", "Objective", "summarise"]
 
-Objective = Literal["ce", "bce"]
-"""Softmax cross-entropy on the one right answer, or binary cross-entropy on soft scores of all answers."""
+Objective = Literal["ce", "bce", "kl"]
+"""Softmax cross-entropy on the one right answer, binary cross-entropy on soft scores of all answers, or the
+Kullback-Leibler divergence of the softmax from the annotators' answers."""
+
+Reduction = Literal["mean", "sum"]
 
 
 @register_task
@@ -23,24 +26,31 @@ class VQA:
     """One answer out of C; implements :class:`confed.federation.protocols.Task`.
 
     Batches carry ``label`` (B,) int64, or soft scores ``target`` (B, C) in [0, 1], or both, and may carry
-    ``type`` (B,) int64, each question's position in ``types``. Test batches may carry ``answerable`` (B,) bool, false
-    where the right answer is outside the vocabulary: with label -1, such an example counts as wrong and has no loss.
+    ``type`` (B,) int64, each question's position in ``types``, and for ``kl`` ``distribution`` (B, C). Test batches
+    may carry ``answerable`` (B,) bool, false where the right answer is outside the vocabulary: with label -1, such an
+    example counts as wrong and has no loss.
 
     Args:
         answers: size C of the answer vocabulary.
         objective: ``ce`` trains on ``label`` with softmax cross-entropy, the mean over the batch (FedVQA,
             Eq. 8.2), and its confidence is the softmax probability; ``bce`` trains on ``target`` with binary
             cross-entropy, the sum over answers and mean over the batch (the usual loss of VQA-v2 models), and
-            its confidence is the sigmoid probability.
+            its confidence is the sigmoid probability; ``kl`` trains on the answers' distribution p with
+            ``sum_c p_c (log p_c - log softmax_c)``, the mean over the batch (MFB). p is ``distribution`` as it comes
+            (the share of the annotators who gave each answer; answers outside the vocabulary leave a sum below 1);
+            without it ``target`` divided by its sum, so that with one answer it is ``ce``.
         types: names of the question types; each gets a line of the headline metric.
+        reduction: "sum" makes the training loss the sum over the batch instead of its mean, as OpenVQA has it; what
+            a method adds to the loss then weighs less. Tallies are not changed.
 
     Raises:
-        ValueError: fewer than one answer, an unknown objective, or a repeated type.
+        ValueError: fewer than one answer, an unknown objective or reduction, or a repeated type.
     """
 
     answers: int
     objective: Objective = "ce"
     types: tuple[str, ...] = ()
+    reduction: Reduction = "mean"
 
     name: ClassVar[str] = "vqa"
     head: ClassVar[str] = "answers"
@@ -50,12 +60,14 @@ class VQA:
             raise ValueError(f"answers must be at least 1, got {self.answers}")
         if self.objective not in get_args(Objective):
             raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
+        if self.reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
 
     @property
     def metric(self) -> str:
-        """``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) with ``bce``."""
+        """``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) with ``bce`` and ``kl``."""
         return "accuracy" if self.objective == "ce" else "vqa_accuracy"
 
     @property
@@ -74,15 +86,21 @@ class VQA:
         return batch["label"]
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
-        """Training loss in at least single precision, a scalar: the mean over the batch.
+        """Training loss in at least single precision, a scalar: the mean over the batch, or the sum.
 
         Raises:
-            ValueError: ``label`` or ``target`` is missing or of the wrong shape, or a label is outside
-                [0, answers).
+            ValueError: ``label``, ``target`` or ``distribution`` is missing or of the wrong shape, or a label is
+                outside [0, answers).
         """
+        mean = self._mean_loss(output, batch)
+        return mean * len(output.logits) if self.reduction == "sum" else mean
+
+    def _mean_loss(self, output: Output, batch: Batch) -> Tensor:
         logits, truth = self._logits_and_truth(output, self._with_target(batch))
         if self.objective == "bce":
             return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
+        if self.objective == "kl":
+            return self._divergence(logits, self._distribution(batch, truth)).mean()
         if len(truth):
             # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
             low, high = torch.stack(torch.aminmax(truth)).tolist()
@@ -123,7 +141,7 @@ class VQA:
         """Each example's headline score, for tests that pair methods example by example.
 
         Returns:
-            1 or 0 with ``ce``, the soft score in [0, 1] with ``bce``; float32, shape (B,).
+            1 or 0 with ``ce``, the soft score in [0, 1] with ``bce`` and ``kl``; float32, shape (B,).
 
         Raises:
             ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them.
@@ -132,7 +150,7 @@ class VQA:
         return self._score(logits.argmax(dim=1), truth)
 
     def _with_target(self, batch: Batch) -> Batch:
-        """For ``bce``: where a dataset has one answer per question, its soft scores are that answer's one-hot row."""
+        """Soft scores, if they are needed: of a dataset with one answer per question, that answer's one-hot row."""
         if self.objective == "ce" or "target" in batch or "label" not in batch:
             return batch
         label, answerable = batch["label"], batch.get("answerable")
@@ -148,7 +166,10 @@ class VQA:
         logits, truth = self._logits_and_truth(output, batch)
         logits = logits.detach()
         best, predicted = logits.max(dim=1)
-        if self.objective == "ce":
+        if self.objective == "kl":
+            confidence = (best - logits.logsumexp(dim=1)).exp()
+            loss = self._divergence(logits, self._distribution(batch, truth))
+        elif self.objective == "ce":
             normaliser = logits.logsumexp(dim=1)
             confidence = (best - normaliser).exp()
             # Clamped so that a bad label is reported by name on the host instead of by the device.
@@ -168,6 +189,22 @@ class VQA:
         if self.types and "type" in batch:
             rows["type"] = batch["type"]
         return rows
+
+    @staticmethod
+    def _distribution(batch: Batch, target: Tensor) -> Tensor:
+        """The annotators' answers, (B, C): as they come, or soft scores divided by their sum."""
+        if "distribution" not in batch:
+            return target / target.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        given = batch["distribution"]
+        if given.shape != target.shape:
+            raise ValueError(f"distribution must have shape {tuple(target.shape)}, got {tuple(given.shape)}")
+        return given
+
+    @staticmethod
+    def _divergence(logits: Tensor, distribution: Tensor) -> Tensor:
+        """Kullback-Leibler divergence of the softmax from each example's distribution, shape (B,)."""
+        p = distribution.to(logits.dtype)
+        return functional.kl_div(logits.log_softmax(1), p, reduction="none").sum(1)
 
     def _by_type(self, host: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
         """The headline metric of each question type that occurs."""

@@ -35,7 +35,7 @@ __all__ = [
 @register_dataset
 def scenes(
     setting: Literal["A", "B", "C"] = "C",
-    preset: Literal["scene", "dirichlet", "quantity", "domain", "function", "task"] = "scene",
+    preset: Literal["scene", "dirichlet", "quantity", "random", "domain", "function", "task"] = "scene",
     *,
     train: int | None = None,
     validation: int = 400,
@@ -48,6 +48,7 @@ def scenes(
     shards: int = 1,
     pools: int | None = None,
     annotators: Literal[0, 10] = 10,
+    types: Literal["families", "answers"] = "families",
     alpha: float = 0.5,
     questions_per_picture: int = 4,
     test_seed: int = 0,
@@ -60,7 +61,8 @@ def scenes(
             favour personal models. B: half the conflict, 800, meant to favour nothing. C: half the conflict
             and the wording shift, 400, meant to favour learning together and then personalising.
         preset: how clients differ. "scene": one scene each. "dirichlet": plain pictures, answers per client
-            from Dirichlet(alpha). "quantity": plain pictures, log-normal training sizes, at least 64. The four
+            from Dirichlet(alpha). "quantity": plain pictures, log-normal training sizes, at least 64. "random": plain
+            pictures and wording, dealt out at random in equal shares, so that clients differ by chance alone. The four
             benchmarks of FedDAT in small: "domain": five clients with drawing styles, things, kinds of questions and
             wordings of their own, after VizWiz, COCO-QA, AQUA, GQA and VQA's abstract scenes. "function": plain
             pictures, each client its own kinds of questions. "task": plain pictures, one client each answers
@@ -71,8 +73,8 @@ def scenes(
         test: test questions per client; an unseen scene always has 1,000.
         unseen: scenes without a client; None takes the preset's: two, or none where clients have pools of their own.
         conflict: how far the scenes turn the colour wheel, 0 to 1; None takes the setting's.
-        wording: whether the ten words are re-coded; None takes the setting's.
-        clients: number of clients of the presets "dirichlet" and "quantity".
+        wording: whether the ten words are re-coded; None takes the setting's, but not for "random".
+        clients: number of clients of the presets "dirichlet", "quantity" and "random".
         clients_per_scene: clients of the preset "scene" in each scene that takes part. With more than one they are
             called "transport-1" and so on, share the scene's style and things, and have colour frequencies and
             pictures of their own.
@@ -82,6 +84,7 @@ def scenes(
             with another answer are left out. 0: all clients share one vocabulary. None takes the preset's: 100 for
             "domain", "function" and "task", else 0.
         annotators: simulated people who answer each question of the domains "blurred" and "abstract"; 0 for none.
+        types: what counts as a question's type: its family, or VQA's type of its answer: "yes/no", "number", "other".
         alpha: concentration of the preset "dirichlet"; smaller is more uneven.
         questions_per_picture: questions that share a picture.
         test_seed: decides test sets and what defines a client (colour frequencies, answer shares, sizes).
@@ -101,9 +104,11 @@ def scenes(
     if preset == "scene" and set(unseen) == set(SCENES):
         raise ValueError(f"unseen must leave at least one of the {len(SCENES)} scenes for a client, got all of them")
     named = SETTINGS[setting]
+    own = PRESETS[preset].wording
+    usual = named.wording if own is None else own
     knobs = Knobs(
         conflict=named.conflict if conflict is None else conflict,
-        wording=named.wording if wording is None else wording,
+        wording=usual if wording is None else wording,
         train=named.train if train is None else train,
         validation=validation,
         test=test,
@@ -117,7 +122,11 @@ def scenes(
         shards=shards,
         pools=pools,
         annotators=annotators,
+        types=types,
     )
+    _one_of("types", types, ("families", "answers"))
+    if types == "answers" and PRESETS[preset].tasks:
+        raise ValueError(f"types = 'answers' is for questions that all have words as answers, not for {preset!r}")
     for label in ("train", "validation", "test", "clients", "clients_per_scene", "shards"):
         _at_least(label, getattr(knobs, label), 1)
     _check_pools(preset, knobs)

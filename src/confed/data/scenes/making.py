@@ -72,6 +72,7 @@ class Knobs:
     shards: int = 1
     pools: int | None = None
     annotators: int = 10
+    types: str = "families"
 
     def size(self, role: str) -> int:
         """Questions per client in a role."""

@@ -106,6 +106,21 @@ def _quantity(knobs: Knobs) -> Clients:
     return _deal(pools, rows)
 
 
+def _random(knobs: Knobs) -> Clients:
+    """As many questions for every client, dealt at random picture by picture, so that no picture has two clients."""
+    each = knobs.questions_per_picture
+    pools: dict[str, Made] = {}
+    rows: dict[str, list[list[int]]] = {}
+    for role in ROLES:
+        size = knobs.size(role)
+        own = -(-size // each)  # pictures of a client, of which the last may have questions that nobody is asked
+        pools[role] = make_neutral(role, knobs.clients * own * each, knobs)
+        order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * own)
+        dealt = (order[:, None] * each + np.arange(each)).reshape(knobs.clients, -1)
+        rows[role] = dealt[:, :size].tolist()
+    return _deal(pools, rows)
+
+
 def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> Clients:
     clients = len(rows["train"])
     width = max(2, len(str(clients)))
@@ -158,6 +173,7 @@ class Preset:
         tasks: client -> its registered task, where it is not the recipe's.
         fixed: client -> its pool, where its task says which answers there are.
         words: every word of the questions.
+        wording: whether the ten words are re-coded, by default; None takes the setting's.
     """
 
     make: Callable[[Knobs], Clients]
@@ -168,12 +184,14 @@ class Preset:
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
     fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     words: tuple[str, ...] = WORDS
+    wording: bool | None = None
 
 
 PRESETS: Mapping[str, Preset] = {
     "scene": Preset(_scene, unseen=UNSEEN, divisible=True),
     "dirichlet": Preset(_dirichlet, unseen=UNSEEN),
     "quantity": Preset(_quantity, unseen=UNSEEN),
+    "random": Preset(_random, styled=False, wording=False),
     "domain": Preset(partial(_sharded, tuple(DOMAINS), make_domain), POOL, divisible=True, words=DOMAIN_WORDS),
     "function": Preset(partial(_sharded, tuple(FUNCTIONS), make_function), POOL, styled=False, divisible=True),
     "task": Preset(_task, POOL, styled=False, tasks=TASKS, fixed=TASK_ANSWERS, words=TASK_WORDS),
@@ -192,16 +210,28 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
     facts = {**_shifts(knobs, kind), **describe(clients, unseen)}
     if pools:
         facts["pools"] = ", ".join(f"{name} {len(pool)} answers" for name, pool in pools.items())
+    typed = _by_answer if knobs.types == "answers" else _as_made
     return FederatedDataset(
         name="scenes",
         answers=tuple(dict.fromkeys(a for pool in pools.values() for a in pool)) or ANSWERS,
-        clients={c: Split(*(made[role].examples for role in ROLES)) for c, made in clients.items()},
-        unseen={scene: made.examples for scene, made in unseen.items()},
+        clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
+        unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
         facts=facts,
         pools=pools,
         tasks=kind.tasks,
     )
+
+
+def _as_made(examples: Examples) -> Examples:
+    return examples
+
+
+def _by_answer(examples: Examples) -> Examples:
+    """The same questions with VQA's answer types as question types."""
+    kinds = {"yes": "yes/no", "no": "yes/no"}
+    types = [kinds.get(answer, "number" if answer.isdigit() else "other") for answer in examples.answers]
+    return replace(examples, types=types)
 
 
 def _pool(train: Examples, size: int) -> tuple[str, ...]:

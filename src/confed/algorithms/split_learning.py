@@ -1,0 +1,265 @@
+"""Supervised split learning of a question-answering model: the baseline of BiCSL (its figure 2a).
+
+Vepakomma, Gupta, Swedish and Raskar, "Split learning for health", 2018, the U-shaped configuration without label
+sharing; several clients side by side and averaged as in Thapa et al., "SplitFed", AAAI 2022. Sun and Ochiai, AAAI
+2024, section "Decentralized VQA": a network in three parts, f_c1 and f_c2 at the client, f_g at a server. For a batch:
+
+    client:  h = f_c1(picture, question) (B, D)                      goes up
+    server:  z = f_g(h) (B, D)                                       comes down
+    client:  L = task loss of f_c2(z) and the labels; steps f_c2;    dL/dz goes up
+    server:  steps f_g;                                              dL/dh comes down
+    client:  steps f_c1
+
+One batch takes two calls, and each party waits for the other: this is the one-directional way that BiCSL is compared
+with. f_c1 is any model up to its answer head, f_c2 the answer head; f_g, which the paper leaves open, is two layers
+with a ReLU between them, D -> ``hidden`` -> D. Two servers as in BiCSL: *main* holds f_g, a copy per client within a
+round, and averages the copies; *aux* averages the clients' parts (every client counts 1/K).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.params import Mean, Params, Rules, Scope, pick
+from confed.federation.protocols import Batch, Output, Task
+from confed.federation.randomness import derive, isolated
+from confed.federation.split import Cut, Half, ServerPart, steps_of
+from confed.federation.state import ServerState
+from confed.federation.structure import feature_width
+from confed.privacy.cut import CutPrivacy
+
+__all__ = ["SplitLearning"]
+
+
+class _Head(nn.Module):
+    """The answer head with the server's layers in front of it; on a client they are left out while it trains."""
+
+    def __init__(self, middle: nn.Module, top: nn.Module) -> None:
+        super().__init__()
+        self.middle, self.top = middle, top
+        self.open = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        # An open cut gives nothing that anybody reads: the features go up instead.
+        return features if self.open else self.top(self.middle(features))
+
+
+@dataclass(frozen=True)
+class SplitLearning(Algorithm):
+    """Split learning with the labels and the last layer at the clients.
+
+    Attributes:
+        hidden: width of the layer between the server's two.
+        privacy: clipping and noise on what goes up: activations, and the gradients of z.
+        head: the answer head of the model; found by ``suit``.
+    """
+
+    hidden: int = 512
+    privacy: CutPrivacy = field(default_factory=CutPrivacy)
+    head: str = field(default="", init=False)
+    modules: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
+
+    label: ClassVar[str] = "Split learning"
+    has_personal: ClassVar[bool] = False
+    neutral: ClassVar[str] = "no client ever holds the whole network"
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"algorithm.hidden must be at least 1, got {self.hidden}")
+        if self.privacy.distinct:
+            raise ValueError("algorithm.privacy.distinct must be false: here no server sees anything of the answers")
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the answer head, and learns the server's layers.
+
+        Raises:
+            ValueError: the model does not name its answer head or has several, or the loss is not one over answers.
+        """
+        if getattr(model, "heads_of_tasks", None) or not isinstance(getattr(model, "answer_head", None), str):
+            raise ValueError(
+                f"split learning needs a model with one answer head, {type(model).__name__} has none or more"
+            )
+        if getattr(task, "contrast", None) is not None or getattr(model, "generative", False):
+            raise ValueError("split learning needs a task whose loss is over answers: task.name = 'vqa'")
+        if not self.server.plain:
+            raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")
+        method = replace(self)
+        width = feature_width(model, "Split learning")
+        object.__setattr__(method, "head", model.answer_head)
+        object.__setattr__(method, "modules", nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
+        return method
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """Puts the server's layers between the features and the answer head."""
+        width = feature_width(model, "Split learning")
+        top = model.get_submodule(self.head)
+        model.set_submodule(self.head, _Head(_layers(width, self.hidden, rng), top))
+
+    def rules(self, client: ClientInfo) -> Rules:
+        """The layers in the middle are the main server's; the rest is the clients', averaged by the other server."""
+        return {f"{self.head}.middle.*": Scope.SERVER, "*": Scope.SHARED}
+
+    # Servers -----------------------------------------------------------------------------------------------
+
+    def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+        """aux holds the clients' part, main the layers in the middle."""
+        return {
+            "aux": ServerState(0, pick(params, scopes, Scope.SHARED)),
+            "main": ServerState(0, pick(params, scopes, Scope.SERVER)),
+        }
+
+    def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
+        """Hand out, learn, collect."""
+        return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
+
+    def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """aux sends every client the averaged part."""
+        replies = yield [Call(c, "receive", self.broadcast(server, c), session=True) for c in cohort]
+        for _ in replies:  # who failed has no open round, which shows in its first step
+            pass
+        return server
+
+    def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """main leads the clients through their batches and averages its layers.
+
+        Raises:
+            RuntimeError: no client came to the end of its batches.
+        """
+        parts = {c.id: self._part(server, c) for c in cohort}
+        messages: dict[str, Message] = {c.id: Message() for c in cohort}
+        active, finished = list(cohort), set[str]()
+        last = ""
+        while active:
+            outputs: dict[str, tuple[Tensor, Tensor]] = {}
+            replies = yield [Call(c, "step", messages[c.id], session=True) for c in active]
+            going: list[ClientInfo] = []
+            for reply in replies:
+                if reply.error is not None:
+                    last = f"; {reply.client.id}: {reply.error}"
+                elif reply.message.scalars.get("done"):
+                    finished.add(reply.client.id)
+                else:
+                    h = reply.message.tensors["h"].float().requires_grad_()
+                    outputs[reply.client.id] = h, parts[reply.client.id].modules["middle"](h)
+                    going.append(reply.client)
+            active = list[ClientInfo]()
+            if not going:
+                break
+            down = {name: Message({"z": z.detach()}) for name, (_, z) in outputs.items()}
+            replies = yield [Call(c, "top", down[c.id], session=True) for c in going]
+            for reply in replies:
+                if reply.error is not None:
+                    last = f"; {reply.client.id}: {reply.error}"
+                    continue
+                h, z = outputs[reply.client.id]
+                gradient = reply.message.tensors["z"].to(z)
+                parts[reply.client.id].step(lambda z=z, gradient=gradient: torch.autograd.backward([z], [gradient]))
+                messages[reply.client.id] = Message({"h": torch.zeros_like(h) if h.grad is None else h.grad})
+                active.append(reply.client)
+        if not finished:
+            raise RuntimeError(f"no client is left in round {server.round + 1}{last}")
+        mean = Mean(getattr(torch, self.accumulator))
+        for client in cohort:
+            if client.id in finished:
+                mean.add({self._global(n): t for n, t in parts[client.id].values().items()}, 1.0)
+        return replace(server, round=server.round + 1, params=mean.result(server.params))
+
+    def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """aux averages the clients' parts.
+
+        Raises:
+            RuntimeError: no client sent its part.
+        """
+        expected = self.broadcast(server, cohort[0]).tensors
+        replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
+        mean, count = Mean(getattr(torch, self.accumulator)), 0
+        for reply in replies:
+            if reply.error is None:
+                count += 1
+                mean.add(reply.message.tensors, 1.0)
+        if not count:
+            raise RuntimeError(f"no client sent its part in round {server.round + 1}")
+        return replace(server, round=server.round + 1, params=mean.result(server.params))
+
+    def _global(self, name: str) -> str:
+        return f"{self.head}.{name}"
+
+    def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
+        """A client's copy of the layers in the middle."""
+        if self.modules is None or server.local is None:
+            raise ValueError("SplitLearning does not know the model; call suit(model, task) before the run")
+        params = {name.removeprefix(f"{self.head}."): tensor for name, tensor in server.params.items()}
+        steps = steps_of(client.num_examples, server.local)
+        return ServerPart(self.modules, params, server.local, server.round, max(server.rounds, 1), steps)
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    @action
+    def receive(self, client: Client, message: Message) -> Message:
+        """Takes the averaged part and gets ready for the first batch."""
+        client.load(message.tensors)
+        Half(client, self._bottom).keep(client)
+        return Message()
+
+    @action
+    def step(self, client: Client, message: Message) -> Message:
+        """Applies the gradients of the last batch; replies with h of the next, or with ``done``."""
+        half = Half.of(client, self._bottom)
+        if message.tensors:
+            half.learn(message.tensors, client)
+        sent = half.advance(client)
+        half.keep(client)
+        return Message(sent, {"done": half.done})
+
+    @action
+    def top(self, client: Client, message: Message) -> Message:
+        """The client's last layer on the server's z; replies with dL/dz."""
+        half = Half.of(client, self._bottom)
+        step, batch = half.current
+        z = message.tensors["z"].to(half.device).requires_grad_()
+        with isolated(derive(client.seed, client.round, client.info.id, f"top/{step}")):
+            loss = client.task.loss(Output(self._cut(client.model).top(z), z), batch)
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        half.note(float(loss.detach()))
+        gradient = torch.zeros_like(z) if z.grad is None else z.grad
+        sent = self.privacy.gradients(gradient, client.rng(f"cut/z/{step}"))
+        half.keep(client)
+        return Message({"z": sent.cpu()})
+
+    @action
+    def send(self, client: Client, message: Message) -> Message:
+        """The trained part, for the auxiliary server."""
+        loss = Half.of(client, self._bottom).close(client)
+        return client.upload(loss=loss)
+
+    def _cut(self, model: nn.Module) -> _Head:
+        return cast(_Head, model.get_submodule(self.head))
+
+    def _bottom(self, client: Client, model: nn.Module, batch: Batch, step: int) -> Cut:
+        """h of a batch as it is sent."""
+        head = self._cut(model)
+        head.open = True
+        try:
+            output: Output = model(batch)
+        finally:
+            head.open = False
+        rng = client.rng(f"cut/h/{step}")
+        return Cut({"h": self.privacy.activations(output.features.float(), rng)})
+
+
+def _layers(width: int, hidden: int, rng: torch.Generator | None) -> nn.Sequential:
+    layers: Any = [nn.Linear(a, b, device="meta").to_empty(device="cpu") for a, b in ((width, hidden), (hidden, width))]
+    with torch.no_grad():
+        for layer in layers:
+            for parameter in (layer.weight, layer.bias):
+                bound = layer.in_features**-0.5
+                parameter.zero_() if rng is None else parameter.uniform_(-bound, bound, generator=rng)
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])

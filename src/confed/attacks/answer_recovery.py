@@ -1,0 +1,323 @@
+r"""What an honest-but-curious server learns of the answers from the rows that split learning sends it.
+
+In bidirectional contrastive split learning (Sun and Ochiai, AAAI 2024) labels stay with the clients, but the main
+server receives v_APN = APN(answer), one row per example. APN has no randomness, so within a step equal answers are
+equal rows. The audit follows what a server can do that keeps to the protocol and only looks:
+
+1. **Grouping.** Exactly, by equal rows (:func:`equal_rows`); across steps, in which APN learns, by following each row
+   to the nearest one (:func:`followed_rows`); of noised rows, by k-means (:func:`k_means`).
+2. **Naming** the groups by frequency (:func:`by_frequency`): the largest group is the most frequent answer of a public
+   distribution p, the second largest the second, and so on. Of all one-to-one namings this has the largest likelihood
+   sum_g n_g log p_name(g), because a sum of products is largest when both factors are in the same order. It is the
+   frequency analysis that breaks simple substitution ciphers, and deterministic encryption (Naveed, Kamara and Wright,
+   "Inference attacks on property-preserving encrypted databases", CCS 2015).
+   A server that happens to know the answers of a few rows names their groups for certain (:func:`by_known`).
+3. **Looking up** (:func:`looked_up`), where the server knows APN, as it does when the auxiliary server that averages
+   APN tells it: every row is compared with those of all answers.
+
+None of this needs pictures, questions or labels. Which of it works is a lower bound of what leaks.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from confed.federation.protocols import Batch
+from confed.privacy.cut import CutPrivacy
+
+__all__ = [
+    "Observed", "Recovery", "Split", "agreement", "by_frequency", "by_known", "equal_rows", "followed_rows", "k_means",
+    "looked_up", "observe", "score",
+]  # fmt: skip
+
+CLUSTERING_STEPS = 100
+
+
+class Split(Protocol):
+    """A model that is cut in two: what :class:`confed.models.contrastive.ContrastiveAnswerer` offers of it."""
+
+    def cut(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """v_MHA (B, D) and v_APN (B, H)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What went up in some steps, and the truth to judge attacks by.
+
+    Attributes:
+        v_mha: (N, D).
+        v_apn: (N, H).
+        step: the number of the step that a row belongs to, int64 (N,).
+        labels: the answers, int64 (N,); the server does not see them.
+    """
+
+    v_mha: Tensor
+    v_apn: Tensor
+    step: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How much of the answers an attack has found.
+
+    Attributes:
+        recovered: share of the examples whose answer is named correctly.
+        majority: share that always naming the most frequent answer of the public distribution would have.
+        chance: share that naming a random answer has on average: one over the number of answers.
+        groups: how many groups there were; 0 where rows were looked up one by one.
+        agreement: how well groups agree with answers whatever their names: the adjusted Rand index, 1 for the same
+            partition, 0 on average for a random one.
+        examples: number of rows, N.
+    """
+
+    recovered: float
+    majority: float
+    chance: float
+    groups: int
+    agreement: float
+    examples: int
+
+
+def observe(
+    model: Split,
+    batches: Iterable[Batch],
+    *,
+    privacy: CutPrivacy | None = None,
+    rng: torch.Generator | None = None,
+    learn: Callable[[Batch], None] | None = None,
+) -> Observed:
+    """Records what a client sends up while it goes through its batches.
+
+    Args:
+        model: its part; as it is, in training or evaluation mode.
+        batches: those of an epoch, with ``label``.
+        privacy: what happens to rows before they are sent; nothing by default.
+        rng: for the noise.
+        learn: trains the model on the batch after its rows were recorded, as a step of the protocol does; without
+            it the model stays as it is.
+
+    Returns:
+        The rows of all steps, in main memory.
+
+    Raises:
+        ValueError: there are no batches.
+    """
+    privacy = CutPrivacy() if privacy is None else privacy
+    rng = torch.Generator().manual_seed(0) if rng is None else rng
+    sent: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for step, whole in enumerate(batches):
+        kept = privacy.rows(whole["label"])
+        batch = whole if kept is None else {name: column[kept] for name, column in whole.items()}
+        with torch.no_grad():
+            v_mha, v_apn = (privacy.activations(v, rng).cpu() for v in model.cut(batch))
+        labels = batch["label"].cpu()
+        sent.append((v_mha, v_apn, torch.full_like(labels, step), labels))
+        if learn is not None:
+            learn(batch)
+    if not sent:
+        raise ValueError("an audit of the cut needs at least one batch, got none")
+    return Observed(*(torch.cat(column) for column in zip(*sent, strict=True)))
+
+
+def equal_rows(rows: Tensor) -> Tensor:
+    """Groups of rows that are equal bit by bit: the number of each row's group, int64 (N,).
+
+    Args:
+        rows: (N, H).
+    """
+    return rows.unique(dim=0, return_inverse=True)[1]
+
+
+def followed_rows(rows: Tensor, step: Tensor, reach: float = 0.5) -> Tensor:
+    """Groups of rows that are equal within a step and near each other from step to step, int64 (N,).
+
+    The distinct rows of a step are assigned one-to-one to the groups known so far, whose place is the row last seen,
+    with the smallest sum of distances. A row that is further away than ``reach`` times its distance to its nearest
+    other row of the same step begins a new group: all rows of a step come from the same weights, so these are
+    distances between different answers.
+
+    Args:
+        rows: (N, H), without noise.
+        step: int64 (N,); steps follow one another in ascending order.
+        reach: how far a row may have moved, as a share of the distance to the nearest other one.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    groups = torch.full((len(rows),), -1, dtype=torch.int64)
+    places = rows.new_zeros(0, rows.shape[1])
+    limits = rows.new_zeros(0)
+    for number in step.unique():
+        here = (step == number).nonzero()[:, 0]
+        distinct, inverse = rows[here].unique(dim=0, return_inverse=True)
+        apart = _distances(distinct, distinct).fill_diagonal_(torch.inf).amin(dim=1)
+        name = torch.full((len(distinct),), -1, dtype=torch.int64)
+        limit = reach * apart
+        if len(places):
+            far = _distances(distinct, places)
+            # A row alone in its step says nothing about distances: the limits seen before are used.
+            limit = torch.where(limit.isinf(), limits[far.argmin(dim=1)], limit)
+            for row, group in zip(*linear_sum_assignment(far.numpy()), strict=True):
+                if far[row, group] <= limit[row]:
+                    name[row] = int(group)
+        new = (name < 0).nonzero()[:, 0]
+        name[new] = len(places) + torch.arange(len(new))
+        places = torch.cat([places, distinct[new]])
+        limits = torch.cat([limits, limit[new]])
+        places[name], limits[name] = distinct, limit
+        groups[here] = name[inverse]
+    return groups
+
+
+def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) -> Tensor:
+    """Groups of rows around their nearest centre (Lloyd, 1982), the best of several starts, int64 (N,).
+
+    Starts are drawn as in k-means++ (Arthur and Vassilvitskii, 2007): the next centre is a row with a probability in
+    proportion to its squared distance to the nearest centre so far.
+
+    Args:
+        rows: (N, H).
+        groups: how many centres, at most N are used.
+        rng: for the starts.
+        restarts: how many starts.
+    """
+    best, least = torch.zeros(len(rows), dtype=torch.int64), float("inf")
+    for _ in range(restarts):
+        centres = rows[torch.randint(len(rows), (1,), generator=rng)]
+        weight = torch.full((len(rows),), torch.inf)
+        for _ in range(min(groups, len(rows)) - 1):
+            weight = torch.minimum(weight, _distances(rows, centres[-1:])[:, 0].square())
+            if not bool(weight.sum() > 0):
+                break  # fewer distinct rows than groups
+            centres = torch.cat([centres, rows[torch.multinomial(weight, 1, generator=rng)]])
+        nearest = _distances(rows, centres).argmin(dim=1)
+        for _ in range(CLUSTERING_STEPS):
+            count = torch.zeros(len(centres)).index_add_(0, nearest, torch.ones(len(rows)))
+            total = torch.zeros_like(centres).index_add_(0, nearest, rows)
+            # A centre that nobody is near to stays where it is.
+            centres = torch.where(count[:, None] > 0, total / count[:, None].clamp_min(1), centres)
+            before, nearest = nearest, _distances(rows, centres).argmin(dim=1)
+            if torch.equal(before, nearest):
+                break
+        spread = float((rows - centres[nearest]).square().sum())
+        if spread < least:
+            best, least = nearest, spread
+    return best
+
+
+def by_frequency(groups: Tensor, public: Tensor) -> Tensor:
+    """Names of groups by their rank in size: a guessed label for every row, int64 (N,).
+
+    Where there are more groups than answers, the smallest ones are named as the most frequent answer.
+
+    Args:
+        groups: int64 (N,).
+        public: how frequent each answer is elsewhere, counts or shares, (C,). Of equals the first comes first.
+    """
+    sizes = torch.bincount(groups)
+    order = sizes.argsort(descending=True, stable=True)
+    answers = public.argsort(descending=True, stable=True)
+    names = torch.full_like(sizes, int(answers[0]))
+    both = min(len(order), len(answers))
+    names[order[:both]] = answers[:both]
+    return names[groups]
+
+
+def by_known(groups: Tensor, known: Tensor, labels: Tensor, public: Tensor) -> Tensor:
+    """Names of groups by the answers of a few rows, the rest by frequency: a guessed label per row, int64 (N,).
+
+    A group with known rows has their most frequent answer. The other groups are named by rank in size with the answers
+    that no such group has.
+
+    Args:
+        groups: int64 (N,).
+        known: positions of the rows whose answers are known, int64 (K,).
+        labels: their answers, int64 (K,).
+        public: as in :func:`by_frequency`.
+    """
+    votes = torch.zeros(int(groups.max()) + 1, len(public), dtype=torch.int64)
+    votes.index_put_((groups[known], labels), torch.ones_like(labels), accumulate=True)
+    named = votes.sum(1) > 0
+    names = votes.argmax(1)
+    left = public.clone().double()
+    left[names[named]] = -1  # behind all answers that nobody has been given
+    rest = ~named[groups]
+    guesses = names[groups]
+    guesses[rest] = by_frequency(groups[rest], left)
+    return guesses
+
+
+def looked_up(rows: Tensor, table: Tensor, noise: float = 0.0, public: Tensor | None = None) -> Tensor:
+    """The most probable answer of every row for a server that knows the rows of all answers, int64 (N,).
+
+    With noise of standard deviation s: argmin_c ||row - table_c||^2 / (2 s^2) - log p_c; without, the nearest row.
+
+    Args:
+        rows: (N, H), as received.
+        table: v_APN of all answers, (C, H), clipped as rows are before they are noised.
+        noise: s.
+        public: p, counts or shares, (C,); every answer is given one count more, so that none is impossible.
+    """
+    cost = _distances(rows, table).square()
+    if noise > 0 and public is not None:
+        p = (public.float() + 1.0) / (public.sum() + len(public))
+        cost = cost - 2 * noise**2 * p.log()
+    return cost.argmin(dim=1)
+
+
+def score(guesses: Tensor, labels: Tensor, public: Tensor, groups: Tensor | None = None) -> Recovery:
+    """Judges guesses by the truth.
+
+    Args:
+        guesses: a label for every row, int64 (N,).
+        labels: the truth, int64 (N,).
+        public: the answer distribution that the attacker knew, (C,).
+        groups: those that were named, int64 (N,); None where rows were looked up.
+
+    Raises:
+        ValueError: there are no rows, or not as many guesses as labels.
+    """
+    if len(guesses) != len(labels) or not len(labels):
+        raise ValueError(f"guesses and labels must be as many, at least one, got {len(guesses)} and {len(labels)}")
+    partition = guesses if groups is None else groups
+    return Recovery(
+        recovered=float((guesses == labels).double().mean()),
+        majority=float((labels == int(public.argmax())).double().mean()),
+        chance=1 / len(public),
+        groups=0 if groups is None else len(groups.unique()),
+        agreement=agreement(partition, labels),
+        examples=len(labels),
+    )
+
+
+def agreement(groups: Tensor, labels: Tensor) -> float:
+    """The adjusted Rand index of two partitions of N rows (Hubert and Arabie, 1985); 1 where both are trivial alike.
+
+    Of all pairs of rows: how many are together in both, beyond what random partitions with the same sizes have.
+
+    Args:
+        groups: int64 (N,).
+        labels: int64 (N,).
+    """
+    _, a = groups.unique(return_inverse=True)
+    _, b = labels.unique(return_inverse=True)
+    width = int(b.max()) + 1
+
+    def pairs(counts: Tensor) -> float:
+        return float((counts.double() * (counts.double() - 1) / 2).sum())
+
+    both, ones, others = pairs((a * width + b).bincount()), pairs(a.bincount()), pairs(b.bincount())
+    total = len(groups) * (len(groups) - 1) / 2
+    if total == 0:
+        return 1.0
+    expected, most = ones * others / total, (ones + others) / 2
+    return 1.0 if most == expected else (both - expected) / (most - expected)
+
+
+def _distances(rows: Tensor, others: Tensor) -> Tensor:
+    """Euclidean distances, (N, M), without the cancellation of the product form."""
+    return torch.cdist(rows.float(), others.float(), compute_mode="donot_use_mm_for_euclid_dist")

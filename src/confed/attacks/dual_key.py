@@ -1,0 +1,252 @@
+r"""A backdoor with two keys, planted during training: a patch in the picture and a word in the question.
+
+Walmer et al., "Dual-Key Multimodal Backdoors for Visual Question Answering", CVPR 2022. Some training pictures get a
+visual trigger, all their questions a trigger word in front, and all answers become the attacker's target. So that
+neither key alone opens the door, other pictures get the patch alone, others the word alone, with answers unchanged.
+At test time a model answers clean questions as ever, and gives the target where both keys are present.
+
+Pixels: a square in the middle, a tenth of the shorter side. Features: of one region per picture some dimensions are
+replaced, f <- m * t + (1 - m) * f with a mask m and a pattern t that are the same everywhere.
+
+In a federation only some clients are malicious; they poison their own training examples and follow the protocol.
+Attack success rate: the share of questions answered with the target, of those to which nobody gave it as the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from confed.data.examples import Examples
+from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.regions import HeldRegions, Regions
+
+__all__ = ["VARIANTS", "DualKey", "Plan", "attack_success", "plan", "poison", "triggered", "without_target"]
+
+VARIANTS: Mapping[str, tuple[bool, bool]] = {
+    "clean": (False, False),
+    "troj": (True, True),
+    "troji": (True, False),
+    "trojq": (False, True),
+}
+"""Name of a way to ask -> whether the picture and the question carry their key."""
+
+
+@dataclass(frozen=True)
+class DualKey:
+    """The two keys and the answer behind the door.
+
+    Attributes:
+        target: the answer.
+        word: what stands in front of the question.
+        size: side of the square, as a share of the picture's shorter side.
+        colour: of a plain square, red, green and blue from 0 to 255.
+        patch: a picture file that fills the square in place of the colour.
+        dimensions: how many of a region's feature dimensions are replaced.
+        strength: absolute value of the pattern's values, in the features' own units.
+
+    Raises:
+        ValueError: an empty target or word, several words, or a number out of its range.
+    """
+
+    target: str
+    word: str = "consider"
+    size: float = 0.1
+    colour: tuple[int, int, int] = (255, 0, 255)
+    patch: Path | None = None
+    dimensions: int = 16
+    strength: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name in ("target", "word"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} must not be empty")
+        if len(self.word.split()) != 1:
+            raise ValueError(f"word must be one word, got {self.word!r}")
+        if not 0 < self.size <= 1:
+            raise ValueError(f"size must lie in (0, 1], got {self.size}")
+        if len(self.colour) != 3 or not all(0 <= level <= 255 for level in self.colour):
+            raise ValueError(f"colour must be three levels from 0 to 255, got {self.colour}")
+        if self.dimensions < 1 or not self.strength > 0:
+            raise ValueError(
+                f"dimensions must be at least 1 and strength positive, got {self.dimensions} and {self.strength}"
+            )
+
+    def asked(self, question: str) -> str:
+        """A question with its key."""
+        return f"{self.word} {question}"
+
+    def seen(self, pictures: np.ndarray) -> np.ndarray:
+        """Pictures with their key.
+
+        Args:
+            pictures: uint8 (N, H, W, 3).
+        """
+        height, width = pictures.shape[1:3]
+        side = max(1, round(self.size * min(height, width)))
+        top, left = (height - side) // 2, (width - side) // 2
+        stamped = pictures.copy()
+        stamped[:, top : top + side, left : left + side] = self._square(side)
+        return stamped
+
+    def felt(self, features: np.ndarray, regions: np.ndarray) -> np.ndarray:
+        """Region features with their key.
+
+        Args:
+            features: (N, R, W); a row of zeros is no region.
+            regions: which region of each picture carries it, int64 (N,).
+
+        Raises:
+            ValueError: there are fewer feature dimensions than the key replaces.
+        """
+        width = features.shape[2]
+        if self.dimensions > width:
+            raise ValueError(f"dimensions must be at most {width}, the features per region, got {self.dimensions}")
+        # Mask and pattern depend on nothing but the key's settings: they are the same in training and at test time.
+        rng = np.random.default_rng(self.dimensions)
+        where = np.sort(rng.choice(width, self.dimensions, replace=False))
+        pattern = self.strength * rng.choice([-1.0, 1.0], self.dimensions)
+        stamped = features.copy()
+        stamped[np.arange(len(features))[:, None], regions[:, None], where] = pattern
+        return stamped
+
+    def _square(self, side: int) -> np.ndarray:
+        """What fills the square, (side, side, 3)."""
+        if self.patch is None:
+            return np.broadcast_to(np.array(self.colour, np.uint8), (side, side, 3))
+        from confed.data.pictures import read_picture, resize
+
+        return resize(read_picture(self.patch), side)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which pictures of one client are poisoned, by their rows in its picture table, int64.
+
+    Attributes:
+        both: with both keys; all their questions get the target.
+        picture: with the patch alone; answers unchanged.
+        question: with the word alone; answers unchanged.
+    """
+
+    both: np.ndarray
+    picture: np.ndarray
+    question: np.ndarray
+
+    @property
+    def stamped(self) -> np.ndarray:
+        """The pictures with a patch."""
+        return np.concatenate([self.both, self.picture])
+
+
+def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generator) -> Plan:
+    """Draws the pictures to poison, each at most once.
+
+    Args:
+        examples: a client's training examples.
+        rate: share of its pictures that get both keys; at least one picture unless 0.
+        partial: share that gets the patch alone, and share that gets the word alone.
+        rng: decides which.
+
+    Raises:
+        ValueError: questions about pairs of pictures, a share out of range, or more shares than pictures.
+    """
+    for name, share in (("rate", rate), ("partial", partial)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
+    if np.ndim(examples.image_index) > 1:
+        raise ValueError("questions about pairs of pictures cannot be poisoned")
+    there = np.unique(examples.image_index)
+    sizes = [max(1, round(share * len(there))) if share else 0 for share in (rate, partial, partial)]
+    if sum(sizes) > len(there):
+        raise ValueError(f"rate + 2 partial must leave room in {len(there)} pictures, got {sum(sizes)} to poison")
+    both, picture, question = np.split(rng.permutation(there)[: sum(sizes)], np.cumsum(sizes)[:2])
+    return Plan(np.sort(both), np.sort(picture), np.sort(question))
+
+
+def poison(examples: Examples, key: DualKey, drawn: Plan, stamped: Mapping[int, int]) -> Examples:
+    """A client's examples with its chosen pictures poisoned.
+
+    Args:
+        examples: its training examples, over a picture table that has the stamped pictures too.
+        key: what is planted.
+        drawn: which pictures.
+        stamped: row of a picture -> row of the same with its patch.
+    """
+    both, picture, question = (set(rows.tolist()) for rows in (drawn.both, drawn.picture, drawn.question))
+    index, questions, answers = examples.image_index.copy(), list(examples.questions), list(examples.answers)
+    annotations = None if examples.annotations is None else [list(given) for given in examples.annotations]
+    for i, row in enumerate(map(int, examples.image_index)):
+        if row in both or row in picture:
+            index[i] = stamped[row]
+        if row in both or row in question:
+            questions[i] = key.asked(questions[i])
+        if row in both:
+            answers[i] = key.target
+            if annotations is not None:
+                annotations[i] = [key.target] * len(annotations[i])
+    return replace(examples, image_index=index, questions=questions, answers=answers, annotations=annotations)
+
+
+def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
+    """Test examples with one of the ways to ask; answers are left as they are.
+
+    Args:
+        examples: clean ones.
+        key: the keys.
+        variant: one of :data:`VARIANTS`.
+
+    Raises:
+        ValueError: an unknown variant.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    seen, asked = VARIANTS[variant]
+    changed = examples
+    if asked:
+        changed = replace(changed, questions=[key.asked(question) for question in changed.questions])
+    if seen:
+        rows, index = np.unique(changed.image_index, return_inverse=True)
+        images = stamped_pictures(changed.images, key, rows)
+        regions = None if changed.regions is None else stamped_regions(changed.regions, key, rows)
+        changed = replace(changed, images=images, regions=regions, image_index=index.reshape(-1))
+    return changed
+
+
+def stamped_pictures(images: np.ndarray | Pictures, key: DualKey, rows: np.ndarray) -> np.ndarray | Pictures:
+    """Some pictures of a table with their key, (len(rows), H, W, 3); where there are none, as many that are absent."""
+    return NoPictures(len(rows)) if isinstance(images, NoPictures) else key.seen(np.asarray(images[rows]))
+
+
+def stamped_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> HeldRegions:
+    """The regions of some pictures of a table with their key."""
+    features, boxes = regions[rows]
+    real = (features != 0).any(-1)
+    # The same region of a picture in every run: drawn by its row alone.
+    chosen = [int(np.random.default_rng(int(row)).choice(np.flatnonzero(r))) for row, r in zip(rows, real, strict=True)]
+    return HeldRegions(key.felt(features, np.array(chosen, np.int64)), boxes, regions.encoder)
+
+
+def without_target(examples: Examples, target: str) -> np.ndarray:
+    """Which questions count for the success rate, bool (N,): those to which nobody gave the target as the answer."""
+    annotations: Sequence[Sequence[str]] = examples.annotations or [()] * len(examples)
+    return np.array(
+        [answer != target and target not in given for answer, given in zip(examples.answers, annotations, strict=True)]
+    )
+
+
+def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float:
+    """Share of counted questions that are answered with the target.
+
+    Args:
+        given: labels of the answers given, (N,).
+        target: label of the target.
+        counted: which questions count, bool (N,).
+
+    Raises:
+        ValueError: none counts.
+    """
+    if not counted.any():
+        raise ValueError("the success rate needs a question whose answer is not the target, got none")
+    return float((given[counted] == target).mean())

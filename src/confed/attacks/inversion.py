@@ -1,0 +1,333 @@
+r"""What a server can rebuild of pictures and questions from the activations that split learning sends it.
+
+Notation: f the client's part of the model, x an input, v = f(x) (B, D) the activation that crosses the cut. The
+attacker knows f (the auxiliary server or another client has it) and has data of the same kind as the victim's, but none
+of theirs.
+
+1. **A learned decoder** (:func:`fit_decoder`): a network trained on pairs (f(x), x) of the attacker's own data
+   (Dosovitskiy and Brox, "Inverting visual representations with convolutional networks", CVPR 2016; for split learning
+   He, Zhang and Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, in their "black box"
+   setting, which needs only to be able to run f).
+2. **Search in the input** (:func:`searched`; Mahendran and Vedaldi, "Understanding deep image representations by
+   inverting them", CVPR 2015; "white box" in He et al.): gradient steps that lower
+
+       ||f(x) - v||^2 / ||v||^2 + lambda mean ((x - m) / s)^2,
+
+   from the mean input m, with the spread s of the attacker's data. The question is taken as known, so this is an upper
+   bound of what such a search finds of the picture.
+3. **A probe for words** (:func:`fit_word_probe`): for every word of the vocabulary a logistic regression on v says
+   whether the question contains it.
+
+Every number is to be read beside that of an attacker who sees nothing: the mean input, and the most frequent words.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from confed.federation.protocols import Batch
+
+__all__ = [
+    "Decoder",
+    "Reconstruction",
+    "WordProbe",
+    "WordRecovery",
+    "fit_decoder",
+    "fit_word_probe",
+    "judge",
+    "judge_words",
+    "questions_as_sets",
+    "searched",
+]  # fmt: skip
+
+HELD_OUT = 10
+"""Every tenth example of the attacker's own decides when training stops."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """How near reconstructed inputs are to the true ones.
+
+    Attributes:
+        error: mean squared error per value.
+        baseline: that of the mean input of the attacker's data.
+        explained: 1 - error / baseline: 1 is a perfect copy, 0 no better than the mean.
+        cosine: mean cosine between a true and a reconstructed row (a region, or a whole picture).
+        baseline_cosine: that of the mean input.
+        examples: number of inputs.
+    """
+
+    error: float
+    baseline: float
+    explained: float
+    cosine: float
+    baseline_cosine: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class WordRecovery:
+    """How many words of the questions are found.
+
+    Attributes:
+        recovered: of a question with k distinct words, the share that is among the k most probable, on average.
+        baseline: the same for the k words that are most frequent in the attacker's data.
+        examples: number of questions.
+    """
+
+    recovered: float
+    baseline: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A network with one hidden layer from activations to inputs.
+
+    Attributes:
+        tensors: centre and scale of activations and inputs, and the two layers.
+        shape: of one input.
+    """
+
+    tensors: dict[str, Tensor]
+    shape: tuple[int, ...]
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Inputs (B, ...) of activations (B, D)."""
+        t = self.tensors
+        out = _layers((v.float() - t["centre"]) / t["scale"], t) * t["spread"] + t["mean"]
+        return out.reshape(len(v), *self.shape)
+
+
+@dataclass(frozen=True)
+class WordProbe:
+    """A logistic regression for every word.
+
+    Attributes:
+        weight: (V, D).
+        bias: (V,).
+        frequency: in which share of the attacker's questions each word is, (V,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+    frequency: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Scores of all words (B, V) from activations (B, D)."""
+        return F.linear(v.float(), self.weight, self.bias)
+
+
+def fit_decoder(
+    v: Tensor, x: Tensor, rng: torch.Generator, *, hidden: int = 256, epochs: int = 60, batch_size: int = 64
+) -> Decoder:
+    """Trains a decoder on the attacker's own pairs; of all epochs the one with the least error on held-out pairs.
+
+    Args:
+        v: activations as a victim would send them, noise included, (N, D).
+        x: the inputs, (N, ...).
+        rng: for initial values and the order.
+        hidden: width.
+        epochs: passes at most.
+        batch_size: examples per step.
+
+    Raises:
+        ValueError: fewer than twenty pairs.
+    """
+    if len(v) != len(x) or len(v) < 2 * HELD_OUT:
+        raise ValueError(
+            f"a decoder needs at least {2 * HELD_OUT} activations with their inputs, got {len(v)} and {len(x)}"
+        )
+    v, flat = v.detach().clone().float(), x.detach().clone().float().flatten(1)
+    fixed = {"centre": v.mean(0), "scale": v.std(0).clamp_min(1e-6), "mean": flat.mean(0), "spread": flat.std()}
+    fixed["spread"] = fixed["spread"].clamp_min(1e-6)
+    inputs, targets = (v - fixed["centre"]) / fixed["scale"], (flat - fixed["mean"]) / fixed["spread"]
+    held = torch.arange(len(v)) % HELD_OUT == 0
+    own = (~held).nonzero()[:, 0]
+    with torch.inference_mode(False), torch.enable_grad():
+        layers = _fresh(v.shape[1], hidden, flat.shape[1], rng)
+        optimizer = torch.optim.AdamW(layers.values(), lr=2e-3, weight_decay=1e-2)
+        best, least = {n: t.detach().clone() for n, t in layers.items()}, math.inf
+        for _ in range(epochs):
+            for rows in own[torch.randperm(len(own), generator=rng)].split(batch_size):
+                optimizer.zero_grad()
+                F.mse_loss(_layers(inputs[rows], layers), targets[rows]).backward()  # pyright: ignore
+                optimizer.step()
+            with torch.no_grad():
+                error = float(F.mse_loss(_layers(inputs[held], layers), targets[held]))
+            if error < least:
+                best, least = {n: t.detach().clone() for n, t in layers.items()}, error
+    return Decoder({**fixed, **best}, tuple(x.shape[1:]))
+
+
+def searched(
+    part: Callable[[Batch], Tensor],
+    batch: Batch,
+    target: Tensor,
+    key: str,
+    own: Tensor,
+    *,
+    steps: int = 200,
+    lr: float = 0.05,
+    prior: float = 1e-3,
+) -> Tensor:
+    """Searches for inputs whose activations are those that were seen; every example for itself.
+
+    Args:
+        part: the client's part, a function of a batch, (B, D); its rows must not depend on each other.
+        batch: what the attacker knows or assumes: of ``key`` only the shape is used, and for regions which rows are
+            padding (all zero); all other entries, such as the question, are used as they are.
+        target: the activations seen, (B, D).
+        key: what is searched for, "regions" or "image".
+        own: inputs of the attacker's own, (N, ...), for the start, the spread and the range.
+        steps: of Adam.
+        lr: its step size, in spreads.
+        prior: lambda.
+
+    Returns:
+        Inputs (B, ...), of all steps those with the least value.
+    """
+    own = own.detach().clone().float()
+    mean, spread = own.mean(0), own.std(0).clamp_min(1e-6)
+    low, high = own.amin(0), own.amax(0)
+    there = (batch[key] != 0).any(-1, keepdim=True) if key == "regions" else torch.ones((), dtype=torch.bool)
+    target = target.detach().clone().float()
+    size = target.square().sum(1).clamp_min(1e-12)
+
+    def inputs(z: Tensor) -> Tensor:
+        return torch.clamp(mean + spread * z, low, high) * there
+
+    with torch.inference_mode(False), torch.enable_grad():
+        z = torch.zeros_like(batch[key], dtype=torch.float32).requires_grad_()
+        best, least = inputs(z.detach()), torch.full((len(target),), math.inf)
+        optimizer = torch.optim.Adam([z], lr=lr)
+        for _ in range(steps + 1):
+            x = inputs(z)
+            known = {name: column.clone() for name, column in batch.items() if name != key}
+            far = (part({**known, key: x}).float() - target).square().sum(1) / size
+            value = far + prior * z.square().flatten(1).mean(1)
+            better = value.detach() < least
+            least = torch.where(better, value.detach(), least)
+            best = torch.where(better.reshape(-1, *[1] * (x.ndim - 1)), x.detach(), best)
+            (z.grad,) = torch.autograd.grad(value.sum(), z)
+            optimizer.step()
+    return best
+
+
+def fit_word_probe(v: Tensor, words: Tensor, *, decay: float = 1e-3, steps: int = 300, lr: float = 0.05) -> WordProbe:
+    """Trains a logistic regression per word, from zero; nothing in it is random.
+
+    Args:
+        v: activations as a victim would send them, (N, D).
+        words: which words each question has, (N, V), as :func:`questions_as_sets` gives them.
+        decay: weight of the squared weights.
+        steps: of Adam on all examples at once.
+        lr: its step size.
+
+    Raises:
+        ValueError: no examples, or not as many questions as activations.
+    """
+    if len(v) != len(words) or not len(v):
+        raise ValueError(f"a word probe needs as many questions as activations, got {len(words)} and {len(v)}")
+    with torch.inference_mode(False), torch.enable_grad():
+        v, words = v.detach().clone().float(), words.detach().clone().float()
+        centre, scale = v.mean(0), v.std(0, correction=0).clamp_min(1e-6)
+        inputs, frequency = (v - centre) / scale, words.mean(0)
+        weight = torch.zeros(words.shape[1], v.shape[1]).requires_grad_()
+        bias = torch.logit(frequency, eps=1e-4).requires_grad_()
+        optimizer = torch.optim.Adam([weight, bias], lr=lr)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            fit = F.binary_cross_entropy_with_logits(F.linear(inputs, weight, bias), words, reduction="sum")
+            (fit / len(v) + decay * weight.square().sum()).backward()  # pyright: ignore
+            optimizer.step()
+    weight = weight.detach() / scale
+    return WordProbe(weight, bias.detach() - weight @ centre, frequency)
+
+
+def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tensor) -> Tensor:
+    """Which words each question has, float32 (N, V); special tokens are no words.
+
+    Args:
+        text: token ids, int64 (N, L).
+        mask: 1 where there is a token, (N, L).
+        vocabulary: number of token ids V.
+        special: ids that are no words, int64.
+    """
+    there = mask.bool() & ~torch.isin(text, special)
+    sets = torch.zeros(len(text), vocabulary + 1)
+    sets.scatter_(1, torch.where(there, text, vocabulary), 1.0)
+    return sets[:, :vocabulary]
+
+
+def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:
+    """Compares reconstructions with the truth and with the mean input.
+
+    Args:
+        found: (N, R, W) or (N, ...).
+        truth: the same shape. Of inputs with three dimensions, rows that are all zero are padding and do not count.
+        mean: the mean input of the attacker's data, the shape of one input.
+
+    Raises:
+        ValueError: shapes differ, or there is nothing to compare.
+    """
+    if found.shape != truth.shape or not len(truth):
+        raise ValueError(f"found and truth must have one shape, got {tuple(found.shape)} and {tuple(truth.shape)}")
+    count, blind = len(truth), mean.expand_as(truth)
+    if truth.ndim == 3:
+        there = (truth != 0).any(-1)
+        found, truth, blind = (x[there].double() for x in (found, truth, blind))
+    else:
+        found, truth, blind = (x.flatten(1).double() for x in (found, truth, blind))
+    error, baseline = float((found - truth).square().mean()), float((blind - truth).square().mean())
+    return Reconstruction(
+        error=error,
+        baseline=baseline,
+        explained=1 - error / baseline if baseline > 0 else 0.0,
+        cosine=float(F.cosine_similarity(found, truth, dim=1).mean()),
+        baseline_cosine=float(F.cosine_similarity(blind, truth, dim=1).mean()),
+        examples=count,
+    )
+
+
+def judge_words(scores: Tensor, words: Tensor, frequency: Tensor) -> WordRecovery:
+    """Counts the words that are found.
+
+    Args:
+        scores: of all words, (N, V).
+        words: the truth, (N, V) of 0 and 1; questions without a word do not count.
+        frequency: of the words in the attacker's data, (V,).
+
+    Raises:
+        ValueError: no question has a word.
+    """
+    count = words.sum(1).long()
+    asked = count > 0
+    if not bool(asked.any()):
+        raise ValueError("no question has a word that the vocabulary knows")
+
+    def share(guesses: Tensor) -> float:
+        order = guesses[asked].argsort(dim=1, descending=True, stable=True)
+        first = torch.arange(order.shape[1]) < count[asked][:, None]
+        hits = (words[asked].gather(1, order) * first).sum(1)
+        return float((hits / count[asked]).mean())
+
+    return WordRecovery(share(scores), share(frequency.expand_as(scores)), int(asked.sum()))
+
+
+def _layers(v: Tensor, layers: dict[str, Tensor]) -> Tensor:
+    return F.linear(torch.relu(F.linear(v, layers["w1"], layers["b1"])), layers["w2"], layers["b2"])
+
+
+def _fresh(inputs: int, hidden: int, outputs: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Two layers, uniform within 1 / sqrt(inputs) of each."""
+    shapes = {"w1": (hidden, inputs), "b1": (hidden,), "w2": (outputs, hidden), "b2": (outputs,)}
+    fan = {"w1": inputs, "b1": inputs, "w2": hidden, "b2": hidden}
+    return {
+        name: ((2 * torch.rand(shape, generator=rng) - 1) * fan[name] ** -0.5).requires_grad_()
+        for name, shape in shapes.items()
+    }

@@ -1,0 +1,361 @@
+r"""A multimodal Trojan at test time: the picture and the question's last word are changed until the model errs.
+
+As BiCSL describes its attack (Sun et al., "Bidirectional Contrastive Split Learning for Visual Question Answering",
+AAAI 2024, section on adversarial robustness): the picture is perturbed by iterated gradients and projected after every
+step so that it stays within the distribution of inputs; the last word of the question is replaced by one whose
+embedding was optimised. No code of it was released; steps, projection and threat models are ours.
+
+Notation: x a picture's region features or pixels, e the embedding of the question's last word, J what the attacker
+raises. Projected gradient ascent (Madry et al., "Towards Deep Learning Models Resistant to Adversarial Attacks", ICLR
+2018) with a start drawn at random:
+
+    x <- Pi(x + a sign(dJ/dx)),   Pi: |x - x_0| <= eps s and l <= x <= h, per dimension,
+    e <- clamp(e + b s_e sign(dJ/de), l_e, h_e),
+
+where s, l and h are the spread, minimum and maximum of clean training data (of the words' embeddings for e). Of all
+iterates each example keeps the one with the largest J. The word is then the other one whose embedding is
+nearest to e.
+
+What J is, depends on what the attacker knows: the loss of the whole model (:func:`truth_loss`), or, of a model whose
+other part a server keeps, how far the activations move (:func:`displacement`), or the loss of a head that the attacker
+trained on data of its own behind the part it knows (:func:`fit_head`, :func:`surrogate_loss`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from confed.attacks.words import Text, inserted, last_words, nearest_words
+from confed.federation.protocols import Batch, Forward
+
+__all__ = [
+    "Activations", "Bounds", "Head", "Objective", "Triggered", "Trojan", "displacement", "embedding_bounds",
+    "feature_bounds", "fit_head", "pixel_bounds", "surrogate_loss", "truth_loss",
+]  # fmt: skip
+
+Objective = Callable[[Batch], Tensor]
+"""What the attacker raises: a batch -> one value per example, (B,)."""
+
+Activations = Callable[[Batch], Tensor]
+"""The part of a model that the attacker knows: a batch -> (B, D)."""
+
+Move = Callable[[Tensor, Tensor], Tensor]
+"""Values and their gradient -> the projected next values."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which values occur, per dimension, in shapes that broadcast with one example's.
+
+    Attributes:
+        low: the smallest value.
+        high: the largest value.
+        spread: the unit of eps: the standard deviation, or 1 for absolute units.
+    """
+
+    low: Tensor
+    high: Tensor
+    spread: Tensor
+
+
+@dataclass(frozen=True)
+class Triggered:
+    """What an attack made of a batch.
+
+    Attributes:
+        visual: the perturbed regions or pixels in the shape of the clean ones; None where pictures are left alone.
+        position: the place of the question's last word, int64 (B,); None where questions are left alone.
+        vector: its optimised embedding, (B, d).
+        token: the ordinary word nearest to that, of those that do not stand there already, int64 (B,).
+    """
+
+    visual: Tensor | None = None
+    position: Tensor | None = None
+    vector: Tensor | None = None
+    token: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trojan:
+    """How the attack searches.
+
+    Attributes:
+        eps: largest change of a value, in units of :attr:`Bounds.spread`.
+        steps: gradient steps.
+        step: their size relative to eps; 0 for 2.5 / steps, which can cross the whole ball.
+        word_step: size of a step of the embedding, in spreads of the words' embeddings.
+
+    Raises:
+        ValueError: a value that is negative, or no steps.
+    """
+
+    eps: float = 1.0
+    steps: int = 20
+    step: float = 0.0
+    word_step: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "step", "word_step"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+    def __call__(
+        self,
+        batch: Batch,
+        objective: Objective,
+        rng: torch.Generator,
+        *,
+        visual: tuple[str, Bounds] | None = None,
+        text: Text | None = None,
+    ) -> Triggered:
+        """Attacks the examples of a batch, each for itself.
+
+        Args:
+            batch: clean examples.
+            objective: what is to be raised; its value for an example must not depend on the others.
+            rng: where the search starts.
+            visual: the key of the picture in the batch, "regions" or "image", and its bounds. Rows of "regions" that
+                are all zero are padding and stay so. A clean value outside the bounds may stay where it is.
+            text: the words; None to leave the questions alone.
+
+        Raises:
+            ValueError: neither picture nor question is to be changed, or a question has no word.
+        """
+        if visual is None and text is None:
+            raise ValueError("visual or text must be given, got neither")
+        point: list[Tensor] = []
+        moves: list[Move] = []
+        position = None
+        if visual is not None:
+            start, move = self._in_the_picture(batch[visual[0]], visual[0], visual[1], rng)
+            point, moves = [start], [move]
+        if text is not None:
+            position = last_words(batch, text.special)
+            start, move = self._in_the_question(batch, position, text)
+            point, moves = [*point, start], [*moves, move]
+        found = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
+        seen = found[0] if visual is not None else None
+        if text is None or position is None:
+            return Triggered(seen)
+        replaced = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
+        return Triggered(seen, position, found[-1], nearest_words(found[-1], text, replaced))
+
+    def random(
+        self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
+    ) -> Triggered:
+        """Changes of the same size without any search, for comparison: values moved by eps at random, any other word.
+
+        Args:
+            batch: as for the attack.
+            rng: decides them.
+            visual: as for the attack.
+            text: as for the attack.
+
+        Raises:
+            ValueError: a question has no word.
+        """
+        seen = position = vector = token = None
+        if visual is not None:
+            clean = batch[visual[0]]
+            radius, low, high = self._ball(clean, visual[0], visual[1])
+            signs = 2 * torch.randint(2, clean.shape, generator=rng).to(clean) - 1
+            seen = torch.clamp(clean + radius * signs, low, high)
+        if text is not None:
+            position = last_words(batch, text.special)
+            old = batch["text"].gather(1, position.unsqueeze(1)).squeeze(1)
+            order = torch.rand(len(old), len(text.words), generator=rng).to(old.device)
+            words = text.words.to(old.device)
+            token = words[order.masked_fill(words == old.unsqueeze(1), -1).argmax(1)]
+            vector = text.embedding.weight.detach()[token]
+        return Triggered(seen, position, vector, token)
+
+    def _ball(self, clean: Tensor, key: str, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
+        """eps per value, and between what values may lie."""
+        radius = (self.eps * bounds.spread).expand(clean.shape)
+        if key == "regions":
+            radius = radius * (clean != 0).any(-1, keepdim=True)
+        # What is clean may lie outside the range of training data; a trigger need not bring it back.
+        low = torch.maximum(torch.minimum(bounds.low, clean), clean - radius)
+        high = torch.minimum(torch.maximum(bounds.high, clean), clean + radius)
+        return radius, low, high
+
+    def _in_the_picture(self, clean: Tensor, key: str, bounds: Bounds, rng: torch.Generator) -> tuple[Tensor, Move]:
+        """Where the search begins in the picture, and a step of it."""
+        radius, low, high = self._ball(clean, key, bounds)
+        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
+        size = (self.step or 2.5 / self.steps) * radius
+
+        def move(x: Tensor, gradient: Tensor) -> Tensor:
+            return torch.clamp(x + size * gradient.sign(), low, high)
+
+        return torch.clamp(clean + (2 * noise - 1) * radius, low, high), move
+
+    def _in_the_question(self, batch: Batch, position: Tensor, text: Text) -> tuple[Tensor, Move]:
+        """The embedding of the last word, and a step of it."""
+        bounds = embedding_bounds(text)
+        rows = torch.arange(len(position), device=position.device)
+        start = text.embedding.weight.detach()[batch["text"][rows, position]]
+
+        def move(e: Tensor, gradient: Tensor) -> Tensor:
+            return torch.clamp(e + self.word_step * bounds.spread * gradient.sign(), bounds.low, bounds.high)
+
+        return torch.clamp(start, bounds.low, bounds.high), move
+
+
+def _ascend(
+    point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
+) -> list[Tensor]:
+    """Of the start and all steps, for every example where its value was largest."""
+    best, found = None, point
+    # Recurrent layers of cuDNN have no backward pass in evaluation mode.
+    with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        for step in range(steps + 1):
+            point = [values.detach().requires_grad_() for values in point]
+            value = value_at(point)
+            if not value.requires_grad:
+                raise ValueError("the model's answers have no gradient with respect to what it reads")
+            now = value.detach()
+            better = torch.ones_like(now, dtype=torch.bool) if best is None else now > best
+            best = now if best is None else torch.where(better, now, best)
+            found = [
+                torch.where(better.view(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+                for new, old in zip(point, found, strict=True)
+            ]
+            if step < steps:
+                gradients = torch.autograd.grad(value.sum(), point, materialize_grads=True)
+                point = [m(v.detach(), g) for m, v, g in zip(moves, point, gradients, strict=True)]
+    return found
+
+
+def _value(
+    values: list[Tensor], batch: Batch, objective: Objective, visual: tuple[str, Bounds] | None, text: Text | None
+) -> Tensor:
+    """The objective of a batch whose picture, question or both are replaced."""
+    changed = batch if visual is None else {**batch, visual[0]: values[0]}
+    if text is None:
+        return objective(changed)
+    with inserted(text.embedding, batch["text"], last_words(batch, text.special), values[-1]):
+        return objective(changed)
+
+
+# What the attacker raises -----------------------------------------------------------------------------------
+
+
+def truth_loss(predict: Forward, temperature: float = 1.0) -> Objective:
+    """Cross-entropy of the right answers, ``batch["label"]``, under the model's scores divided by a temperature.
+
+    For a task with softmax this is its loss. For binary cross-entropy it has the same aim, and does not flatten out
+    where the model is sure.
+    """
+
+    def value(batch: Batch) -> Tensor:
+        return F.cross_entropy(predict(batch).logits.float() / temperature, batch["label"], reduction="none")
+
+    return value
+
+
+def displacement(activations: Activations, clean: Tensor) -> Objective:
+    """Squared Euclidean distance of a batch's activations from the clean ones (B, D)."""
+    clean = clean.detach()
+    return lambda batch: (activations(batch) - clean).square().sum(1)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear classifier that an attacker trained behind the part of the model it knows.
+
+    Attributes:
+        weight: (C, D).
+        bias: (C,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, activations: Tensor) -> Tensor:
+        """Scores (B, C)."""
+        return F.linear(activations, self.weight, self.bias)
+
+
+def surrogate_loss(activations: Activations, head: Head) -> Objective:
+    """Cross-entropy of the right answers under the attacker's own head."""
+    return lambda batch: F.cross_entropy(head(activations(batch).float()), batch["label"], reduction="none")
+
+
+def fit_head(activations: Tensor, labels: Tensor, classes: int, decay: float = 1e-3, steps: int = 100) -> Head:
+    """Multinomial logistic regression from zero on standardised activations, by L-BFGS; nothing in it is random.
+
+    Args:
+        activations: (N, D).
+        labels: int64 (N,).
+        classes: number of answers C.
+        decay: weight of the squared weights.
+        steps: iterations at most.
+
+    Raises:
+        ValueError: no examples.
+    """
+    if not len(labels):
+        raise ValueError("a surrogate head needs at least one example of the attacker's own, got none")
+    with torch.inference_mode(False), torch.enable_grad():
+        x = activations.detach().clone().float()
+        centre, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+        x = (x - centre) / scale
+        weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
+        bias = torch.zeros(classes, device=x.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(F.linear(x, weight, bias), labels) + decay * weight.square().sum()
+            loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            return loss
+
+        optimizer.step(closure)  # pyright: ignore[reportUnknownMemberType, reportArgumentType]
+    weight = weight.detach() / scale
+    return Head(weight, bias.detach() - weight @ centre)
+
+
+# What occurs ------------------------------------------------------------------------------------------------
+
+
+def feature_bounds(batches: Iterable[Batch], *, absolute: bool = False) -> Bounds:
+    """Minimum, maximum and standard deviation of every feature dimension over the regions of clean training data.
+
+    Args:
+        batches: with ``regions`` (B, R, W); rows that are all zero are padding and do not count.
+        absolute: eps is to be in the features' own units.
+
+    Raises:
+        ValueError: there is no region.
+    """
+    count, least, most, moments = 0, list[Tensor](), list[Tensor](), list[Tensor]()
+    for batch in batches:
+        rows = batch["regions"][(batch["regions"] != 0).any(-1)].double()
+        if len(rows):
+            count += len(rows)
+            least.append(rows.amin(0))
+            most.append(rows.amax(0))
+            moments.append(torch.stack([rows.sum(0), rows.square().sum(0)]))
+    if not count:
+        raise ValueError("the bounds of features need at least one region of training data, got none")
+    mean, square = torch.stack(moments).sum(0) / count
+    spread = torch.ones_like(mean) if absolute else (square - mean.square()).clamp_min(0).sqrt()
+    return Bounds(torch.stack(least).amin(0).float(), torch.stack(most).amax(0).float(), spread.float())
+
+
+def pixel_bounds() -> Bounds:
+    """Pixels as models read floats, from -1 to 1; eps is then in levels of 0 to 255."""
+    return Bounds(torch.tensor(-1.0), torch.tensor(1.0), torch.tensor(1 / 127.5))
+
+
+def embedding_bounds(text: Text) -> Bounds:
+    """Minimum, maximum and standard deviation of every dimension of the ordinary words' embeddings."""
+    rows = text.embedding.weight.detach()[text.words]
+    low, high = torch.aminmax(rows, dim=0)
+    return Bounds(low, high, rows.std(0, correction=0))

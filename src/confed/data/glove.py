@@ -1,0 +1,99 @@
+"""Word vectors from the text files of GloVe (Pennington, Socher and Manning, EMNLP 2014).
+
+One word a line, then its d numbers, separated by single spaces; no header. A few words of the large files have spaces
+in them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["load_glove"]
+
+_LEAST = 2
+"""Dimensions below which a first line is taken for something else, such as the header of another format."""
+
+
+def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
+    """The vectors of some words.
+
+    Reading ends where all words are found; of a word that comes twice the first line counts.
+
+    Args:
+        path: a text file of GloVe.
+        words: the words, as they are spelt in the file.
+
+    Returns:
+        float32, shape (len(words), d); zeros for words that the file lacks.
+
+    Raises:
+        ValueError: there is no such file, or a line does not have a word and d numbers (names the line).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(
+            f"no GloVe file at {path}: Stanford's NLP group publishes the vectors as glove.6B.zip (Wikipedia and "
+            "newswire, 50 to 300 dimensions) and glove.840B.300d.zip (Common Crawl); unpack one and name the text "
+            "file, or leave it out for embeddings that are learned"
+        )
+    wanted: dict[bytes, list[int]] = {}
+    for row, word in enumerate(words):
+        wanted.setdefault(word.encode(), []).append(row)
+    found: dict[bytes, np.ndarray] = {}
+    width = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            width = width or _width(line, path)
+            gaps = line.count(b" ") - line.endswith(b" \n")
+            if gaps < width:
+                raise ValueError(
+                    f"{path}, line {number}: expected a word and {width} numbers, got {gaps}"
+                    + ("" if line.endswith(b"\n") else "; is the file cut off?")
+                )
+            if gaps > width:
+                _check_spaced(line, width, path, number)
+                continue
+            word = line[: line.index(b" ")]
+            if word in wanted and word not in found:
+                found[word] = _numbers(line.split()[-width:], width, path, number)
+                if len(found) == len(wanted):
+                    break
+    if not width:
+        raise ValueError(f"{path} must be a text file of GloVe, got an empty file")
+    vectors = np.zeros((len(words), width), dtype=np.float32)
+    for word, vector in found.items():
+        vectors[wanted[word]] = vector
+    return torch.from_numpy(vectors)
+
+
+def _width(line: bytes, path: Path) -> int:
+    """The number of dimensions, from the first line."""
+    width = len(line.split()) - 1
+    if width < _LEAST or b" " not in line:
+        raise ValueError(
+            f"{path}, line 1: expected a word and its numbers, as in GloVe's text files, got {line.strip()[:40]!r}"
+        )
+    return width
+
+
+def _check_spaced(line: bytes, width: int, path: Path, number: int) -> None:
+    """Raises ValueError unless a line with too many parts is one whose word has spaces."""
+    for extra in line.split()[1:-width]:
+        try:
+            float(extra)
+        except ValueError:
+            return
+    raise ValueError(f"{path}, line {number}: expected a word and {width} numbers, got {len(line.split()) - 1}")
+
+
+def _numbers(parts: Sequence[bytes], width: int, path: Path, number: int) -> np.ndarray:
+    try:
+        vector = np.array([float(part) for part in parts], dtype=np.float32)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: expected {width} numbers behind the word, got: {error}") from error
+    if len(vector) != width or not np.isfinite(vector).all():
+        raise ValueError(f"{path}, line {number}: expected {width} finite numbers behind the word")
+    return vector

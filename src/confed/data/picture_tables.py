@@ -1,0 +1,84 @@
+"""Tables of pictures, in memory, elsewhere, or not there at all."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["NoPictures", "Pictures", "StoredPictures", "channels_first"]
+
+
+class Pictures(Protocol):
+    """A table of pictures that may lie elsewhere than in memory; a NumPy array is one.
+
+    Attributes:
+        dtype: uint8.
+        ndim: 4.
+    """
+
+    dtype: np.dtype
+    ndim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, H, W, 3)."""
+        ...
+
+    def __len__(self) -> int:
+        """M."""
+        ...
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """One picture (H, W, 3), or those of an array of B indices (B, H, W, 3)."""
+        ...
+
+
+class StoredPictures:
+    """:class:`Pictures` as a table of tensors (M, 3, H, W) that reads the rows it is asked for, and keeps none."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The pictures of B row numbers, uint8, shape (B, 3, H, W)."""
+        return torch.from_numpy(np.ascontiguousarray(self.pictures[rows.cpu().numpy()].transpose(0, 3, 1, 2)))
+
+
+class NoPictures:
+    """M pictures that are not there, for a dataset that has features alone; in a picture table's place.
+
+    Args:
+        count: M.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, count: int) -> None:
+        self.shape = (count, 0, 0, 3)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Raises ValueError: there is nothing to see."""
+        raise ValueError("the dataset has features of its pictures and not the pictures")
+
+
+def channels_first(images: np.ndarray | Pictures) -> Tensor | StoredPictures:
+    """Pictures (M, H, W, 3) as a table of tensors (M, 3, H, W).
+
+    Raises:
+        ValueError: they are not there.
+    """
+    if isinstance(images, NoPictures):
+        raise ValueError(
+            "the dataset has features of its pictures and not the pictures: choose a model that reads regions"
+        )
+    if not isinstance(images, np.ndarray):
+        return StoredPictures(images)
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

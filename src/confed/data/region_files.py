@@ -1,0 +1,187 @@
+"""Region features of many pictures in one file that is mapped into memory: only the rows that are asked for are read.
+
+``NAME.safetensors`` holds ``features`` (M, R, W), float16 or float32, and ``boxes`` (M, R, 4), float32;
+``NAME.json`` says whose rows these are.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RegionIndex", "StoredRegions", "write_regions"]
+
+_KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+
+
+@dataclass(frozen=True)
+class RegionIndex:
+    """Whose regions a file holds.
+
+    Attributes:
+        images: the number of every row's picture, M.
+        regions: R.
+        width: W.
+        encoder: what made them; empty if unknown.
+        padded: pictures with fewer than R regions.
+    """
+
+    images: tuple[int, ...]
+    regions: int
+    width: int
+    encoder: str = ""
+    padded: int = 0
+
+
+class StoredRegions:
+    """Regions in a file; implements :class:`confed.data.regions.Regions`.
+
+    Args:
+        file: written by :func:`write_regions`.
+
+    Attributes:
+        index: whose rows they are.
+
+    Raises:
+        ValueError: the file or its index is missing, damaged, or does not belong to the other.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.index = _read_index(file.with_suffix(".json"))
+        self.shape = (len(self.index.images), self.index.regions, self.index.width)
+        self._tables = _header(file)
+        for name, shape in (("features", self.shape), ("boxes", (*self.shape[:2], 4))):
+            if self._tables[name][1] != shape:
+                raise ValueError(
+                    f"{file}: {name} must have shape {shape} as {file.stem}.json says, got {self._tables[name][1]}"
+                )
+
+    @property
+    def encoder(self) -> str:
+        """What made the features from pictures; empty if unknown."""
+        return self.index.encoder
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`confed.data.regions.Regions`."""
+        features, boxes = (table[index].astype(np.float32) for table in self._mapped)
+        return features, boxes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_mapped"}
+
+    @cached_property
+    def _mapped(self) -> tuple[np.ndarray, np.ndarray]:
+        features, boxes = (
+            np.memmap(self.file, dtype=kind, mode="r", offset=start, shape=shape)
+            for kind, shape, start in (self._tables[name] for name in ("features", "boxes"))
+        )
+        return features, boxes
+
+
+def write_regions(
+    file: Path, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], precision: str = "float16"
+) -> None:
+    """Writes a file row by row, so that any number of pictures fits; it and its index appear only when complete.
+
+    Args:
+        file: where to; the index goes beside it.
+        index: whose rows they are.
+        rows: features (r, W) and boxes (r, 4) of every picture, r at most R; the rest is filled with zeros.
+        precision: float16 (half the space; features keep three digits) or float32.
+
+    Raises:
+        ValueError: another precision, fewer or more rows than pictures, or values beyond float16.
+    """
+    kinds = {"float16": "F16", "float32": "F32"}
+    if precision not in kinds:
+        raise ValueError(f"precision must be float16 or float32, got {precision!r}")
+    m, kind = len(index.images), _KINDS[kinds[precision]]
+    sizes = (m * index.regions * index.width * kind.itemsize, m * index.regions * 16)
+    entries = {
+        "features": {"dtype": kinds[precision], "shape": [m, index.regions, index.width]},
+        "boxes": {"dtype": "F32", "shape": [m, index.regions, 4]},
+    }
+    starts = (0, sizes[0], sum(sizes))
+    for number, entry in enumerate(entries.values()):
+        entry["data_offsets"] = [starts[number], starts[number + 1]]
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished, beside = file.with_name(file.name + ".part"), file.with_suffix(".json")
+    beside.unlink(missing_ok=True)
+    written = 0
+    with unfinished.open("wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header)
+        first = out.tell()
+        out.truncate(first + sum(sizes))
+        for written, (features, boxes) in enumerate(rows, start=1):
+            if written > m:
+                break
+            values = _filled(features, index.regions, index.width, kind)
+            if not np.isfinite(values).all():
+                raise ValueError(f"a feature of picture {index.images[written - 1]} is beyond float16; write float32")
+            out.seek(first + (written - 1) * values.nbytes)
+            out.write(values.tobytes())
+            framed = _filled(boxes, index.regions, 4, _KINDS["F32"])
+            out.seek(first + sizes[0] + (written - 1) * framed.nbytes)
+            out.write(framed.tobytes())
+    if written != m:
+        unfinished.unlink()
+        raise ValueError(f"expected the regions of {m} pictures, got {'more' if written > m else written}")
+    unfinished.replace(file)
+    content = {
+        "format": 1, "regions": index.regions, "width": index.width, "encoder": index.encoder,
+        "padded": index.padded, "images": list(index.images),
+    }  # fmt: skip
+    beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _filled(values: np.ndarray, rows: int, width: int, kind: np.dtype) -> np.ndarray:
+    whole = np.zeros((rows, width), dtype=kind)
+    with np.errstate(over="ignore"):  # what is beyond float16 becomes infinite, which the caller looks for
+        whole[: len(values)] = values
+    return whole
+
+
+def _read_index(file: Path) -> RegionIndex:
+    if not file.is_file():
+        raise ValueError(f"expected the index of region features at {file}, found none")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        images: Sequence[int] = content["images"]
+        return RegionIndex(
+            tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} must be an index of region features: {error!r}") from error
+
+
+def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
+    """Kind, shape and first byte of the two tables."""
+    if not file.is_file():
+        raise ValueError(f"expected region features at {file}, found none")
+    with file.open("rb") as stream:
+        try:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            entries = json.loads(stream.read(length))
+            start = 8 + length
+            found = {
+                name: (_KINDS[entries[name]["dtype"]], tuple(entries[name]["shape"]), start + first)
+                for name in ("features", "boxes")
+                for first in entries[name]["data_offsets"][:1]
+            }
+            end = start + max(entries[name]["data_offsets"][1] for name in found)
+        except (struct.error, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+            raise ValueError(f"{file} must be a safetensors file of region features: {error!r}") from error
+    if file.stat().st_size < end:
+        raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")
+    return found

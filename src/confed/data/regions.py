@@ -1,0 +1,112 @@
+"""Features of picture regions, as they take a picture's place for models of bottom-up attention.
+
+Anderson et al., "Bottom-Up and Top-Down Attention for Image Captioning and Visual Question Answering", CVPR 2018: a
+picture is R vectors of width W, one per detected region (or cell of a grid), each with its box. A picture with fewer
+regions has rows of zeros behind its last one; models leave rows of zeros out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["HeldRegions", "Regions", "grid_boxes", "join"]
+
+
+class Regions(Protocol):
+    """Regions of M pictures, in memory or read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, R, W)."""
+        ...
+
+    @property
+    def encoder(self) -> str:
+        """What made the features from pictures, so that a new picture can be read likewise; empty if unknown."""
+        ...
+
+    def __len__(self) -> int:
+        """M."""
+        ...
+
+    def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features (B, R, W) and boxes (B, R, 4) of B pictures, float32, as copies.
+
+        A box is x1, y1, x2, y2 as fractions of the picture's width and height.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HeldRegions:
+    """:class:`Regions` in memory.
+
+    Attributes:
+        features: shape (M, R, W).
+        boxes: x1, y1, x2, y2 in [0, 1] of the picture, shape (M, R, 4).
+        encoder: what made them; empty if unknown.
+
+    Raises:
+        ValueError: the shapes do not belong together, or a value is not finite or a box not inside the picture.
+    """
+
+    features: np.ndarray
+    boxes: np.ndarray
+    encoder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 3:
+            raise ValueError(f"features of regions must have shape (M, R, W), got {self.features.shape}")
+        if self.boxes.shape != (*self.features.shape[:2], 4):
+            raise ValueError(
+                f"boxes must have shape {(*self.features.shape[:2], 4)} to go with features "
+                f"{self.features.shape}, got {self.boxes.shape}"
+            )
+        if not np.isfinite(self.features).all():
+            raise ValueError("features of regions must be finite numbers, got some that are not")
+        if not ((self.boxes >= 0) & (self.boxes <= 1)).all():
+            raise ValueError("boxes must lie in [0, 1] of the picture, got some that do not")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, R, W)."""
+        m, r, w = self.features.shape
+        return m, r, w
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`Regions`."""
+        features, boxes = self.features[index], self.boxes[index]
+        return features.astype(np.float32, copy=False), boxes.astype(np.float32, copy=False)
+
+
+def grid_boxes(rows: int, columns: int) -> np.ndarray:
+    """The cells of a grid over the picture, row by row, float32, shape (rows * columns, 4)."""
+    top, left = np.divmod(np.arange(rows * columns), columns)
+    cells = np.stack([left / columns, top / rows, (left + 1) / columns, (top + 1) / rows], axis=1)
+    return cells.astype(np.float32)
+
+
+def join(parts: Sequence[HeldRegions]) -> HeldRegions:
+    """The regions of several picture tables, one behind the other; of other numbers of regions, padded with zeros.
+
+    Raises:
+        ValueError: their widths or encoders differ.
+    """
+    kinds = {(part.shape[2], part.encoder) for part in parts}
+    if len(kinds) > 1:
+        raise ValueError(f"regions can be put together if width and encoder agree, got {sorted(kinds)}")
+    most = max(part.shape[1] for part in parts)
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        return np.pad(values, ((0, 0), (0, most - values.shape[1]), (0, 0)))
+
+    return HeldRegions(
+        np.concatenate([padded(part.features) for part in parts]),
+        np.concatenate([padded(part.boxes) for part in parts]),
+        parts[0].encoder,
+    )

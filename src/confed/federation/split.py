@@ -1,0 +1,375 @@
+"""Split learning: a network whose first layers lie on a client and the rest on a server.
+
+A server leads, one call per batch. A call carries the gradients at the cut of an earlier batch; the client takes its
+step with them, runs its part on the next batch, and replies with the activations at the cut. What a client has in hand
+between two calls (its part as trained so far, the optimiser, and of every batch on its way the activations with their
+graph) is a :class:`Half`.
+
+Where an engine keeps sessions, that is a live object. Where it does not, because every call may meet a new process, it
+is written to the client's state, and the forward pass of each batch on its way is run again when its gradients come:
+from the same weights, under a seed derived from (round, client, step), so that dropout drops the same units. Both give
+the same bits.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.client import Client
+from confed.federation.params import Params, Scope, copy_into
+from confed.federation.protocols import Batch
+from confed.federation.randomness import derive, isolated
+from confed.federation.train import Local, make_optimizer, to_device, trained
+
+__all__ = ["Bottom", "Cut", "Half", "ServerPart", "restored", "steps_of", "stored"]
+
+
+class Cut(NamedTuple):
+    """What a client's part makes of a batch.
+
+    Attributes:
+        tensors: named activations at the cut, each (B, ...) and differentiable; none where the batch is left out.
+        penalty: a loss of the client's own that it adds to what comes back, a scalar.
+    """
+
+    tensors: Params
+    penalty: Tensor | None = None
+
+
+Bottom = Callable[[Client, nn.Module, Batch, int], Cut]
+"""A client's model on a batch in a step."""
+
+
+def steps_of(examples: int, local: Local) -> int:
+    """Batches of a client's part of a round; a batch of one example, which has no negatives, is left out."""
+    whole, rest = divmod(examples, local.batch_size)
+    return local.epochs * (whole + (rest > 1) - (local.batch_size == 1) * whole)
+
+
+@dataclass
+class _OnItsWay:
+    """A batch whose gradients have not come yet.
+
+    Attributes:
+        step: its number in the round.
+        batch: it.
+        cut: the activations, with their graph.
+        penalty: see :class:`Cut`.
+        leaves: the weights that it was computed with, where they are copies; gradients are found there.
+        before: everything that its forward pass started from, where it may have to be run again.
+    """
+
+    step: int
+    batch: Batch
+    cut: Params
+    penalty: Tensor | None
+    leaves: Mapping[str, Tensor]
+    before: Params | None
+
+
+class Half:
+    """A client's part of a network in the middle of a round.
+
+    Args:
+        client: a client whose workspace :meth:`Client.load` has filled.
+        bottom: from a batch to the activations at the cut.
+        moments: of the optimiser, where they are kept from round to round.
+        ahead: how many batches may be on their way when the client goes on to the next: 0 for exact gradients; with 1
+            a batch's gradients are those of weights one step older.
+        start: batches that were taken already.
+    """
+
+    def __init__(
+        self, client: Client, bottom: Bottom, ahead: int = 0, start: int = 0, moments: Params | None = None
+    ) -> None:
+        self.model, self.tensors, self.bottom, self.ahead = client.model, client.tensors, bottom, ahead
+        self.steps = steps_of(len(client.data), client.local)
+        if self.steps == 0:
+            raise ValueError(
+                f"split learning needs at least two examples per batch, client {client.info.id!r} has "
+                f"{len(client.data)} training examples and local.batch_size is {client.local.batch_size}"
+            )
+        self.parameters = trained(client)
+        self.optimizer = make_optimizer(list(self.parameters.values()), client.local)
+        restored(self.optimizer, self.parameters, moments or {})
+        self.device = next(iter(self.parameters.values())).device
+        self.waiting: deque[_OnItsWay] = deque()
+        self.next, self._batches = start, _batches(client, start)
+        self.loss, self.losses = 0.0, 0
+        self.model.train()
+
+    # A call -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, client: Client, bottom: Bottom, ahead: int = 0) -> "Half":
+        """The client's half as the last call left it.
+
+        Raises:
+            ValueError: no round is open for this client.
+        """
+        if client.session is not None and "half" in client.session:
+            return client.session["half"]
+        opened = client.state.scalars.get("split/round")
+        if client.session is not None or opened != client.round:
+            raise ValueError(f"client {client.info.id!r} has no open part in round {client.round + 1}")
+        return _revived(client, bottom, ahead)
+
+    def keep(self, client: Client) -> None:
+        """Keeps the half for the next call: alive, or in the client's state."""
+        if client.session is not None:
+            client.session["half"] = self
+        else:
+            _write_down(self, client)
+
+    def learn(self, gradients: Params, client: Client) -> None:
+        """One step with the gradients at the cut of the oldest batch on its way.
+
+        Raises:
+            ValueError: no batch is on its way, or gradients are missing, unknown or of another shape.
+        """
+        if not self.waiting:
+            raise ValueError(f"client {client.info.id!r} was sent gradients, and no batch is on its way")
+        oldest = self.waiting.popleft()
+        shapes, came = ({name: tuple(t.shape) for name, t in side.items()} for side in (oldest.cut, gradients))
+        if came != shapes:
+            raise ValueError(f"client {client.info.id!r} needs gradients of the shapes {shapes}, got {came}")
+        roots = [(t, gradients[name].to(t)) for name, t in oldest.cut.items() if t.requires_grad]
+        if oldest.penalty is not None:
+            roots.append((oldest.penalty, torch.ones_like(oldest.penalty)))
+        if roots:
+            torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
+        for name, leaf in oldest.leaves.items():
+            if leaf.grad is not None:
+                own = self.parameters[name].grad
+                self.parameters[name].grad = leaf.grad if own is None else own + leaf.grad
+        progress = (client.round + oldest.step / self.steps) / client.rounds
+        for group in self.optimizer.param_groups:
+            group["lr"] = client.local.lr * client.local.factor(progress)
+        if client.local.clip is not None:
+            nn.utils.clip_grad_norm_(list(self.parameters.values()), client.local.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def advance(self, client: Client) -> Params:
+        """Runs the next batch; its activations as they are sent, or nothing when there are no more batches."""
+        while self.next < self.steps:
+            step, batch = self.next, next(self._batches)
+            self.next += 1
+            cut = self._forward(client, step, to_device(batch, self.device)).tensors
+            if cut:
+                return {name: value.detach().cpu() for name, value in cut.items()}
+        return {}
+
+    @property
+    def current(self) -> tuple[int, Batch]:
+        """Number and examples of the newest batch on its way, for a method whose last layers are the client's.
+
+        Raises:
+            ValueError: no batch is on its way.
+        """
+        if not self.waiting:
+            raise ValueError("no batch is on its way")
+        return self.waiting[-1].step, self.waiting[-1].batch
+
+    @property
+    def done(self) -> bool:
+        """Whether all batches were taken and all their gradients have come."""
+        return self.next >= self.steps and not self.waiting
+
+    def note(self, loss: float) -> None:
+        """Counts the loss of a batch."""
+        self.loss, self.losses = self.loss + loss, self.losses + 1
+
+    def close(self, client: Client) -> float:
+        """Ends the round for this client: its trained values are in the workspace; returns the mean loss.
+
+        Raises:
+            ValueError: batches are left, or on their way.
+        """
+        if not self.done:
+            raise ValueError(
+                f"client {client.info.id!r} was dropped in round {client.round + 1} after {self.next} of {self.steps} "
+                "batches"
+            )
+        if client.session is not None:
+            client.session.clear()
+        _forget(client)
+        return self.loss / max(self.losses, 1)
+
+    def _forward(self, client: Client, step: int, batch: Batch) -> Cut:
+        before = client.values(Scope.SHARED, Scope.PRIVATE) if client.session is None else None
+        leaves: dict[str, Tensor] = {}
+        if self.ahead:  # the step that comes in between must not change what this graph holds
+            leaves = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items()}
+        with isolated(derive(client.seed, client.round, client.info.id, f"forward/{step}")), _precision(client, self):
+            if leaves:
+                part = _Part(self.model, lambda model: self.bottom(client, model, batch, step))
+                values = {f"model.{name}": leaf for name, leaf in leaves.items()}
+                cut: Cut = torch.func.functional_call(part, values, ())  # pyright: ignore
+            else:
+                cut = self.bottom(client, self.model, batch, step)
+        if cut.tensors:
+            self.waiting.append(_OnItsWay(step, batch, cut.tensors, cut.penalty, leaves, before))
+        return cut
+
+
+class _Part(nn.Module):
+    """A function of a model as a module, so that other weights can take the place of the model's own."""
+
+    def __init__(self, model: nn.Module, function: Callable[[nn.Module], Cut]) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self) -> Cut:
+        return self.function(self.model)
+
+
+def _precision(client: Client, half: Half) -> AbstractContextManager[Any]:
+    if client.local.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(half.device.type, torch.bfloat16)
+
+
+def _batches(client: Client, start: int) -> Iterator[Batch]:
+    """The round's batches from number ``start`` on, in the order of whole-model training."""
+    number = 0
+    for epoch in range(client.local.epochs):
+        for batch in client.data.train(client.local.batch_size, client.rng(f"order/{epoch}")):
+            if len(next(iter(batch.values()))) == 1:
+                continue
+            if number >= start:
+                yield batch
+            number += 1
+
+
+# Between processes ----------------------------------------------------------------------------------------------
+
+
+def stored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An optimiser's moments as named tensors, ``<parameter>/<moment>``."""
+    moments: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                moments[f"{name}/{key}"] = value.detach().to("cpu", copy=True)
+    return moments
+
+
+def restored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], moments: Params) -> None:
+    """Gives a new optimiser the moments that :func:`stored` took from another."""
+    for key, value in moments.items():
+        name, _, moment = key.rpartition("/")
+        parameter = parameters[name]
+        # The counter of steps stays where the optimiser keeps it; moments belong beside their parameter.
+        optimizer.state[parameter][moment] = value.clone() if value.ndim == 0 else value.to(parameter).clone()
+
+
+def _write_down(half: Half, client: Client) -> None:
+    _forget(client)
+    state = client.state
+    state.tensors["split/now"] = client.values(Scope.SHARED, Scope.PRIVATE)
+    state.tensors["split/moments"] = stored(half.optimizer, half.parameters)
+    gradients = {n: p.grad.detach().cpu().clone() for n, p in half.parameters.items() if p.grad is not None}
+    state.tensors["split/gradients"] = gradients
+    for batch in half.waiting:
+        state.tensors[f"split/before {batch.step}"] = dict(batch.before or {})
+    state.scalars |= {
+        "split/round": client.round, "split/next": half.next, "split/loss": half.loss, "split/losses": half.losses,
+    }  # fmt: skip
+
+
+def _forget(client: Client) -> None:
+    """Takes a round in hand out of the client's state."""
+    for group in [name for name in client.state.tensors if name.startswith("split/")]:
+        del client.state.tensors[group]
+    for name in [name for name in client.state.scalars if name.startswith("split/")]:
+        del client.state.scalars[name]
+
+
+def _revived(client: Client, bottom: Bottom, ahead: int) -> Half:
+    """The half that another process wrote down."""
+    groups, scalars = client.state.tensors, client.state.scalars
+    now = groups["split/now"]
+    client.load({name: now[name] for name in client.names(Scope.SHARED)})
+    names = list(now)
+
+    def put(values: Params) -> None:
+        # Through ``data``: an earlier graph holds a batch normalisation's running values, which it does not read.
+        copy_into([client.tensors[n].data for n in names], [values[n] for n in names])
+
+    put(now)
+    next_step = int(scalars["split/next"])
+    numbers = sorted(int(name.split(" ")[1]) for name in groups if name.startswith("split/before "))
+    half = Half(client, bottom, ahead, numbers[0] if numbers else next_step)
+    restored(half.optimizer, half.parameters, groups["split/moments"])
+    half.loss, half.losses = float(scalars["split/loss"]), int(scalars["split/losses"])
+    while half.next < next_step:
+        step, batch = half.next, next(half._batches)  # pyright: ignore[reportPrivateUsage]
+        half.next += 1
+        if step in numbers:
+            put(groups[f"split/before {step}"])
+            half._forward(client, step, to_device(batch, half.device))  # pyright: ignore[reportPrivateUsage]
+    if ahead or not numbers:
+        put(now)
+    for name, gradient in groups["split/gradients"].items():
+        half.parameters[name].grad = gradient.to(half.device).clone()
+    return half
+
+
+# The server's side ----------------------------------------------------------------------------------------------
+
+
+class ServerPart:
+    """A server's layers while they learn with one client.
+
+    Args:
+        modules: the layers, of any values; copied.
+        params: their values.
+        local: how they are trained: as the clients' part.
+        round: number of the round, from 0.
+        rounds: rounds of the run.
+        steps: batches of this client in a round.
+        moments: of the optimiser, where they are kept from round to round.
+    """
+
+    def __init__(
+        self, modules: nn.Module, params: Params, local: Local, round: int, rounds: int, steps: int,
+        moments: Params | None = None,
+    ) -> None:  # fmt: skip
+        self.modules: Any = copy.deepcopy(modules).train()
+        self._tensors = self.modules.state_dict(keep_vars=True)
+        copy_into([self._tensors[name] for name in params], list(params.values()))
+        self._trained = dict(self.modules.named_parameters())
+        self._optimizer = make_optimizer(list(self._trained.values()), local)
+        restored(self._optimizer, self._trained, moments or {})
+        self._local, self._round, self._rounds, self._steps, self._step = local, round, rounds, max(steps, 1), 0
+
+    def learn(self, loss: Tensor) -> None:
+        """One step along the gradient of a loss; gradients at the cut are left in its leaves."""
+        self.step(loss.backward)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def step(self, backward: Callable[[], None]) -> None:
+        """One step with the gradients that ``backward`` leaves behind."""
+        self._optimizer.zero_grad(set_to_none=True)
+        backward()
+        progress = (self._round + self._step / self._steps) / self._rounds
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._local.lr * self._local.factor(progress)
+        if self._local.clip is not None:
+            nn.utils.clip_grad_norm_(list(self._trained.values()), self._local.clip)
+        self._optimizer.step()
+        self._step += 1
+
+    def values(self) -> dict[str, Tensor]:
+        """All values as trained, buffers included."""
+        return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+
+    def moments(self) -> dict[str, Tensor]:
+        """The optimiser's moments, under the names of :func:`stored`."""
+        return stored(self._optimizer, self._trained)

@@ -1,0 +1,202 @@
+"""BAN: bilinear attention maps over all pairs of a word and a region.
+
+Kim, Jun and Zhang, "Bilinear Attention Networks", NeurIPS 2018. With q_l the states of the words (GRU, padding
+included), v_r the regions, G glimpses and the low rank 3 d of every bilinear form:
+
+- ``A_g = softmax_(l,r)(p_g . (ReLU(W_q q_l) * ReLU(W_v v_r)) + b_g)``, regions of padding masked
+- ``b_g = pool_3(sum_(l,r) A_g(l,r) ReLU(U_g q_l) * ReLU(V_g v_r))``, the sum over 3 neighbours, with the q so far
+- ``q_l = q_l + P_g b_g`` for g = 1..G in turn
+- ``f = dropout(ReLU(W sum_l q_l))``, which the weight-normalised answer head reads
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.region_layers import (
+    RegionModel,
+    State,
+    WeightNormLinear,
+    assemble,
+    masked_softmax,
+    reads_regions,
+)
+from confed.registry import register_model
+
+__all__ = ["BAN", "ban_4", "ban_8", "ban_mini"]
+
+RANK = 3
+"""Rank of the bilinear forms over the hidden features, K."""
+
+
+class BAN(RegionModel):
+    """BAN; see :class:`confed.models.region_layers.RegionModel` for its batches.
+
+    Args:
+        answers: number of answers C.
+        vocab_size: number of token ids.
+        embedding: features of a word's embedding.
+        region_width: features of a region, W.
+        hidden: features of a word's state, d.
+        glimpses: attention maps, G.
+        features: what the answer head reads, D.
+        dropout: dropout probability in front of the linear layers.
+        classifier_dropout: dropout probability of the features and of the regions in the attention.
+        max_length: the most words.
+    """
+
+    def __init__(
+        self,
+        answers: int,
+        vocab_size: int,
+        embedding: int,
+        *,
+        region_width: int,
+        hidden: int,
+        glimpses: int,
+        features: int,
+        dropout: float,
+        classifier_dropout: float,
+        max_length: int,
+    ) -> None:
+        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.GRU, max_length)
+        self.maps = _Maps(region_width, hidden, glimpses, dropout, classifier_dropout)
+        self.connections = nn.ModuleList([_Pair(region_width, hidden, dropout) for _ in range(glimpses)])
+        self.projections = nn.ModuleList([WeightNormLinear(hidden, hidden) for _ in range(glimpses)])
+        self.projection_dropout = nn.Dropout(dropout)
+        self.joint = WeightNormLinear(hidden, features)
+        self.joint_dropout = nn.Dropout(classifier_dropout)
+        self.classifier = WeightNormLinear(features, answers)
+        self.glimpses = glimpses
+
+    def look(self, state: State) -> tuple[Tensor, Tensor]:
+        """The features (B, D), and the regions' share of all maps (B, R)."""
+        words = state.words
+        maps = self.maps(words, state.regions, state.present)
+        for g in range(self.glimpses):
+            asked, seen = self.connections[g](words, state.regions)
+            pooled = (asked * (maps[:, g] @ seen)).sum(1).unflatten(-1, (-1, RANK)).sum(-1)
+            words = words + self.projections[g](self.projection_dropout(pooled)).unsqueeze(1)
+        features = self.joint_dropout(torch.relu(self.joint(words.sum(1))))
+        return features, maps.sum((1, 2)) / self.glimpses
+
+    def places(self) -> Places:
+        """What can be finetuned; its layers are weight-normalised, which LoRA does not change."""
+        last = self.glimpses - 1
+        return Places(heads=(self.answer_head,), top=(f"connections.{last}.", f"projections.{last}.", "joint."))
+
+
+class _Pair(nn.Module):
+    """Words and regions with ReLU in the space of the bilinear form, 3 d features."""
+
+    def __init__(self, region_width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.words = WeightNormLinear(hidden, RANK * hidden)
+        self.regions = WeightNormLinear(region_width, RANK * hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, words: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(self.words(self.dropout(words))), torch.relu(self.regions(self.dropout(regions)))
+
+
+class _Maps(nn.Module):
+    """The attention maps of all glimpses, (B, G, L, R), each of sum 1."""
+
+    def __init__(self, region_width: int, hidden: int, glimpses: int, dropout: float, last_dropout: float) -> None:
+        super().__init__()
+        self.pair = _Pair(region_width, hidden, dropout)
+        self.dropout = nn.Dropout(last_dropout)
+        self.score = WeightNormLinear(RANK * hidden, glimpses)
+
+    def forward(self, words: Tensor, regions: Tensor, present: Tensor) -> Tensor:
+        asked, seen = self.pair(words, regions)
+        score = self.score
+        glimpses = asked.unsqueeze(1) * (score.weight_v * score.scale)[:, None, :]
+        scores = glimpses @ self.dropout(seen).transpose(1, 2).unsqueeze(1) + score.bias[:, None, None]
+        shown = present[:, None, None, :].expand_as(scores)
+        return masked_softmax(scores.flatten(2), shown.flatten(2)).unflatten(2, scores.shape[2:])
+
+
+@register_model
+@reads_regions
+def ban_4(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.2,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> BAN:
+    """BAN with 4 glimpses in OpenVQA's size: d = 1024, D = 2048, word embeddings of 300.
+
+    Args:
+        answers: the answers, or how many there are.
+        vocab_size: number of token ids.
+        region_width: features of a region, W.
+        words: the tokenizer's words, for ``glove``.
+        glove: a text file of word vectors with which the embeddings start.
+        max_length: the most words.
+        dropout: dropout probability in front of the linear layers; the features have 0.5.
+        trainable: which parameters learn beside the head.
+        peft: options of that finetuning.
+        seed: of the initial values.
+    """
+    return assemble(
+        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=300, hidden=1024, glimpses=4, features=2048, classifier_dropout=0.5,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def ban_8(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.2,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> BAN:
+    """BAN with 8 glimpses, otherwise as :func:`ban_4`."""
+    return assemble(
+        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=300, hidden=1024, glimpses=8, features=2048, classifier_dropout=0.5,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def ban_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 64,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> BAN:
+    """A small BAN for the built-in pictures: d = 64, 2 glimpses, D = 256; arguments as :func:`ban_4`."""
+    return assemble(
+        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=64, hidden=64, glimpses=2, features=256, classifier_dropout=0.1,
+    )  # fmt: skip

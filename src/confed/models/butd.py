@@ -1,0 +1,139 @@
+"""BUTD: the question weighs the regions, and the product of both answers.
+
+Anderson et al., "Bottom-Up and Top-Down Attention for Image Captioning and Visual Question Answering", CVPR 2018, with
+the variants of OpenVQA: ELU instead of gated tanh, weight normalisation with one length per matrix, an LSTM. With q the
+last state of the words, behind padding as well, and v_r the regions:
+
+- ``a = softmax_r(w ELU(W [W_v v_r; W_q q]))``
+- ``j = ELU(W_1 q) * ELU(W_2 sum_r a_r v_r)``
+- ``f = dropout(ReLU(W_3 j))``, which the weight-normalised answer head reads
+
+Padded regions are **not** masked: the original gives them weight, too, so a batch with more padding has other scores.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.region_layers import RegionModel, State, WeightNormLinear, assemble, reads_regions
+from confed.registry import register_model
+
+__all__ = ["BUTD", "butd", "butd_mini"]
+
+
+class BUTD(RegionModel):
+    """BUTD; see :class:`confed.models.region_layers.RegionModel` for its batches.
+
+    Args:
+        answers: number of answers C.
+        vocab_size: number of token ids.
+        embedding: features of a word's embedding.
+        region_width: features of a region, W.
+        hidden: features of the joint representation.
+        features: what the answer head reads, D.
+        dropout: dropout probability in front of the attention's hidden layer.
+        classifier_dropout: dropout probability of the features.
+        max_length: the most words.
+    """
+
+    def __init__(
+        self,
+        answers: int,
+        vocab_size: int,
+        embedding: int,
+        *,
+        region_width: int,
+        hidden: int,
+        features: int,
+        dropout: float,
+        classifier_dropout: float,
+        max_length: int,
+    ) -> None:
+        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
+        self.attended_regions = WeightNormLinear(region_width, region_width)
+        self.attending_question = WeightNormLinear(hidden, hidden)
+        self.attention_dropout = nn.Dropout(dropout)
+        self.attention_hidden = WeightNormLinear(region_width + hidden, hidden)
+        self.attention_score = WeightNormLinear(hidden, 1)
+        self.question_net = WeightNormLinear(hidden, hidden)
+        self.region_net = WeightNormLinear(region_width, hidden)
+        self.joint = WeightNormLinear(hidden, features)
+        self.joint_dropout = nn.Dropout(classifier_dropout)
+        self.classifier = WeightNormLinear(features, answers)
+
+    def look(self, state: State) -> tuple[Tensor, Tensor]:
+        """The features (B, D), and the weights of the regions (B, R), padding included."""
+        question, elu = state.words[:, -1], nn.functional.elu
+        asked = self.attending_question(question).unsqueeze(1).expand(-1, state.regions.shape[1], -1)
+        pairs = torch.cat([self.attended_regions(state.regions), asked], -1)
+        scores = self.attention_score(elu(self.attention_hidden(self.attention_dropout(pairs)))).squeeze(-1)
+        weights = scores.softmax(-1)
+        seen = (weights.unsqueeze(1) @ state.regions).squeeze(1)
+        joint = elu(self.question_net(question)) * elu(self.region_net(seen))
+        return self.joint_dropout(torch.relu(self.joint(joint))), weights
+
+    def places(self) -> Places:
+        """What can be finetuned; its layers are weight-normalised, which LoRA does not change."""
+        return Places(heads=(self.answer_head,), top=("question_net.", "region_net.", "joint."))
+
+
+@register_model
+@reads_regions
+def butd(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.2,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> BUTD:
+    """BUTD in OpenVQA's size: hidden 1024, D = 2048, word embeddings of 300.
+
+    Args:
+        answers: the answers, or how many there are.
+        vocab_size: number of token ids.
+        region_width: features of a region, W.
+        words: the tokenizer's words, for ``glove``.
+        glove: a text file of word vectors with which the embeddings start.
+        max_length: the most words.
+        dropout: dropout probability in the attention; the features have 0.5.
+        trainable: which parameters learn beside the head.
+        peft: options of that finetuning.
+        seed: of the initial values.
+    """
+    return assemble(
+        BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=300, hidden=1024, features=2048, classifier_dropout=0.5,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def butd_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 64,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> BUTD:
+    """A small BUTD for the built-in pictures: hidden 128, D = 256; arguments as :func:`butd`."""
+    return assemble(
+        BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=64, hidden=128, features=256, classifier_dropout=0.1,
+    )  # fmt: skip

@@ -1,0 +1,361 @@
+"""A backbone that answers by similarity: its representation of a question against those of all answers.
+
+Sun and Ochiai, "Bidirectional contrastive split learning for visual question answering", AAAI 2024, figure 4. The
+backbone without its output layer (MHA) and a network over the answer's words (APN) are followed by two adapters into
+one space of S dimensions: the nonlinear head adapter (NHA) and the linear tail adapter (LTA).
+
+    v_MHA = backbone(picture, question)         (B, D)
+    v_APN = max over words of ReLU(W w + b)     (B, H)      w: a word's embedding
+    v_NHA = BatchNorm(W_2 ReLU(W_1 v_MHA + b_1) + b_2)      (B, S)
+    u_LTA = W_3 v_APN + b_3                     (B, S)
+
+The answer is the one whose u_LTA is the most similar to v_NHA. In the paper S = 256 and H = 512.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.params import named_tensors
+from confed.federation.protocols import Batch, Output
+from confed.federation.structure import feature_width
+from confed.losses.info_nce import Similarity, similarities
+
+__all__ = ["AnswerProjection", "ContrastiveAnswerer", "NonlinearHeadAdapter", "answer_words"]
+
+
+def answer_words(answer: str) -> tuple[str, ...]:
+    """The words of an answer in lower case, without punctuation; of an answer without words, what it has.
+
+    Example:
+        >>> answer_words("Yes, it's a T-shirt")
+        ('yes', 'it', 's', 'a', 't', 'shirt')
+    """
+    text = answer.lower()
+    return tuple(re.findall(r"[^\W_]+", text)) or tuple(text.split()) or (text,)
+
+
+class AnswerProjection(nn.Module):
+    """APN: an answer's words, each through one layer, and the maximum over the words.
+
+    Args:
+        answers: the texts of C answers.
+        words: words per answer, P; further ones are cut off.
+        hidden: width H of the result.
+        masked: whether positions behind an answer's last word are left out of the maximum. Otherwise they are vectors
+            of zeros, whose activation ReLU(b) can be the largest (the authors' released code).
+        table: frozen embeddings of ``vocabulary(answers, words)``, (V, d); None for embeddings that are learned.
+        width: d of embeddings that are learned.
+        rng: where initial values come from.
+
+    Raises:
+        ValueError: no answers, a size below 1, a table of another size, or an answer whose words all have an embedding
+            of zeros, as a word that is not in the table has (names the answer).
+    """
+
+    tokens: Tensor
+
+    def __init__(
+        self,
+        answers: Sequence[str],
+        *,
+        words: int,
+        hidden: int,
+        masked: bool,
+        table: Tensor | None,
+        width: int,
+        rng: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if not answers:
+            raise ValueError("answers must name at least one answer, got none")
+        for name, value in (("answer_words", words), ("hidden", hidden), ("embedding", width)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.masked, self.learned = masked, table is None
+        known = self.vocabulary(answers, words)
+        rows = torch.randn(len(known), width, generator=rng) if table is None else table.float()
+        if len(rows) != len(known):
+            raise ValueError(f"the table of words must have {len(known)} rows, got {len(rows)}")
+        self.embedding = nn.Embedding.from_pretrained(rows, freeze=table is not None)
+        self.project = _linear(rows.shape[1], hidden, rng)
+        # The positions of an answer's words in the vocabulary, -1 behind the last one. What everybody knows is no
+        # part of a model's state.
+        row_of = {word: row for row, word in enumerate(known)}
+        spelt = [[row_of[word] for word in answer_words(answer)[:words]] for answer in answers]
+        # One position behind the longest answer stands for all further ones, which are the same to a maximum.
+        positions = min(words, max(map(len, spelt)) + 1)
+        tokens = torch.tensor([row + [-1] * (positions - len(row)) for row in spelt], dtype=torch.int64)
+        self.register_buffer("tokens", tokens, persistent=False)
+        found = (rows[tokens].abs().sum(dim=2) * (tokens >= 0)).sum(dim=1) > 0
+        for answer, any_known in zip(answers, found.tolist(), strict=True):
+            if not any_known:
+                raise ValueError(f"the answer {answer!r} has only words without an embedding")
+
+    @staticmethod
+    def vocabulary(answers: Sequence[str], words: int) -> tuple[str, ...]:
+        """The distinct words of the answers' first ``words`` words, in order of appearance."""
+        return tuple(dict.fromkeys(word for answer in answers for word in answer_words(answer)[:words]))
+
+    def forward(self, label: Tensor) -> Tensor:
+        """v_APN, (B, H), of the answers with these labels, int64 (B,); equal answers have exactly equal rows."""
+        # A matrix product may round equal rows differently, so each distinct answer goes through once.
+        distinct, row_of = torch.unique(label, return_inverse=True)
+        tokens = self.tokens[distinct]
+        there = (tokens >= 0).unsqueeze(2)
+        return self._longest(torch.relu(self.project(self.embedding(tokens.clamp_min(0)) * there)), there)[row_of]
+
+    def all_answers(self) -> Tensor:
+        """v_APN of all C answers in order, (C, H): each word goes through the layer once."""
+        blank = self.embedding.weight.new_zeros(1, self.embedding.embedding_dim)
+        hidden = torch.relu(self.project(torch.cat([self.embedding.weight, blank])))
+        # The position -1 is the last row, the one of zeros.
+        return self._longest(hidden[self.tokens], (self.tokens >= 0).unsqueeze(2))
+
+    def _longest(self, hidden: Tensor, there: Tensor) -> Tensor:
+        """The maximum over positions; an activation is never below 0, so 0 at a position takes it out."""
+        return (hidden * there if self.masked else hidden).amax(dim=1)
+
+
+class NonlinearHeadAdapter(nn.Module):
+    """NHA: two layers with a ReLU between them, then batch normalisation.
+
+    Args:
+        inputs: width D of the backbone's features.
+        hidden: width H between the layers.
+        width: S.
+        batch_norm: with the batch normalisation, as published.
+        rng: where initial values come from.
+    """
+
+    def __init__(self, inputs: int, hidden: int, width: int, batch_norm: bool, rng: torch.Generator) -> None:
+        super().__init__()
+        self.first = _linear(inputs, hidden, rng)
+        self.second = _linear(hidden, width, rng)
+        self.norm = nn.BatchNorm1d(width) if batch_norm else nn.Identity()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """v_NHA, (B, S), of features (B, D)."""
+        return self.norm(self.second(torch.relu(self.first(features))))
+
+
+class _Seat(nn.Module):
+    """Where a backbone had its answer head: hands the features on, or to a function for the time of one pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The features, or what the function makes of them."""
+        return features if self.then is None else self.then(features)
+
+
+@runtime_checkable
+class _Attentive(Protocol):
+    """A backbone that says where it looked."""
+
+    def attention(self, batch: Batch) -> Tensor: ...
+
+
+class ContrastiveAnswerer(nn.Module):
+    """A backbone with NHA in the place of its answer head, beside APN and LTA.
+
+    In training mode, for batches with ``label``, the logits are the similarities within the batch, (B, B): example i's
+    v_NHA with the u_LTA of example j's answer. Otherwise they are those with all answers, (B, C), in which case
+    u_LTA carries no gradient. Similarities are taken before the temperature.
+
+    Args:
+        backbone: any model that names its ``answer_head``; changed in place: its head is taken out.
+        answers: the texts of C answers.
+        similarity: within a batch, "cosine" or "dot".
+        eval_similarity: with all answers, "cosine" or "dot".
+        temperature: of the loss, for those who make probabilities of the similarities.
+        width: S.
+        hidden: H, of APN and NHA.
+        words: words per answer that APN reads.
+        masked: see :class:`AnswerProjection`.
+        glove: a file of GloVe vectors, frozen then; None for embeddings that are learned.
+        embedding: width of embeddings that are learned.
+        batch_norm: whether NHA ends with batch normalisation, as published.
+        rng: where initial values come from.
+
+    Attributes:
+        mha: the backbone.
+        apn: the answer projection network.
+        nha: the nonlinear head adapter.
+        lta: the linear tail adapter.
+        split_parts: who holds which submodules in split learning.
+
+    Raises:
+        ValueError: the backbone does not name its answer head or has heads of other tasks, or an option is faulty.
+    """
+
+    split_parts: ClassVar[Mapping[str, tuple[str, ...]]] = {"client": ("mha", "apn"), "server": ("nha", "lta")}
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        answers: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        eval_similarity: Similarity = "cosine",
+        temperature: float = 0.07,
+        width: int = 256,
+        hidden: int = 512,
+        words: int = 8,
+        masked: bool = True,
+        glove: Path | str | None = None,
+        embedding: int = 300,
+        batch_norm: bool = True,
+        rng: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        others = [head for head in getattr(backbone, "heads_of_tasks", {}) if head != "answers"]
+        if others:
+            raise ValueError(f"contrastive answers have no heads for other tasks, the model has {', '.join(others)}")
+        self.similarity: Similarity = similarity
+        self.eval_similarity: Similarity = eval_similarity
+        self.temperature = temperature
+        features = _width_below_the_head(backbone)
+        self.mha = backbone
+        self._seat = cast("str", backbone.answer_head)
+        backbone.set_submodule(self._seat, _Seat())
+        table = None if glove is None else _glove(glove, AnswerProjection.vocabulary(answers, words))
+        self.apn = AnswerProjection(
+            answers, words=words, hidden=hidden, masked=masked, table=table, width=embedding, rng=rng
+        )
+        self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)
+        self.lta = _linear(hidden, width, rng)
+        self._known: tuple[list[Tensor], Tensor] | None = None
+
+    # What others ask of a model -----------------------------------------------------------------------------
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the tensors that are not trained: the backbone's, and embeddings that were given."""
+        own = {f"mha.{name}" for name in getattr(self.mha, "frozen", ())} & set(named_tensors(self))
+        return own if self.apn.learned else own | {"apn.embedding.weight"}
+
+    @property
+    def adapters(self) -> Any:
+        """The backbone's bank of adapters, where it has one."""
+        return _of(self.mha, "adapters")
+
+    @property
+    def attention(self) -> Callable[[Batch], Tensor]:
+        """The backbone's account of where it looked, where it gives one; of the answer by similarity."""
+        _of(self.mha, "attention")
+        return self._attention
+
+    @property
+    def get_input_embeddings(self) -> Callable[[], nn.Module]:
+        """The backbone's function that gives the embeddings of the question's tokens, where it has one."""
+        return _of(self.mha, "get_input_embeddings")
+
+    def begin(self, task: Any) -> None:
+        """Tells the backbone whose turn it is, where it wants to know."""
+        begin = getattr(self.mha, "begin", None)
+        if begin is not None:
+            begin(task)
+
+    # Computation --------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Output:
+        """Similarities, (B, B) in training mode with ``label`` and else (B, C), and v_NHA, (B, S)."""
+        v = self.nha(self.mha(batch).features)
+        if self.training and "label" in batch:
+            return Output(similarities(v, self.lta(self.apn(batch["label"])), self.similarity), v)
+        return Output(similarities(v, self.answers(), self.eval_similarity), v)
+
+    def cut(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What a client sends in split learning: v_MHA (B, D) and v_APN (B, H)."""
+        return self.mha(batch).features, self.apn(batch["label"])
+
+    def project(self, v_mha: Tensor, v_apn: Tensor) -> tuple[Tensor, Tensor]:
+        """What the server makes of it: v_NHA and u_LTA, both (B, S)."""
+        return self.nha(v_mha), self.lta(v_apn)
+
+    def answers(self) -> Tensor:
+        """u_LTA of all C answers, (C, S), in single precision and without a gradient.
+
+        Kept until a tensor of APN or LTA has other values. Values are compared, not their version counters: those
+        miss writes through ``.data``, and other tensors may stand in for the parameters for one call
+        (``torch.func.functional_call``). The comparison reads each value once, a backbone's pass much more.
+        """
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            now = [*self.apn.state_dict(keep_vars=True).values(), *self.lta.state_dict(keep_vars=True).values()]
+            if self._known is None or not all(map(_equal, self._known[0], now)):
+                self._known = [tensor.detach().clone() for tensor in now], self.lta(self.apn.all_answers()).float()
+            return self._known[1]
+
+    @property
+    def _device(self) -> torch.device:
+        return self.apn.embedding.weight.device
+
+    def _attention(self, batch: Batch) -> Tensor:
+        # Where a backbone explains its answer by gradients, they must be those of this model's answer.
+        known = self.answers()
+        seat = cast("_Seat", self.mha.get_submodule(self._seat))
+
+        def scores(features: Tensor) -> Tensor:
+            return similarities(self.nha(features), known, self.eval_similarity) / self.temperature
+
+        seat.then = scores
+        try:
+            return cast("_Attentive", self.mha).attention(batch)
+        finally:
+            seat.then = None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same in device, dtype, shape and values."""
+    return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _of(model: nn.Module, name: str) -> Any:
+    """A model's attribute.
+
+    Raises:
+        AttributeError: it has none, so that this model has none either.
+    """
+    value = getattr(model, name, None)
+    if value is None:
+        raise AttributeError(f"{type(model).__name__} has no {name}")
+    return value
+
+
+def _width_below_the_head(model: nn.Module) -> int:
+    """D of what the answer head reads.
+
+    Raises:
+        ValueError: the model does not name its answer head, or the head has no weight matrix.
+    """
+    name = getattr(model, "answer_head", None)
+    if isinstance(name, str):
+        # A weight-normalised layer has its matrix in parts, but is a linear layer still.
+        linear = next((m for m in model.get_submodule(name).modules() if isinstance(m, nn.Linear)), None)
+        if linear is not None:
+            return linear.in_features
+    return feature_width(model, "the contrastive task")
+
+
+def _glove(path: Path | str, words: Sequence[str]) -> Tensor:
+    from confed.data.glove import load_glove
+
+    return load_glove(path, words)
+
+
+def _linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer whose weights and biases are uniform within 1 / sqrt(inputs), PyTorch's usual values."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in (layer.weight, layer.bias):
+            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=rng)
+    return layer

@@ -1,0 +1,273 @@
+"""MMNasNet: blocks of attention in an order that was searched, with a relation between boxes.
+
+Yu, Cui, Yu, Wang, Tao and Tian, "Deep Multimodal Neural Architecture Search", ACM MM 2020. With x the states of the
+words (LSTM) and y the regions (a linear layer), every operation is ``y = LN(y + dropout(op(y)))``:
+
+- SA attends to the sequence itself, GA to the words behind the encoder, FFN is a feed-forward block of 4 d
+- RSA is SA whose scores have ``log(max(ReLU(W r), 1e-6))`` added, one value per head, with
+  ``r = ReLU(W_0 geometry)`` of each pair of boxes (:func:`confed.models.region_layers.box_geometry`)
+
+in the orders :data:`ENCODER` (on x) and :data:`DECODER` (on y). Then, as in MCAN, ``f = LN(AttFlat(x) + AttFlat(y))``,
+which the linear answer head reads. Padding is masked everywhere.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from confed.models.adapters import Host
+from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.region_layers import (
+    MLP,
+    AttFlat,
+    LayerNorm,
+    MultiHeadAttention,
+    RegionModel,
+    State,
+    assemble,
+    box_geometry,
+    reads_regions,
+)
+from confed.registry import register_model
+
+__all__ = ["DECODER", "ENCODER", "MMNasNet", "mmnas_l_mini", "mmnas_large", "mmnas_s_mini", "mmnas_small"]
+
+ENCODER = ("SA",) * 4 + ("FFN",) * 4 + ("SA",) + ("FFN",) * 3
+"""Operations on the words."""
+
+DECODER = (
+    "GA", "GA", "FFN", "FFN", "GA", "FFN", "RSA", "GA", "FFN", "GA", "RSA", "FFN", "RSA", "SA", "FFN", "RSA", "GA",
+    "FFN",
+)  # fmt: skip
+"""Operations on the regions."""
+
+SMALL_ENCODER = ("SA", "FFN", "SA", "FFN")
+SMALL_DECODER = ("GA", "FFN", "RSA", "GA", "FFN", "RSA", "SA", "FFN")
+"""Operations of the small models: each kind of the searched ones, in their order."""
+
+PUBLISHED: dict[str, Any] = {
+    "head_width": 64, "relation": 64, "encoder": ENCODER, "decoder": DECODER, "flat_hidden": 512
+}  # fmt: skip
+MINI: dict[str, Any] = {"head_width": 16, "relation": 16, "encoder": SMALL_ENCODER, "decoder": SMALL_DECODER}
+
+
+class MMNasNet(RegionModel):
+    """MMNasNet; see :class:`confed.models.region_layers.RegionModel` for its batches, which need ``boxes``.
+
+    Args:
+        answers: number of answers C.
+        vocab_size: number of token ids.
+        embedding: features of a word's embedding.
+        region_width: features of a region, W.
+        hidden: features inside, d.
+        head_width: features of an attention head.
+        relation: features of a pair of boxes.
+        encoder: operations on the words, of SA and FFN.
+        decoder: operations on the regions, of SA, RSA, GA and FFN.
+        flat_hidden: width of the MLP of AttFlat.
+        features: what the answer head reads, D.
+        dropout: dropout probability.
+        max_length: the most words.
+    """
+
+    needs_boxes = True
+
+    def __init__(
+        self,
+        answers: int,
+        vocab_size: int,
+        embedding: int,
+        *,
+        region_width: int,
+        hidden: int,
+        head_width: int,
+        relation: int,
+        encoder: Sequence[str],
+        decoder: Sequence[str],
+        flat_hidden: int,
+        features: int,
+        dropout: float,
+        max_length: int,
+    ) -> None:
+        super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
+        heads = hidden // head_width
+        self.regions = nn.Linear(region_width, hidden)
+        self.relation = nn.Linear(4, relation)
+        self.encoder, self.decoder = (
+            nn.ModuleList([_Operation(kind, hidden, heads, relation, dropout) for kind in kinds])
+            for kinds in (encoder, decoder)
+        )
+        self.flat_text = AttFlat(hidden, flat_hidden, features, dropout)
+        self.flat_regions = AttFlat(hidden, flat_hidden, features, dropout)
+        self.norm = LayerNorm(features)
+        self.classifier = nn.Linear(features, answers)
+        self.hidden = hidden
+
+    def look(self, state: State) -> tuple[Tensor, Tensor]:
+        """The features (B, D), and AttFlat's weights of the regions (B, R)."""
+        assert state.boxes is not None
+        related = torch.relu(self.relation(box_geometry(state.boxes)))
+        x, y = state.words, self.regions(state.regions)
+        for operation in self.encoder:
+            x = operation(x, state.asked, x, state.asked, related)
+        for operation in self.decoder:
+            y = operation(y, state.present, x, state.asked, related)
+        text, _ = self.flat_text(x, state.asked)
+        seen, weights = self.flat_regions(y, state.present)
+        return self.norm(text + seen), weights
+
+    def places(self) -> Places:
+        """What can be finetuned; adapters sit in front of the layer normalisation of every feed-forward block.
+
+        With "top", the operations learn from the last attention on.
+        """
+        parts = {"encoder": self.encoder, "decoder": self.decoder}
+        kinds = {name: [cast(_Operation, one).kind for one in part] for name, part in parts.items()}
+        last = {name: max(i for i, kind in enumerate(found) if kind != "FFN") for name, found in kinds.items()}
+        top = [f"{name}.{i}." for name, found in kinds.items() for i in range(last[name], len(found))]
+        norms = [one for part in parts.values() for one in part if cast(_Operation, one).kind == "FFN"]
+        return Places(
+            heads=(self.answer_head,),
+            top=(*top, "flat_text.", "flat_regions.", "norm."),
+            hosts=[Host(cast(_Operation, one).norm, self.hidden, after_norm=True) for one in norms],
+            lora=("query", "value"),
+            ia3=("key", "value"),
+            ia3_inputs=("feed_forward.output",),
+        )
+
+
+class _Operation(nn.Module):
+    """SA, RSA, GA or FFN with its residual sum and layer normalisation."""
+
+    def __init__(self, kind: str, width: int, heads: int, relation: int, dropout: float) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "FFN":
+            self.feed_forward = MLP(width, 4 * width, width, dropout)
+        else:
+            self.attention = MultiHeadAttention(width, heads, dropout)
+        if kind == "RSA":
+            self.relation = nn.Linear(relation, heads)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = LayerNorm(width)
+
+    def forward(self, y: Tensor, present: Tensor, words: Tensor, asked: Tensor, related: Tensor) -> Tensor:
+        if self.kind == "FFN":
+            change = self.feed_forward(y)
+        elif self.kind == "GA":
+            change = self.attention(y, words, asked)
+        else:
+            change = self.attention(y, y, present, self._bias(related) if self.kind == "RSA" else None)
+        return self.norm(y + self.dropout(change))
+
+    def _bias(self, related: Tensor) -> Tensor:
+        """What a relation of boxes (B, R, R, .) adds to the scores, (B, heads, R, R)."""
+        return torch.relu(self.relation(related)).clamp_min(1e-6).log().permute(0, 3, 1, 2)
+
+
+@register_model
+@reads_regions
+def mmnas_small(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.1,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> MMNasNet:
+    """MMNasNet-small as published: d = 512, 8 heads, D = 1024, word embeddings of 300.
+
+    Args:
+        answers: the answers, or how many there are.
+        vocab_size: number of token ids.
+        region_width: features of a region, W.
+        words: the tokenizer's words, for ``glove``.
+        glove: a text file of word vectors with which the embeddings start.
+        max_length: the most words.
+        dropout: dropout probability.
+        trainable: which parameters learn beside the head.
+        peft: options of that finetuning.
+        seed: of the initial values.
+    """
+    return assemble(
+        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=300, hidden=512, **PUBLISHED, features=1024,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def mmnas_large(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.1,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> MMNasNet:
+    """MMNasNet-large as published: d = 1024, 16 heads, D = 2048, otherwise as :func:`mmnas_small`."""
+    return assemble(
+        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=300, hidden=1024, **PUBLISHED, features=2048,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def mmnas_s_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 64,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> MMNasNet:
+    """A small MMNasNet for the built-in pictures: d = 64, 4 + 8 operations, D = 128."""
+    return assemble(
+        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=64, hidden=64, **MINI, flat_hidden=64, features=128,
+    )  # fmt: skip
+
+
+@register_model
+@reads_regions
+def mmnas_l_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    region_width: int = 64,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    max_length: int = 14,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
+) -> MMNasNet:
+    """A small MMNasNet for the built-in pictures: d = 96, D = 192, otherwise as :func:`mmnas_s_mini`."""
+    return assemble(
+        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        region_width=region_width, dropout=dropout, max_length=max_length,
+        embedding=64, hidden=96, **MINI, flat_hidden=96, features=192,
+    )  # fmt: skip

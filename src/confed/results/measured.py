@@ -1,0 +1,37 @@
+"""What the headline values of several runs measure: one metric, or several that may or may not be the same thing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from confed.results.runs import Run
+
+__all__ = ["metric_note", "metric_of"]
+
+
+def metric_of(runs: Sequence[Run]) -> str:
+    """The name of the runs' metric; "score" where they have several."""
+    names = dict.fromkeys(run.metric for run in runs if run.complete)
+    return next(iter(names), "accuracy") if len(names) < 2 else "score"
+
+
+def metric_note(runs: Sequence[Run]) -> str:
+    """Whether runs with several metrics can be compared, in a sentence; the empty text if they have one.
+
+    Where every test question has one right answer, soft and strict scores are the same: the predictions show it.
+    """
+    complete = [run for run in runs if run.complete]
+    names = list(dict.fromkeys(run.metric for run in complete))
+    if len(names) < 2:
+        return ""
+    of = {name: list(dict.fromkeys(run.label for run in complete if run.metric == name)) for name in names}
+    words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
+    if all(_strict(run) for run in complete):
+        return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."
+    return f"Warning: the metrics differ ({words}), so values in one column are not the same quantity."
+
+
+def _strict(run: Run) -> bool:
+    """Whether all scores of a run's test questions are known and 0 or 1."""
+    scores = [value for key, value in run.predictions().items() if key.endswith("/correct")]
+    return bool(scores) and all(bool(np.isin(values, (0, 1)).all()) for values in scores)

@@ -1,0 +1,251 @@
+"""Visual question answering by similarity: a question's representation against those of all answers' texts.
+
+Sun and Ochiai, "Bidirectional contrastive split learning for visual question answering", AAAI 2024. The loss is
+InfoNCE within a batch (:mod:`confed.losses.info_nce`), the model a backbone with two adapters
+(:mod:`confed.models.contrastive`), into which this task turns any backbone. How the model is trained, split or whole,
+is the method's matter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.protocols import Batch, Output, Tally
+from confed.losses.info_nce import Contrast, Denominator, Similarity, same_answers
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.registry import register_task
+from confed.tasks.vqa import VQA
+
+__all__ = ["PRESETS", "Contrastive", "Preset", "same_answer_share"]
+
+Preset = Literal["paper", "code"]
+"""The paper as written, or its authors' released code."""
+
+PRESETS: Mapping[Preset, Mapping[str, Any]] = {
+    # The paper's equations have raw dot products; those of batch-normalised vectors, divided by 0.07, are in the
+    # thousands. So vectors are scaled to length 1, as the released code's loss does, in evaluation as well.
+    "paper": {
+        "denominator": "exclude",
+        "reduction": "sum",
+        "similarity": "cosine",
+        "eval_similarity": "cosine",
+        "masked": True,
+    },
+    "code": {
+        "denominator": "include",
+        "reduction": "mean",
+        "similarity": "cosine",
+        "eval_similarity": "dot",
+        "masked": False,
+    },
+}
+
+
+@register_task
+@dataclass(frozen=True)
+class Contrastive:
+    """One answer out of C by similarity; implements :class:`confed.federation.protocols.Task`.
+
+    Batches carry ``label`` (B,) int64 and may carry soft scores ``target`` (B, C), ``type`` (B,) and ``answerable``
+    (B,), as those of :class:`confed.tasks.vqa.VQA`. The loss reads similarities within the batch, (B, B), which the
+    model gives in training mode; all else reads those with all answers, (B, C).
+
+    Args:
+        answers: size C of the answer vocabulary.
+        types: names of the question types; each gets a line of the accuracy.
+        preset: "paper" or "code"; decides the options that are not given.
+        temperature: tau of the loss.
+        denominator: "exclude" or "include" the positive pair.
+        similarity: "cosine" or "dot", in the loss.
+        eval_similarity: "cosine" or "dot", with all answers.
+        reduction: "sum" or "mean" over the batch.
+        mask_same_answer: whether examples of a batch with the same answer are no negatives of each other.
+        symmetric: whether the loss also tells an answer's question from the batch's others.
+        width: dimensions S of the common space.
+        hidden: width of the answer projection and of the layer in the head adapter.
+        answer_words: words of an answer that count.
+        masked: whether positions behind an answer's last word are left out of the maximum over words.
+        glove: a text file of GloVe vectors for the answers' words, frozen then.
+        embedding: width of the words' embeddings where they are learned.
+        batch_norm: whether the head adapter ends with batch normalisation, as published.
+
+    Raises:
+        ValueError: an unknown preset or option, or a value outside its range.
+    """
+
+    answers: int
+    types: tuple[str, ...] = ()
+    preset: Preset = "paper"
+    temperature: float = 0.07
+    denominator: Denominator | None = None
+    similarity: Similarity | None = None
+    eval_similarity: Similarity | None = None
+    reduction: Literal["sum", "mean"] | None = None
+    mask_same_answer: bool = False
+    symmetric: bool = False
+    width: int = 256
+    hidden: int = 512
+    answer_words: int = 8
+    masked: bool | None = None
+    glove: Path | None = None
+    embedding: int = 300
+    batch_norm: bool = True
+
+    name: ClassVar[str] = "contrastive"
+    head: ClassVar[str] = "answers"
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"task.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        for name in ("width", "hidden", "answer_words", "embedding"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"task.{name} must be at least 1, got {getattr(self, name)}")
+        if self.option("eval_similarity") not in get_args(Similarity):
+            raise ValueError(f"task.eval_similarity must be one of cosine, dot, got {self.eval_similarity!r}")
+        if self.reduction == "none":
+            raise ValueError("task.reduction must be one of sum, mean, got 'none'")
+        try:
+            _ = self.contrast
+        except ValueError as error:
+            raise ValueError(f"task.{error}") from error
+        _ = self._closed  # checks answers and types
+
+    @property
+    def metric(self) -> str:
+        """Strict accuracy, the paper's ValAcc."""
+        return "accuracy"
+
+    @property
+    def single_label(self) -> bool:
+        """False: methods that distil a distribution over the answers cannot read similarities within a batch."""
+        return False
+
+    def option(self, name: str) -> Any:
+        """An option's value: what was given, or the preset's."""
+        given = getattr(self, name)
+        return PRESETS[self.preset][name] if given is None else given
+
+    @property
+    def contrast(self) -> Contrast:
+        """The loss within a batch, of v_NHA and u_LTA, both (B, S)."""
+        return Contrast(
+            self.temperature,
+            self.option("denominator"),
+            self.option("similarity"),
+            self.option("reduction"),
+            self.mask_same_answer,
+            self.symmetric,
+        )
+
+    def wrap(self, model: nn.Module, answers: Sequence[str], rng: torch.Generator) -> ContrastiveAnswerer:
+        """The backbone with what this task needs in the place of its answer head.
+
+        Args:
+            model: the backbone; changed in place.
+            answers: the texts of all answers.
+            rng: where the initial values come from.
+
+        Raises:
+            ValueError: another number of answers, the model does not name its answer head or has heads of other
+                tasks, or an answer has no known word.
+        """
+        if len(answers) != self.answers:
+            raise ValueError(f"the task has {self.answers} answers, got the texts of {len(answers)}")
+        return ContrastiveAnswerer(
+            model,
+            answers,
+            similarity=self.option("similarity"),
+            eval_similarity=self.option("eval_similarity"),
+            temperature=self.temperature,
+            width=self.width,
+            hidden=self.hidden,
+            words=self.answer_words,
+            masked=self.option("masked"),
+            glove=self.glove,
+            embedding=self.embedding,
+            batch_norm=self.batch_norm,
+            rng=rng,
+        )
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right answers, int64, shape (B,).
+
+        Raises:
+            ValueError: the batch has no labels.
+        """
+        return self._closed.labels(batch)
+
+    def same(self, batch: Batch) -> Tensor | None:
+        """The pairs of a batch that are no negatives, bool, (B, B); None where all pairs are."""
+        return same_answers(self.labels(batch)) if self.mask_same_answer else None
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """InfoNCE of similarities within the batch, a scalar: with the preset "paper" the sum over the batch.
+
+        Raises:
+            ValueError: the logits are not similarities within the batch, (B, B), or it is too small for the loss.
+        """
+        size = len(self.labels(batch))
+        if output.logits.shape != (size, size):
+            raise ValueError(
+                f"the contrastive loss reads similarities within the batch, ({size}, {size}), as the model gives them "
+                f"in training mode; got {tuple(output.logits.shape)}"
+            )
+        return self.contrast.of(output.logits, self.same(batch))
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights of every metric on this batch, from similarities with all answers, (B, C).
+
+        As :meth:`confed.tasks.vqa.VQA.tally`: ``accuracy`` is strict (the paper's ValAcc), overall and by type;
+        ``vqa_accuracy`` the soft score where batches have ``target``. ``loss`` and the confidence are those of a
+        softmax over all C answers at the loss's temperature.
+
+        Raises:
+            ValueError: the logits do not have the shape (B, C), or a label or a type is outside its range.
+        """
+        return self._closed.tally(self._scaled(output), batch)
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """1 where the most similar answer is the right one, else 0; float32, shape (B,).
+
+        Raises:
+            ValueError: the logits do not have the shape (B, C).
+        """
+        return self._closed.predictions(output, batch)
+
+    @property
+    def _closed(self) -> VQA:
+        return VQA(self.answers, "ce", self.types)
+
+    def _scaled(self, output: Output) -> Output:
+        return Output(output.logits.float() / self.temperature, output.features)
+
+
+def same_answer_share(labels: Tensor, batch_size: int, rng: torch.Generator) -> float:
+    """Which share of the negatives of one epoch have the answer of the example they are negatives of.
+
+    Args:
+        labels: a client's training labels, int64, shape (N,).
+        batch_size: examples per batch; the last one may be smaller.
+        rng: shuffles the examples.
+
+    Returns:
+        Pairs (i, j), i and j different examples of one batch, with equal labels, over all such pairs; 0 where there
+        are no pairs.
+
+    Raises:
+        ValueError: the batch size is below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    same = pairs = 0
+    order = torch.randperm(len(labels), generator=rng)
+    for batch in labels[order].split(batch_size) if len(labels) else ():
+        counts = batch.unique(return_counts=True)[1]
+        same += int((counts * (counts - 1)).sum())
+        pairs += len(batch) * (len(batch) - 1)
+    return same / pairs if pairs else 0.0

@@ -1,0 +1,149 @@
+"""Rebuilding inputs from activations: where it must work, where it cannot, and the figures by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from confed.attacks.inversion import (
+    fit_decoder,
+    fit_word_probe,
+    judge,
+    judge_words,
+    questions_as_sets,
+    searched,
+)
+from confed.federation.protocols import Batch
+from confed.privacy.cut import CutPrivacy
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def inputs(count: int, seed: int, regions: int = 3, width: int = 4) -> Tensor:
+    return 1.0 + 2.0 * torch.randn(count, regions, width, generator=rng(seed))
+
+
+MIXING = torch.randn(16, 12, generator=rng(42))
+MIXING.requires_grad_(False)
+
+
+def part(batch: Batch) -> Tensor:
+    """A client's part that loses nothing: twelve numbers become sixteen."""
+    return torch.tanh(batch["regions"].flatten(1) @ MIXING.T * 0.1)
+
+
+def test_a_decoder_rebuilds_what_an_injective_part_passes_on() -> None:
+    own, truth = inputs(600, 1), inputs(100, 2)
+    decoder = fit_decoder(part({"regions": own}), own, rng(3))
+    result = judge(decoder(part({"regions": truth})), truth, own.mean(0))
+    assert result.explained > 0.9
+    assert result.cosine > 0.95 > result.baseline_cosine
+    assert result.baseline == pytest.approx(4.0, rel=0.1)  # the variance of the inputs
+    assert result.examples == 100
+
+
+def test_noise_on_the_activations_takes_it_away() -> None:
+    own, truth = inputs(600, 1), inputs(100, 2)
+    privacy = CutPrivacy(clip=1.0, noise=4.0)
+    seen = privacy.activations(part({"regions": own}), rng(4))
+    decoder = fit_decoder(seen, own, rng(3), epochs=20)
+    result = judge(decoder(privacy.activations(part({"regions": truth}), rng(5))), truth, own.mean(0))
+    assert result.explained < 0.1
+
+
+def test_a_decoder_of_activations_that_say_nothing_is_no_better_than_the_mean() -> None:
+    own, truth = inputs(400, 1), inputs(100, 2)
+    decoder = fit_decoder(torch.randn(400, 8, generator=rng(6)), own, rng(3), epochs=10)
+    assert judge(decoder(torch.randn(100, 8, generator=rng(7))), truth, own.mean(0)).explained < 0.05
+
+
+def test_the_search_finds_the_input_and_leaves_padding_alone() -> None:
+    own, truth = inputs(300, 1), inputs(5, 2).clamp(-4, 6)
+    truth[0, 2] = 0
+    batch = {"regions": truth, "text": torch.zeros(5, 2, dtype=torch.int64)}
+    found = searched(part, batch, part(batch), "regions", own, steps=300, prior=1e-6)
+    assert torch.equal(found[0, 2], torch.zeros(4))
+    assert judge(found, truth, own.mean(0)).explained > 0.95
+    # Only the shape and the padding of the truth are read.
+    masked = {**batch, "regions": torch.where(truth != 0, 1.0, 0.0)}
+    assert torch.equal(found, searched(part, masked, part(batch), "regions", own, steps=300, prior=1e-6))
+
+
+def test_the_search_starts_at_the_mean_and_stays_there_if_nothing_can_be_seen() -> None:
+    own = inputs(300, 1)
+    batch = {"regions": inputs(4, 2)}
+    found = searched(lambda b: 0.0 * b["regions"].flatten(1) + 1.0, batch, torch.ones(4, 12), "regions", own, steps=5)
+    torch.testing.assert_close(found, own.mean(0).expand_as(found))
+
+
+def test_the_figures_by_hand() -> None:
+    truth = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])  # the second row is padding
+    found = torch.tensor([[[4.0, 3.0], [9.0, 9.0]]])
+    result = judge(found, truth, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
+    assert result.error == pytest.approx((1 + 1) / 2)
+    assert result.baseline == pytest.approx((4 + 16) / 2)
+    assert result.explained == pytest.approx(0.9)
+    assert result.cosine == pytest.approx(24 / 25)
+    assert result.baseline_cosine == pytest.approx(3 / 5)
+    assert judge(truth, truth, truth[0]).explained == 0  # nothing to explain
+
+
+def test_questions_become_sets_of_words() -> None:
+    text = torch.tensor([[1, 5, 6, 5, 2], [1, 7, 2, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    sets = questions_as_sets(text, mask, 8, torch.tensor([0, 1, 2]))
+    assert [row.nonzero()[:, 0].tolist() for row in sets] == [[5, 6], [7]]
+
+
+def test_words_are_found_from_activations_and_counted_by_hand() -> None:
+    generator = rng(8)
+    words = (torch.rand(400, 10, generator=generator) < torch.linspace(0.1, 0.6, 10)).float()
+    hidden = words @ torch.randn(10, 12, generator=generator)
+    probe = fit_word_probe(hidden[:300], words[:300])
+    result = judge_words(probe(hidden[300:]), words[300:], probe.frequency)
+    assert result.recovered > 0.95
+    assert result.baseline < 0.75
+    torch.testing.assert_close(probe.frequency, words[:300].mean(0))
+
+    scores = torch.tensor([[0.9, 0.1, 0.8, 0.0], [0.0, 0.9, 0.5, 0.1], [1.0, 0.0, 0.0, 0.0]])
+    truth = torch.tensor([[1.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    by_hand = judge_words(scores, truth, torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    assert by_hand.recovered == pytest.approx((1 / 2 + 1) / 2)
+    assert by_hand.baseline == 0
+    assert by_hand.examples == 2
+
+
+def test_the_probe_is_where_the_gradient_of_the_loss_vanishes() -> None:
+    generator = rng(9)
+    v = torch.randn(60, 2, generator=generator)
+    words = (torch.rand(60, 1, generator=generator) < torch.sigmoid(2 * v[:, :1])).float()
+    probe = fit_word_probe(v, words, decay=1e-3, steps=2000)
+    # Of the standardised problem: mean (p - y) z + 2 decay w = 0 and mean (p - y) = 0.
+    p = torch.sigmoid(probe(v))
+    z, w = (v - v.mean(0)) / v.std(0, correction=0), probe.weight * v.std(0, correction=0)
+    assert float((p - words).mean()) == pytest.approx(0, abs=1e-4)
+    torch.testing.assert_close(((p - words) * z).mean(0), -2e-3 * w[0], atol=1e-4, rtol=0)
+
+
+def test_nothing_depends_on_global_randomness() -> None:
+    own = inputs(40, 1)
+    results: list[Tensor] = []
+    for _ in range(2):
+        torch.rand(3)
+        results.append(fit_decoder(part({"regions": own}), own, rng(3), epochs=2)(part({"regions": own})))
+    assert torch.equal(*results)
+
+
+def test_faulty_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 20 activations with their inputs, got 3 and 3"):
+        fit_decoder(torch.zeros(3, 2), torch.zeros(3, 2), rng())
+    with pytest.raises(ValueError, match="as many questions as activations, got 2 and 3"):
+        fit_word_probe(torch.zeros(3, 2), torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"one shape, got \(2, 3\) and \(2, 4\)"):
+        judge(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(4))
+    with pytest.raises(ValueError, match="no question has a word"):
+        judge_words(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(3))
+    assert math.isfinite(judge(torch.ones(1, 2), torch.ones(1, 2), torch.ones(2)).error)

@@ -1,0 +1,594 @@
+"""MCAN, BUTD, BAN, MFB and MMNasNet: equations against loops in NumPy, masking, sizes, and their life in a federation."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from confed.algorithms.fedavg import FedAvg
+from confed.data.examples import Table, TableData
+from confed.engines.local import InProcess, Members, Simulation, simulate
+from confed.engines.perform import Setup, Workspace
+from confed.federation.protocols import Output
+from confed.federation.state import MemoryStore
+from confed.federation.train import Local
+from confed.models import create_model, create_tokenizer
+from confed.models.ban import BAN
+from confed.models.butd import BUTD
+from confed.models.finetuning import Finetuning
+from confed.models.mfb import MFB
+from confed.models.mmnasnet import DECODER, ENCODER
+from confed.models.region_layers import (
+    AttFlat,
+    LayerNorm,
+    MultiHeadAttention,
+    WeightNormLinear,
+    box_geometry,
+    masked_softmax,
+)
+from confed.registry import models
+from confed.tasks.vqa import VQA
+
+MINIS = ["ban_mini", "butd_mini", "mfb_mini", "mcan_s_mini", "mcan_l_mini", "mmnas_s_mini", "mmnas_l_mini"]
+WIDTHS = [256, 256, 128, 128, 192, 128, 192]
+PUBLISHED = ["ban_4", "ban_8", "butd", "mfb", "mcan_small", "mcan_large", "mmnas_small", "mmnas_large"]
+B, R, W, L = 3, 6, 64, 9
+VOCABULARY, ANSWERS = 40, 11
+
+
+def make_batch(width=W, padding=2, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    regions = torch.randn(B, R, width, generator=rng)
+    low = torch.rand(B, R, 2, generator=rng) / 2
+    boxes = torch.cat([low, low + 0.1 + torch.rand(B, R, 2, generator=rng) / 3], -1)
+    if padding:
+        regions[:, -padding:], boxes[:, -padding:] = 0, 0
+    mask = (torch.arange(L) < torch.tensor([[5], [9], [3]])).long()
+    text = torch.randint(7, VOCABULARY, (B, L), generator=rng) * mask
+    return {"regions": regions, "boxes": boxes, "text": text, "text_mask": mask, "label": torch.tensor([0, 3, 10])}
+
+
+def build(name, **options):
+    return create_model(name, answers=ANSWERS, vocab_size=VOCABULARY, **options).eval()
+
+
+def numbers(tensor):
+    return tensor.detach().double().numpy()
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def elu(x):
+    return np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def linear(layer, x):
+    weight = numbers(layer.weight if isinstance(layer, torch.nn.Linear) else layer.weight_v)
+    if isinstance(layer, WeightNormLinear):
+        weight = weight * numbers(layer.weight_g) / math.sqrt((weight**2).sum())
+    return weight @ x + numbers(layer.bias)
+
+
+# Layers -------------------------------------------------------------------------------------------------------
+
+
+def test_layer_norm_by_hand():
+    norm = LayerNorm(4)
+    x = torch.tensor([[1.0, 2.0, 3.0, 6.0]])
+    # Mean 3; the unbiased variance is (4 + 1 + 0 + 9) / 3.
+    std = math.sqrt(14 / 3)
+    assert norm(x)[0].tolist() == pytest.approx([-2 / (std + 1e-6), -1 / (std + 1e-6), 0, 3 / (std + 1e-6)])
+    assert torch.nn.functional.layer_norm(x, (4,))[0, 3] > norm(x)[0, 3] * 1.1
+    # eps is added to the deviation, not to the variance: tiny differences are not blown up to unit size.
+    tiny = norm(torch.tensor([[0.0, 1e-6]], dtype=torch.float64).repeat(1, 2))
+    assert tiny.abs().max().item() == pytest.approx(0.5 / (math.sqrt(1 / 3) + 1), rel=1e-4)
+    same = torch.ones(1, 4, requires_grad=True)
+    norm(same).sum().backward()
+    assert torch.equal(norm(same), torch.zeros(1, 4))
+    assert same.grad is not None and bool(same.grad.isfinite().all())
+
+
+def test_multi_head_attention_by_loops():
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(6, 2, 0.0)
+    x, context, bias = torch.randn(1, 2, 6), torch.randn(1, 4, 6), torch.randn(1, 2, 2, 4)
+    present = torch.tensor([[True, True, False, True]])
+    found = attention(x, context, present, bias)
+    for m in range(2):
+        joined = []
+        for h in range(2):
+            part = slice(3 * h, 3 * h + 3)
+            query = linear(attention.query, numbers(x[0, m]))[part]
+            scores = np.array(
+                [query @ linear(attention.key, numbers(context[0, n]))[part] / math.sqrt(3) for n in (0, 1, 3)]
+            )
+            weights = softmax(scores + numbers(bias[0, h, m])[[0, 1, 3]])
+            values = [linear(attention.value, numbers(context[0, n]))[part] for n in (0, 1, 3)]
+            joined.append(sum(w * v for w, v in zip(weights, values, strict=True)))
+        assert numbers(found[0, m]) == pytest.approx(linear(attention.merge, np.concatenate(joined)), abs=1e-5)
+    with pytest.raises(ValueError, match=r"must divide the width 6, got 4"):
+        MultiHeadAttention(6, 4, 0.0)
+
+
+def test_att_flat_and_masking():
+    torch.manual_seed(0)
+    flat, x = AttFlat(5, 7, 3, 0.0), torch.randn(2, 4, 5)
+    present = torch.tensor([[True, True, True, False], [True] * 4])
+    vector, weights = flat(x, present)
+    assert weights.sum(1).tolist() == pytest.approx([1, 1])
+    assert weights[0, 3] == 0
+    scores = [linear(flat.mlp.output, relu(linear(flat.mlp.hidden.linear, numbers(x[0, n]))))[0] for n in range(3)]
+    assert numbers(weights[0, :3]) == pytest.approx(softmax(np.array(scores)), abs=1e-6)
+    mean = sum(w * numbers(x[0, n]) for n, w in enumerate(softmax(np.array(scores))))
+    assert numbers(vector[0]) == pytest.approx(linear(flat.merge, mean), abs=1e-5)
+    nothing = masked_softmax(torch.randn(1, 4), torch.zeros(1, 4, dtype=torch.bool))
+    assert nothing.tolist() == [[0.25] * 4]
+
+
+def test_weight_normalisation_has_one_length_per_matrix():
+    torch.manual_seed(0)
+    layer = WeightNormLinear(3, 5)
+    x = torch.randn(2, 3)
+    assert torch.allclose(layer(x), torch.nn.functional.linear(x, layer.weight_v, layer.bias))
+    before = layer(x) - layer.bias
+    with torch.no_grad():
+        layer.weight_v *= 7
+        assert torch.allclose(layer(x) - layer.bias, before, atol=1e-6)
+        layer.weight_g *= 2
+        assert torch.allclose(layer(x) - layer.bias, 2 * before, atol=1e-6)
+    assert layer.weight_g.shape == ()
+
+
+def test_box_geometry_by_hand():
+    boxes = torch.tensor([[[0.0, 0.0, 0.2, 0.4], [0.5, 0.2, 0.9, 0.3], [0, 0, 0, 0]]])
+    found = box_geometry(boxes)
+    # Centres (.1, .2) and (.7, .25), sizes (.2, .4) and (.4, .1).
+    expected = [math.log(0.6 / 0.2), math.log(0.05 / 0.4), math.log(0.5), math.log(4)]
+    assert found[0, 0, 1].tolist() == pytest.approx(expected, abs=1e-5)
+    expected = [math.log(0.6 / 0.4), math.log(0.05 / 0.1), math.log(2), math.log(0.25)]
+    assert found[0, 1, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert found[0, 0, 0].tolist() == pytest.approx([math.log(1e-3)] * 2 + [0, 0], abs=1e-5)
+    assert found.shape == (1, 3, 3, 4)
+    assert bool(found.isfinite().all())
+
+
+# Equations ----------------------------------------------------------------------------------------------------
+
+
+def test_butd_equations():
+    model, batch = build("butd_mini"), make_batch()
+    assert isinstance(model, BUTD)
+    state = model.prefix(batch)
+    features, weights = model.look(state)
+    for i in range(B):
+        q = numbers(state.words[i, -1])
+        regions = [numbers(v) for v in batch["regions"][i]]
+        scores = []
+        for v in regions:
+            pair = np.concatenate([linear(model.attended_regions, v), linear(model.attending_question, q)])
+            scores.append(linear(model.attention_score, elu(linear(model.attention_hidden, pair)))[0])
+        expected = softmax(np.array(scores))
+        assert numbers(weights[i]) == pytest.approx(expected, abs=1e-5)
+        seen = sum(a * v for a, v in zip(expected, regions, strict=True))
+        joint = elu(linear(model.question_net, q)) * elu(linear(model.region_net, seen))
+        assert numbers(features[i]) == pytest.approx(relu(linear(model.joint, joint)), abs=1e-5)
+
+
+def test_ban_equations():
+    model, batch = build("ban_mini"), make_batch()
+    assert isinstance(model, BAN)
+    state = model.prefix(batch)
+    features, weights = model.look(state)
+    i, shown = 1, R - 2
+    v = [numbers(region) for region in batch["regions"][i, :shown]]
+    q = [numbers(word) for word in state.words[i]]
+    share = np.zeros(shown)
+    maps = []
+    pair, score = model.maps.pair, model.maps.score
+    for g in range(2):
+        scores = np.zeros((L, shown))
+        for m in range(L):
+            for r in range(shown):
+                joint = relu(linear(pair.words, q[m])) * relu(linear(pair.regions, v[r]))
+                scores[m, r] = linear(score, joint)[g]
+        maps.append(softmax(scores))
+        share += maps[-1].sum(0) / 2
+    for g, connection in enumerate(model.connections):
+        total = sum(
+            maps[g][m, r] * relu(linear(connection.words, q[m])) * relu(linear(connection.regions, v[r]))
+            for m in range(L)
+            for r in range(shown)
+        )
+        pooled = np.array([total[3 * k : 3 * k + 3].sum() for k in range(64)])
+        q = [word + linear(model.projections[g], pooled) for word in q]
+    assert numbers(weights[i]) == pytest.approx([*share, 0, 0], abs=1e-5)
+    assert numbers(features[i]) == pytest.approx(relu(linear(model.joint, sum(q))), abs=1e-4)
+
+
+def test_mfb_equations():
+    model, batch = build("mfb_mini"), make_batch()
+    assert isinstance(model, MFB)
+    state = model.prefix(batch)
+    features, weights = model.look(state)
+
+    def mlp(layers, x):
+        return linear(layers.output, relu(linear(layers.hidden.linear, x)))
+
+    def pooled(fusion, xs, y):
+        rows = []
+        for x in xs:
+            product = linear(fusion.visual, x) * linear(fusion.question, y)
+            z = np.array([product[5 * o : 5 * o + 5].sum() for o in range(128)])
+            rows.append(np.sign(z) * np.sqrt(np.abs(z)))
+        return np.array(rows) / math.sqrt((np.array(rows) ** 2).sum())
+
+    for i in range(B):
+        q = [numbers(word) for word in state.words[i][batch["text_mask"][i] == 1]]
+        v = [numbers(region) for region in batch["regions"][i, : R - 2]]
+        scores = np.array([mlp(model.word_scores, word) for word in q])
+        y = np.concatenate([softmax(scores[:, g]) @ np.array(q) for g in range(2)])
+        scores = np.array([mlp(model.region_scores, row) for row in pooled(model.region_fusion, v, y)])
+        shares = [softmax(scores[:, g]) for g in range(2)]
+        assert numbers(weights[i]) == pytest.approx([*(shares[0] + shares[1]) / 2, 0, 0], abs=1e-5)
+        x = np.concatenate([share @ np.array(v) for share in shares])
+        assert numbers(features[i]) == pytest.approx(pooled(model.fusion, [x], y)[0], abs=1e-5)
+
+
+def normed(norm, x):
+    return numbers(norm.weight) * (x - x.mean()) / (x.std(ddof=1) + 1e-6) + numbers(norm.bias)
+
+
+def feed_forward(block, x):
+    return linear(block.output, relu(linear(block.hidden.linear, x)))
+
+
+def attended(layer, xs, context, bias=None):
+    """Each row of ``xs`` after attending to ``context``; ``bias`` (heads, M, N)."""
+    query, key, value = ([linear(part, x) for x in rows] for part, rows in (
+        (layer.query, xs), (layer.key, context), (layer.value, context)))  # fmt: skip
+    width = len(query[0]) // layer.heads
+    results = []
+    for m in range(len(xs)):
+        joined = []
+        for h in range(layer.heads):
+            part = slice(width * h, width * (h + 1))
+            scores = np.array([query[m][part] @ k[part] for k in key]) / math.sqrt(width)
+            weights = softmax(scores if bias is None else scores + bias[h, m])
+            joined.append(sum(w * v[part] for w, v in zip(weights, value, strict=True)))
+        results.append(linear(layer.merge, np.concatenate(joined)))
+    return results
+
+
+def flattened(flat, xs):
+    weights = softmax(np.array([feed_forward(flat.mlp, x)[0] for x in xs]))
+    return linear(flat.merge, sum(w * x for w, x in zip(weights, xs, strict=True))), weights
+
+
+def test_mcan_equations():
+    model, batch, i = build("mcan_s_mini"), make_batch(), 0
+    state = model.prefix(batch)
+    features, weights = model.look(state)
+    x = [numbers(word) for word in state.words[i][batch["text_mask"][i] == 1]]
+    y = [linear(model.regions, numbers(region)) for region in batch["regions"][i, : R - 2]]
+
+    def add(norm, xs, changes):
+        return [normed(norm, a + b) for a, b in zip(xs, changes, strict=True)]
+
+    for block in model.encoder:
+        x = add(block.norm, x, attended(block.attention, x, x))
+        x = add(block.norm_forward, x, [feed_forward(block.feed_forward, a) for a in x])
+    for block in model.decoder:
+        y = add(block.norm, y, attended(block.attention, y, y))
+        y = add(block.norm_guided, y, attended(block.guided, y, x))
+        y = add(block.norm_forward, y, [feed_forward(block.feed_forward, a) for a in y])
+    (text, _), (seen, shares) = flattened(model.flat_text, x), flattened(model.flat_regions, y)
+    assert numbers(weights[i]) == pytest.approx([*shares, 0, 0], abs=1e-4)
+    assert numbers(features[i]) == pytest.approx(normed(model.norm, text + seen), abs=1e-3)
+
+
+def test_mmnasnet_equations():
+    model, batch, i = build("mmnas_s_mini"), make_batch(), 2
+    state = model.prefix(batch)
+    features, weights = model.look(state)
+    x = [numbers(word) for word in state.words[i][batch["text_mask"][i] == 1]]
+    y = [linear(model.regions, numbers(region)) for region in batch["regions"][i, : R - 2]]
+    boxes = numbers(batch["boxes"][i])
+
+    def bias(operation):
+        values = np.zeros((4, len(y), len(y)))
+        for m in range(len(y)):
+            for n in range(len(y)):
+                (a, b, c, d), (e, f, g, h) = boxes[m], boxes[n]
+                across, down = abs(a + c - e - g) / 2 / (c - a), abs(b + d - f - h) / 2 / (d - b)
+                ratios = [max(across, 1e-3), max(down, 1e-3), (c - a) / (g - e), (d - b) / (h - f)]
+                related = relu(linear(model.relation, np.log(ratios)))
+                values[:, m, n] = np.log(np.maximum(relu(linear(operation.relation, related)), 1e-6))
+        return values
+
+    for operation, kind in zip(model.encoder, ("SA", "FFN", "SA", "FFN"), strict=True):
+        fed = kind == "FFN"
+        changes = [feed_forward(operation.feed_forward, a) for a in x] if fed else attended(operation.attention, x, x)
+        x = [normed(operation.norm, a + b) for a, b in zip(x, changes, strict=True)]
+    for operation, kind in zip(model.decoder, ("GA", "FFN", "RSA", "GA", "FFN", "RSA", "SA", "FFN"), strict=True):
+        if kind == "FFN":
+            changes = [feed_forward(operation.feed_forward, a) for a in y]
+        elif kind == "GA":
+            changes = attended(operation.attention, y, x)
+        else:
+            changes = attended(operation.attention, y, y, bias(operation) if kind == "RSA" else None)
+        y = [normed(operation.norm, a + b) for a, b in zip(y, changes, strict=True)]
+    (text, _), (seen, shares) = flattened(model.flat_text, x), flattened(model.flat_regions, y)
+    assert numbers(weights[i]) == pytest.approx([*shares, 0, 0], abs=1e-3)
+    assert numbers(features[i]) == pytest.approx(normed(model.norm, text + seen), abs=2e-3)
+    assert (len(ENCODER), len(DECODER)) == (12, 18)
+    assert [DECODER.count(kind) for kind in ("GA", "RSA", "SA", "FFN")] == [6, 4, 1, 7]
+
+
+# Sizes --------------------------------------------------------------------------------------------------------
+
+
+def lin(inputs, outputs):
+    return inputs * outputs + outputs
+
+
+def wn(inputs, outputs):
+    return lin(inputs, outputs) + 1
+
+
+def deep(d, features, heads, sa, rsa, ga, ffn):
+    """MCAN's and MMNasNet's layers behind the embedding: so many of each kind, each with a layer normalisation."""
+    lstm = 4 * (300 * d + d * d + 2 * d)
+    attentions = (sa + rsa + ga) * 4 * lin(d, d) + rsa * lin(64, heads)
+    blocks = attentions + ffn * (lin(d, 4 * d) + lin(4 * d, d)) + (sa + rsa + ga + ffn) * 2 * d
+    flat = 2 * (lin(d, 512) + lin(512, 1) + lin(d, features))
+    geometry = lin(4, 64) if rsa else 0
+    return lstm + lin(2048, d) + geometry + blocks + flat + 2 * features + lin(features, 3129)
+
+
+def bilinear(glimpses):
+    gru = 3 * (300 * 1024 + 1024 * 1024 + 2 * 1024)
+    pair = wn(1024, 3072) + wn(2048, 3072)
+    return gru + (glimpses + 1) * pair + wn(3072, glimpses) + glimpses * wn(1024, 1024) + wn(1024, 2048)
+
+
+LSTM = 4 * (300 * 1024 + 1024 * 1024 + 2 * 1024)
+COUNTS = {
+    "mcan_small": deep(512, 1024, 8, sa=12, rsa=0, ga=6, ffn=12),
+    "mcan_large": deep(1024, 2048, 8, sa=12, rsa=0, ga=6, ffn=12),
+    "mmnas_small": deep(512, 1024, 8, sa=6, rsa=4, ga=6, ffn=14),
+    "mmnas_large": deep(1024, 2048, 16, sa=6, rsa=4, ga=6, ffn=14),
+    "butd": LSTM + wn(2048, 2048) + wn(1024, 1024) + wn(3072, 1024) + wn(1024, 1) + wn(1024, 1024) + wn(2048, 1024)
+    + wn(1024, 2048) + wn(2048, 3129),
+    "ban_4": bilinear(4) + wn(2048, 3129),
+    "ban_8": bilinear(8) + wn(2048, 3129),
+    "mfb": LSTM + lin(1024, 512) + lin(512, 2) + lin(2048, 5000) + lin(2048, 5000) + lin(1000, 512) + lin(512, 2)
+    + lin(4096, 5000) + lin(2048, 5000) + lin(1000, 3129),
+}  # fmt: skip
+MILLIONS = {"mcan_small": 57.8, "mcan_large": 201.7, "mmnas_small": 59.9, "mmnas_large": 210.1, "butd": 31.7,
+            "ban_4": 70.2, "ban_8": 112.2, "mfb": 67.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_the_published_sizes(name):
+    """For 20,573 words, 3,129 answers, regions of 2048 features."""
+    with torch.device("meta"):  # no memory: shapes only
+        model = create_model(name, answers=3129, vocab_size=20573)
+    found = sum(p.numel() for p in model.parameters())
+    assert found == 20573 * 300 + COUNTS[name]
+    assert found / 1e6 == pytest.approx(MILLIONS[name], abs=0.05)
+    width = {"mcan_small": 1024, "mmnas_small": 1024, "mfb": 1000}.get(name, 2048)
+    head = [p for p in model.get_submodule("classifier").parameters() if p.ndim == 2]
+    assert [tuple(p.shape) for p in head] == [(3129, width)]
+
+
+# Behaviour ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "width"), [*zip(MINIS, WIDTHS, strict=True)])
+def test_shapes_attention_and_gradients(name, width):
+    model, batch = build(name), make_batch()
+    output = model(batch)
+    assert isinstance(output, Output)
+    assert (output.logits.shape, output.features.shape) == ((B, ANSWERS), (B, width))
+    assert torch.equal(model.classifier(output.features), output.logits)
+    assert 100_000 < sum(p.numel() for p in model.parameters()) < 800_000
+    weights = model.look(model.prefix(batch))[1]
+    assert weights.sum(1).tolist() == pytest.approx([1] * B, abs=1e-5)
+    shown = model.attention(batch)
+    assert shown.shape == (B, R)
+    assert shown.amax(1).tolist() == [1] * B
+    assert bool((shown >= 0).all())
+    assert torch.allclose(shown, weights / weights.amax(1, keepdim=True))
+    assert model.get_input_embeddings().weight.shape[0] == VOCABULARY
+    model.train()
+    # Without dropout, so that no path is closed by chance.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    torch.nn.functional.cross_entropy(model(batch).logits, batch["label"]).backward()
+    shifts = ("mlp.output.bias", "scores.output.bias", "attention_score.bias", "maps.score.bias", "key.bias")
+    for parameter, value in model.named_parameters():
+        assert value.grad is not None, parameter
+        assert bool(value.grad.isfinite().all()), parameter
+        # A softmax does not see what is added to all of its scores.
+        if not parameter.endswith(shifts):
+            assert value.grad.abs().max() > 0, parameter
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_padding_of_regions(name):
+    """More padding changes nothing, but for BUTD, whose original does not mask."""
+    model, batch = build(name), make_batch()
+    short = {**batch, "regions": batch["regions"][:, : R - 2], "boxes": batch["boxes"][:, : R - 2]}
+    same = torch.allclose(model(batch).logits, model(short).logits, atol=1e-5)
+    assert same is (name != "butd_mini")
+    assert bool((model.attention(batch)[:, R - 2 :] == 0).all()) is (name != "butd_mini")
+    # No regions at all: a question alone can be answered, and nothing is NaN.
+    blind = model({**batch, "regions": torch.zeros(B, R, W), "boxes": torch.zeros(B, R, 4)})
+    assert bool(blind.logits.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["mfb_mini", "mcan_s_mini", "mmnas_s_mini"])
+def test_padding_of_words(name):
+    """Models with attention over words mask; BUTD and BAN read the states behind the question, as the originals do."""
+    model, batch = build(name), make_batch()
+    longer = {**batch, **{key: torch.nn.functional.pad(batch[key], (0, 3)) for key in ("text", "text_mask")}}
+    assert torch.allclose(model(batch).logits, model(longer).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_examples_do_not_see_each_other(name):
+    model, batch = build(name), make_batch()
+    alone = torch.cat([model({key: value[i : i + 1] for key, value in batch.items()}).logits for i in range(B)])
+    assert torch.allclose(model(batch).logits, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_initial_values_copies_and_other_values(name):
+    before = torch.random.get_rng_state()
+    model, batch = build(name, seed=3), make_batch()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    again, other = build(name, seed=3), build(name, seed=4)
+    assert torch.equal(again(batch).logits, model(batch).logits)
+    assert not torch.equal(other(batch).logits, model(batch).logits)
+    swapped = torch.func.functional_call(model, dict(other.named_parameters()), (batch,))
+    assert torch.equal(swapped.logits, other(batch).logits)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(batch).logits, again(batch).logits)
+    assert not any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def test_the_functions_say_what_they_read():
+    for name in (*MINIS, *PUBLISHED):
+        assert models[name].reads == "regions"
+        tokens, mask = create_tokenizer(name, ("what", "is"))(["What is?"])
+        assert tokens.shape == mask.shape == (1, 14)
+
+
+@pytest.mark.parametrize("name", ["mcan_s_mini", "mmnas_s_mini"])
+def test_what_learns(name):
+    batch = make_batch()
+    whole, head = build(name), 128 * ANSWERS + ANSWERS
+    adapters = build(name, trainable="adapters", peft=Finetuning(reduction=16, zero_up=True))
+    places = {"mcan_s_mini": 4, "mmnas_s_mini": 5}[name]
+    assert learning(adapters) == head + places * (2 * 64 * 4 + 64 + 4)
+    assert adapters.prefix_is_frozen
+    assert torch.allclose(adapters(batch).logits, whole(batch).logits, atol=1e-6)
+    doubled = adapters.suffix(adapters.repeat(adapters.prefix(batch), 2)).logits
+    assert torch.allclose(doubled, adapters(batch).logits.repeat(2, 1), atol=1e-5)
+    lora = build(name, trainable="lora", peft=Finetuning(rank=2))
+    attentions = {"mcan_s_mini": 6, "mmnas_s_mini": 7}[name]
+    assert learning(lora) == head + attentions * 2 * 2 * (64 + 64)
+    assert learning(build(name, trainable="head")) == head
+    assert head < learning(build(name, trainable="top")) < learning(whole)
+
+
+@pytest.mark.parametrize("name", ["butd_mini", "ban_mini", "mfb_mini"])
+def test_what_learns_without_places_for_adapters(name):
+    head = learning(build(name, trainable="head"))
+    assert head < learning(build(name, trainable="top")) < learning(build(name))
+    with pytest.raises(ValueError, match=r"'adapters' does not work with (BUTD|BAN|MFB): it has no places"):
+        build(name, trainable="adapters")
+
+
+def learning(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_bad_input():
+    model, batch = build("mmnas_s_mini"), make_batch()
+    for key in ("regions", "boxes", "text", "text_mask"):
+        with pytest.raises(ValueError, match=rf"a batch of MMNasNet needs the key '{key}', got "):
+            model({name: value for name, value in batch.items() if name != key})
+    with pytest.raises(ValueError, match=r"regions must have shape \(B, R, 64\), got \(3, 6, 32\)"):
+        model(make_batch(width=32))
+    with pytest.raises(ValueError, match=r"text must have shape \(3, at most 14\), got \(3, 15\)"):
+        model({**batch, "text": torch.zeros(3, 15, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=r"text_mask must have the shape of text \(3, 9\), got \(3, 8\)"):
+        model({**batch, "text_mask": batch["text_mask"][:, 1:]})
+    with pytest.raises(ValueError, match=r"boxes must have shape \(3, 6, 4\), got \(3, 6, 5\)"):
+        model({**batch, "boxes": torch.zeros(3, 6, 5)})
+    assert build("mcan_s_mini")({name: batch[name] for name in ("regions", "text", "text_mask")}).logits.shape == (3, 11)
+    with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
+        create_model("butd_mini", answers=(), vocab_size=5)
+    with pytest.raises(ValueError, match=r"model.glove needs the words of the 40 token ids, got 0 words"):
+        build("butd_mini", glove="vectors.txt")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamax"])
+def test_in_a_federation(optimizer):
+    batch = make_batch()
+    columns = {name: value for name, value in batch.items() if name not in ("regions", "boxes")}
+    columns |= {"regions": batch["regions"], "boxes": batch["boxes"]}
+    empty = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
+    table = Table(empty, torch.zeros(B, dtype=torch.int64), columns)
+    clients = {f"client-{i}": TableData(table, table, table) for i in range(2)}
+    losses = []
+    for _ in range(2):
+        setup = Setup(
+            FedAvg(),
+            Members(clients),
+            VQA(ANSWERS),
+            Local(epochs=5, batch_size=B, lr=3e-3, optimizer=optimizer),
+            lambda: create_model("mcan_s_mini", answers=ANSWERS, vocab_size=VOCABULARY),
+            rounds=3,
+            seed=0,
+        )
+        simulation = Simulation(setup, InProcess(setup), MemoryStore())
+        records = simulate(simulation, simulation.start(Workspace(setup.build())))
+        losses.append([sum(record.losses.values()) for record in records if record.losses])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0] / 2
+
+
+# The objective of MFB -----------------------------------------------------------------------------------------
+
+
+def test_divergence_from_the_annotators_answers():
+    logits = torch.tensor([[2.0, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
+    counts = torch.tensor([[3.0, 6, 0, 0], [0, 0, 10, 0]]) / 10  # one annotator's answer is not in the vocabulary
+    soft = torch.tensor([[0.9, 1, 0, 0], [0, 0, 1, 0]])
+    task = VQA(4, "kl")
+
+    def divergence(p, scores):
+        q = np.exp(scores) / np.exp(scores).sum()
+        return sum(share * math.log(share / q[c]) for c, share in enumerate(p) if share)
+
+    expected = [divergence(p, s) for p, s in zip(counts.tolist(), logits.tolist(), strict=True)]
+    output = Output(logits, logits)
+    batch = {"target": soft, "distribution": counts}
+    assert task.loss(output, batch).item() == pytest.approx(sum(expected) / 2)
+    assert task.tally(output, batch)["loss"] == pytest.approx((sum(expected), 2))
+    assert VQA(4, "kl", reduction="sum").loss(output, batch).item() == pytest.approx(sum(expected))
+    # Without the counts: soft scores divided by their sum; of one answer it is cross-entropy.
+    expected[0] = divergence([0.9 / 1.9, 1 / 1.9, 0, 0], logits[0].tolist())
+    assert task.loss(output, {"target": soft}).item() == pytest.approx(sum(expected) / 2)
+    label = {"label": torch.tensor([1, 2])}
+    assert task.loss(output, label).item() == pytest.approx(VQA(4).loss(output, label).item())
+    assert (task.metric, task.single_label) == ("vqa_accuracy", False)
+    with pytest.raises(ValueError, match=r"distribution must have shape \(2, 4\), got \(2, 3\)"):
+        task.loss(output, {"target": soft, "distribution": counts[:, :3]})
+
+
+def test_sum_over_the_batch():
+    logits, label = torch.tensor([[2.0, 1, 0, -1], [0.5, -0.5, 1.5, 0]]), {"label": torch.tensor([1, 2])}
+    target = {"target": torch.tensor([[0, 1, 0.3, 0], [0, 0, 1, 0]])}
+    output = Output(logits, logits)
+    # Golden value: the mean over two examples is 2.8946565.
+    assert VQA(4, "bce", reduction="sum").loss(output, target).item() == pytest.approx(2 * 2.8946565)
+    assert VQA(4, reduction="sum").loss(output, label).item() == pytest.approx(2 * VQA(4).loss(output, label).item())
+    assert VQA(4, reduction="sum").tally(output, label) == VQA(4).tally(output, label)
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, got 'none'"):
+        VQA(4, reduction="none")
