@@ -79,11 +79,12 @@ def test_federation_imports_only_torch_safetensors_and_the_standard_library() ->
             assert allowed or name.startswith("confed.federation."), f"{path.name} imports {name}"
 
 
-def test_methods_import_only_the_core_and_the_losses() -> None:
+def test_methods_import_only_the_core_the_losses_and_privacy() -> None:
     for path in (SOURCE / "algorithms").glob("*.py"):
         for name in imports(ast.parse(path.read_text())):
             allowed = name.split(".")[0] in {"torch", *sys.stdlib_module_names}
-            assert allowed or name.startswith(("confed.federation.", "confed.losses.")), f"{path.name}: {name}"
+            ours = ("confed.federation.", "confed.losses.", "confed.privacy.")
+            assert allowed or name.startswith(ours), f"{path.name}: {name}"
 
 
 def test_rooms_import_from_their_own_floor_or_lower_ones() -> None:

@@ -1,4 +1,4 @@
-"""MCAN, BUTD, BAN, MFB and MMNasNet: equations against loops in NumPy, masking, sizes, and their life in a federation."""
+"""MCAN, BUTD, BAN, MFB and MMNasNet: equations against loops in NumPy, masking, sizes, life in a federation."""
 
 import copy
 import math
@@ -94,7 +94,8 @@ def test_layer_norm_by_hand():
     same = torch.ones(1, 4, requires_grad=True)
     norm(same).sum().backward()
     assert torch.equal(norm(same), torch.zeros(1, 4))
-    assert same.grad is not None and bool(same.grad.isfinite().all())
+    assert same.grad is not None
+    assert bool(same.grad.isfinite().all())
 
 
 def test_multi_head_attention_by_loops():
@@ -477,6 +478,19 @@ def test_the_functions_say_what_they_read():
         assert tokens.shape == mask.shape == (1, 14)
 
 
+def test_embeddings_start_from_word_vectors(tmp_path):
+    file = tmp_path / "vectors.txt"
+    file.write_text("red 1 2 3\nblue 4 5 6\n")
+    tokenizer = create_tokenizer("mcan_s_mini", ("Blue", "green", "red"))
+    options = {"answers": ANSWERS, "vocab_size": tokenizer.vocab_size, "words": tokenizer.words}
+    model = create_model("mcan_s_mini", glove=file, **options)
+    ids, _ = tokenizer(["red green blue"])
+    rows = model.get_input_embeddings().weight[ids[0, 1:4]]
+    assert rows.tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 6]]
+    assert model.get_input_embeddings().weight[0].abs().min() > 0
+    assert create_model("mcan_s_mini", **options).get_input_embeddings().weight.shape == (len(tokenizer.vocabulary), 64)
+
+
 @pytest.mark.parametrize("name", ["mcan_s_mini", "mmnas_s_mini"])
 def test_what_learns(name):
     batch = make_batch()
@@ -520,7 +534,10 @@ def test_bad_input():
         model({**batch, "text_mask": batch["text_mask"][:, 1:]})
     with pytest.raises(ValueError, match=r"boxes must have shape \(3, 6, 4\), got \(3, 6, 5\)"):
         model({**batch, "boxes": torch.zeros(3, 6, 5)})
-    assert build("mcan_s_mini")({name: batch[name] for name in ("regions", "text", "text_mask")}).logits.shape == (3, 11)
+    assert build("mcan_s_mini")({name: batch[name] for name in ("regions", "text", "text_mask")}).logits.shape == (
+        3,
+        11,
+    )
     with pytest.raises(ValueError, match="answers must be at least 1, got 0"):
         create_model("butd_mini", answers=(), vocab_size=5)
     with pytest.raises(ValueError, match=r"model.glove needs the words of the 40 token ids, got 0 words"):
@@ -546,7 +563,7 @@ def test_in_a_federation(optimizer):
             rounds=3,
             seed=0,
         )
-        simulation = Simulation(setup, InProcess(setup), MemoryStore())
+        simulation = Simulation(setup, MemoryStore(), InProcess(setup))
         records = simulate(simulation, simulation.start(Workspace(setup.build())))
         losses.append([sum(record.losses.values()) for record in records if record.losses])
     assert losses[0] == losses[1]

@@ -150,8 +150,9 @@ def _audit(victim: Victim, examples: int, client: str, seed: int) -> list[Audite
         rng = generator(seed, 0, client, f"audit {name}")
         seen = observe(model.eval(), batches, privacy=privacy, rng=rng)
         cost = spent(privacy)
-        for attack, guesses, groups in _attacks(seen, known, privacy, public, seed):
-            recovery = score(guesses, seen.labels, public, groups)
+        for attack, guesses, groups, asked in _attacks(seen, known, privacy, public, seed):
+            partition = None if groups is None else groups[asked]
+            recovery = score(guesses[asked], seen.labels[asked], public, partition)
             found.append(Audited(victim.name, "last weights", name, attack, cost, recovery))
     if own.off:
         found.append(_first_round(victim, batches, public, seed))
@@ -160,8 +161,8 @@ def _audit(victim: Victim, examples: int, client: str, seed: int) -> list[Audite
 
 def _attacks(
     seen: Observed, known: Tensor, privacy: CutPrivacy, public: Tensor, seed: int
-) -> list[tuple[str, Tensor, Tensor | None]]:
-    """Every attack that applies: its name, its guesses, and the groups that it named."""
+) -> list[tuple[str, Tensor, Tensor | None, Tensor]]:
+    """Every attack that applies: its name, its guesses, the groups that it named, and the rows that it was asked."""
     if privacy.noise > 0:
         groups = k_means(seen.v_apn, len(public), generator(seed, 0, "", "clusters"))
         name = CLUSTERING
@@ -169,11 +170,14 @@ def _attacks(
         groups, name = equal_rows(seen.v_apn), COUNTING
     table = privacy.activations(known, torch.Generator()) if privacy.noise == 0 else _clipped(known, privacy)
     deviation = privacy.noise * (privacy.clip or 0.0)
-    few = torch.randperm(len(groups), generator=generator(seed, 0, "", "known rows"))[:KNOWN]
+    order = torch.randperm(len(groups), generator=generator(seed, 0, "", "known rows"))
+    # At least half of the rows remain to be guessed.
+    few, rest = order[: min(KNOWN, len(order) // 2)], order[min(KNOWN, len(order) // 2) :]
+    every = order.sort().values
     return [
-        (BY_FREQUENCY.format(name), by_frequency(groups, public), groups),
-        (BY_KNOWN.format(name), by_known(groups, few, seen.labels[few], public), groups),
-        (LOOKING_UP, looked_up(seen.v_apn, table, deviation, public), None),
+        (BY_FREQUENCY.format(name), by_frequency(groups, public), groups, every),
+        (BY_KNOWN.format(name), by_known(groups, few, seen.labels[few], public), groups, rest),
+        (LOOKING_UP, looked_up(seen.v_apn, table, deviation, public), None, every),
     ]
 
 
@@ -241,7 +245,8 @@ def _finding(rows: Sequence[Audited], labels: dict[str, str], notes: Sequence[st
         (tuple(lines),),
         (
             "Recovered: share of the rows whose answer is named correctly. Majority: the same if the most frequent "
-            "answer of the validation data is always named. Agreement: adjusted Rand index of groups and answers, whatever the groups are called.",
+            "answer of the validation data is always named. Known answers are not counted. Agreement: adjusted "
+            "Rand index of groups and answers, whatever the groups are called.",
             f"ε per row: of one release of one row at δ = {DELTA:g} where an example may be replaced by any other; an "
             "epoch releases two rows per example, and epochs add up.",
         ),

@@ -41,7 +41,7 @@ class Victim:
     """A model of a finished run, ready to be asked.
 
     Attributes:
-        name: the run, as an index of results names it.
+        name: the run: its folder, or its study and row.
         label: as people read it.
         method: the algorithm's registered name.
         client: whose personal model it is; "" for the global one.
@@ -197,10 +197,10 @@ def open_victim(folder: Path, client: str = "") -> Victim:
     row = folder.parent.name if is_study(folder.parent.parent) else ""
     network = settle(setup.algorithm, workspace.model).eval()
     method = recipe.sections["algorithm"]["name"]
+    name = f"{folder.parent.parent.name}/{row}" if row else folder.name
     return Victim(
-        row or folder.name, _label(folder, row, summary), method, client, network, workspace.model, task, setup,
-        materials, workspace,
-    )  # fmt: skip
+        name, _label(folder, row, summary), method, client, network, workspace.model, task, setup, materials, workspace
+    )
 
 
 def draw_questions(victim: Victim, count: int, seed: int) -> Questions:

@@ -173,7 +173,7 @@ class _Export:
                 handles.append(module.register_forward_hook(lambda *_, name=child: used.add(name)))
         data = next(iter(self.run.setup.population.data(self.run.info(None).id).train(1, torch.Generator())))
         with torch.inference_mode():
-            self.run.network({name: t for name, t in data.items() if name != "answer_tokens"})
+            self.run.network({name: t for name, t in data.items() if not name.startswith("answer_")})
         for handle in handles:
             handle.remove()
         return used

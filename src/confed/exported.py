@@ -81,8 +81,11 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     answers: tuple[str, ...] = tuple(own["answers"])
     model = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, getattr(tokenizer, "words", ()))
-    _fill_backbone(model, directory, facts)
     task = _task(recipe, own["task"], answers, tokenizer)
+    wrap = getattr(task, "wrap", None)
+    if wrap is not None:
+        model = wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
+    _fill_backbone(model, directory, facts)
     algorithm: Any = recipe.construct("algorithm").suit(model, task)
     if facts["extended"]:
         algorithm.extend(model, generator(recipe.run.seed, 0, "", "extend"))
@@ -181,6 +184,8 @@ def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequen
     name = options.pop("name")
     parameters = signature(models[name]).parameters
     for key in (*SOURCES, "glove") if facts["backbone"]["source"] is None else ():
+        if key == "glove" and options.get(key) is not None and Path(options[key]).is_file():
+            continue  # its vectors have the width of the embedding
         if key in parameters:
             options[key] = False if isinstance(parameters[key].default, bool) else None
     if facts["heads"]:

@@ -91,7 +91,9 @@ class TrainedModel:
             texts, masks = self.tokenizer([f"{question} {choice}" for choice in choices])
             batch |= {"choices": texts[None], "choices_mask": masks[None]}
         # A head may give more scores than this client has answers: as many as the client with the most needs.
-        scores = self(batch).logits[0, : len(offered)].float().softmax(0)
+        # Similarities are no logits: the temperature that the model was trained with makes them some.
+        temperature = float(getattr(self.model, "temperature", 1.0))
+        scores = (self(batch).logits[0, : len(offered)].float() / temperature).softmax(0)
         best = scores.topk(min(top, len(offered)))
         return {
             "answers": [
@@ -114,10 +116,7 @@ class TrainedModel:
             return {"image": self._picture(file)}
         from confed.models.grid_features import regions_of
 
-        picture = read_picture(file)
-        features, boxes = regions_of(resize(picture, self.image_size) if self.image_size else picture, self.encoder)[
-            np.zeros(1, dtype=np.int64)
-        ]
+        features, boxes = regions_of(read_picture(file), self.encoder)[np.zeros(1, dtype=np.int64)]
         return {"regions": torch.from_numpy(features), "boxes": torch.from_numpy(boxes)}
 
     def _picture(self, file: Path | str) -> Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.resources import files
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,8 @@ from confed.schema import plain, validate
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes"]
 
+FINETUNING = ("trainable", "peft")
+"""Keywords of models that mean the same for all of them."""
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
 NAMED = {
     "algorithm": registry.algorithms,
@@ -220,7 +223,9 @@ class Recipe:
     def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A row's own section on top of the recipe's; another constructor has other keywords."""
         same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
-        return _named(section, {**(self.sections[section] if same else {}), **given}, where)
+        before = self.sections[section]
+        kept = before if same else _kept(section, str(given["name"]), before)
+        return _named(section, {**kept, **given}, where)
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
         """The same recipe as a study of these rows.
@@ -391,6 +396,17 @@ class _Study:
     models: tuple[str, ...] = ()
 
 
+def _kept(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a section stays when its constructor becomes another: of models, how they are finetuned."""
+    if section != "model":
+        return {}
+    try:
+        accepted = signature(registry.models[name]).parameters
+    except ValueError:  # no such model, which is said where it is looked up to be used
+        return {}
+    return {key: values[key] for key in FINETUNING if key in values and key in accepted}
+
+
 def _override(content: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
@@ -406,5 +422,7 @@ def _override(content: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise ValueError(f"{override!r}: {part!r} is a value, not a section")
     if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
+        kept = _kept(parts[0], str(value), target)
         target.clear()  # another constructor has other keywords
+        target.update(kept)
     target[parts[-1]] = value

@@ -197,9 +197,14 @@ def attack_victim(
 
 
 def paired(rows: Sequence[Attacked]) -> list[dict[str, Any]]:
-    """Every row against the first: differences of accuracy on the same questions, with 95 % intervals."""
+    """Rows against the first one: differences of accuracy on the same questions, with 95 % intervals.
+
+    Only what an attacker at a client can do is compared, so not the whole model where a server keeps a part of it.
+    """
     found: list[dict[str, Any]] = []
     for row in rows[1:]:
+        if row.victim.partly_known and row.threat == "whole model":
+            continue
         for condition in CONDITIONS:
             interval = bootstrap(row.correct[condition].numpy(), rows[0].correct[condition].numpy())
             found.append(

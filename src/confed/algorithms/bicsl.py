@@ -105,6 +105,10 @@ class BiCSL(Algorithm):
         if parts != PARTS or contrast is None:
             name = getattr(task, "name", type(task).__name__)
             raise ValueError(f"BiCSL needs task.name = 'contrastive', got {name!r}")
+        if contrast.mask_same_answer and self.privacy.noise > 0:
+            raise ValueError(
+                "task.mask_same_answer finds equal answers by equal rows, which algorithm.privacy.noise takes away"
+            )
         if not self.server.plain:
             raise ValueError("BiCSL's servers take the mean of their parts, so algorithm.server must be left as it is")
         method = replace(self)

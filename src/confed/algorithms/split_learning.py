@@ -46,7 +46,7 @@ class _Head(nn.Module):
         self.open = False
 
     def forward(self, features: Tensor) -> Tensor:
-        # An open cut gives nothing that anybody reads: the features go up instead.
+        # With the cut open, what the head would have read takes the place of the answers, and goes up.
         return features if self.open else self.top(self.middle(features))
 
 
@@ -252,7 +252,7 @@ class SplitLearning(Algorithm):
         finally:
             head.open = False
         rng = client.rng(f"cut/h/{step}")
-        return Cut({"h": self.privacy.activations(output.features.float(), rng)})
+        return Cut({"h": self.privacy.activations(output.logits.float(), rng)})
 
 
 def _layers(width: int, hidden: int, rng: torch.Generator | None) -> nn.Sequential:

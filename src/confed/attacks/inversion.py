@@ -150,7 +150,7 @@ def fit_decoder(
     own = (~held).nonzero()[:, 0]
     with torch.inference_mode(False), torch.enable_grad():
         layers = _fresh(v.shape[1], hidden, flat.shape[1], rng)
-        optimizer = torch.optim.AdamW(layers.values(), lr=2e-3, weight_decay=1e-2)
+        optimizer = torch.optim.AdamW(layers.values(), lr=2e-3, weight_decay=1e-2, fused=True)
         best, least = {n: t.detach().clone() for n, t in layers.items()}, math.inf
         for _ in range(epochs):
             for rows in own[torch.randperm(len(own), generator=rng)].split(batch_size):
@@ -173,7 +173,7 @@ def searched(
     *,
     steps: int = 200,
     lr: float = 0.05,
-    prior: float = 1e-3,
+    prior: float = 1e-2,
 ) -> Tensor:
     """Searches for inputs whose activations are those that were seen; every example for itself.
 

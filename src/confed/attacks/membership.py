@@ -30,7 +30,9 @@ def example_losses(predict: Forward, task: Task, batches: Iterable[Batch]) -> Te
         batches: the examples; those whose ``answerable`` is false have no loss and are left out.
     """
     losses: list[Tensor] = []
-    for batch in batches:
+    for given in batches:
+        # Models that write answers score candidates then, of members and of others alike.
+        batch = {name: tensor for name, tensor in given.items() if name not in ("answer_tokens", "answer_weight")}
         output = predict(batch)
         answerable = batch.get("answerable")
         for row in range(len(output.logits)):

@@ -1,4 +1,4 @@
-"""The words of a question as an attack sees them: which is the last, where its embedding is read, what may replace it."""
+"""The words of a question as an attack sees them: which is the last, where it is looked up, what may replace it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

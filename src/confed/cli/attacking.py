@@ -17,6 +17,8 @@ __all__ = ["KINDS", "attack"]
 KINDS: Mapping[str, str] = {
     "trojan": "confed.trojan_attack:trojan",
     "dual-key": "confed.dual_key_attack:dual_key",
+    "answers": "confed.answers_audit:answers",
+    "inversion": "confed.inversion_audit:inversion",
 }
 """Name of an attack -> ``"module:function"``.
 

@@ -96,13 +96,13 @@ def compare(
         raise ValueError("--methods, --models, --seeds, --workers and --tuned need --recipe")
     places = _places(folders or ())
     comparison = compare_folders(places, reference or None, margin / 100, headline)
-    backbones, models = _by_backbone(places, headline), _by_model(folders or (), headline)
+    backbones, several = _by_backbone(places, headline), _by_model(folders or (), headline)
     if out is not None:
         texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
-        texts |= {} if models is None else model_tables.files(models, reference or None)
+        texts |= {} if several is None else model_tables.files(several, reference or None)
         _write(texts, out)
         more = "" if backbones is None else ", backbones.md, .csv and .tex"
-        more += "" if models is None else ", models.md, .csv and .tex"
+        more += "" if several is None else ", models.md, .csv and .tex"
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
@@ -111,7 +111,7 @@ def compare(
     if backbones is not None:
         print_table(to_rich(backbones))
     print_table(comparison.rich())
-    shown = {} if models is None else model_tables.model_tables(models, reference or None)
+    shown = {} if several is None else model_tables.model_tables(several, reference or None)
     for name in model_tables.shown_first(shown):
         print_table(to_rich(shown[name]))
 

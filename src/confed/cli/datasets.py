@@ -88,6 +88,44 @@ def gqa_scenes(
     Console().print(f"written: {escape(str(out))}", soft_wrap=True, highlight=False)
 
 
+@prepare_app.command("vqa-v2")
+def vqa_v2(
+    root: Annotated[Path, typer.Option(help="Folder with the four official files of questions and annotations.")],
+    features: Annotated[
+        list[Path] | None,
+        typer.Option(help="Region features: a folder with an .npz or .npy file per picture, or an HDF5 file; repeat."),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Or a picture encoder of transformers (name or folder) that makes grid features.")
+    ] = None,
+    images: Annotated[list[Path] | None, typer.Option(help="For --encoder: folders with COCO's pictures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; regions.safetensors in ROOT by default.")] = None,
+    regions: Annotated[int | None, typer.Option(help="Regions that every picture must have, such as 36.")] = None,
+    width: Annotated[int | None, typer.Option(help="Features that every region must have, such as 2048.")] = None,
+    precision: Annotated[Literal["float16", "float32"], typer.Option(help="Of the stored features.")] = "float16",
+    grid: Annotated[int, typer.Option(help="For --encoder: most cells per side.")] = 10,
+    device: Annotated[str, typer.Option(help="Where the encoder computes: cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Check VQA v2's files and write the features of all its pictures as one file that is read row by row."""
+    from confed.data.region_prepare import Options, prepare
+
+    options = Options(regions, width, precision, grid, device)
+    with _progress() as watch:
+        found = prepare(root, features or (), images or (), encoder, out, options, watch)
+    if as_json:
+        print_json(found)
+        return
+    shown = Console(highlight=False)
+    for split, count in found["questions"].items():
+        shown.print(f"{split}: {count} questions about {found['pictures'][split]} pictures")
+    shown.print(
+        f"features: {found['regions']} regions x {found['width']}, {found['padded']} pictures with fewer regions, "
+        f"{found['unused']} pictures that no question is about left out\nwritten: {escape(found['file'])}",
+        soft_wrap=True,
+    )
+
+
 def _print_counts(manifest: dict[str, Any]) -> None:
     from rich.table import Table
 

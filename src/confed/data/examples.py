@@ -55,7 +55,8 @@ class Examples:
             :class:`FederatedDataset`).
         types: N question types (rows of the per-type accuracy).
         names: N identifiers, stable across runs (used to pair methods example by example).
-        annotations: where several people answered, all their answers per question, for soft scores.
+        annotations: where several people answered, all their answers per question, for soft scores and for models
+            that learn to write each of them.
         choices: where the answer is one of some texts offered with the question, those texts, K for every question;
             ``answers`` are then their positions, "0" to "K - 1".
         regions: features of the same M pictures, for models that read these instead.

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,9 +73,6 @@ class StoredRegions:
         """See :class:`confed.data.regions.Regions`."""
         features, boxes = (table[index].astype(np.float32) for table in self._mapped)
         return features, boxes
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_mapped"}
 
     @cached_property
     def _mapped(self) -> tuple[np.ndarray, np.ndarray]:

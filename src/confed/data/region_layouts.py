@@ -1,11 +1,13 @@
 """Region features as others publish them: a file per picture (.npz, .npy), or all in HDF5.
 
-| layout | features | boxes | size of the picture |
-|---|---|---|---|
-| .npz per picture (openvqa, bottom-up-attention.pytorch, grid features) | ``x`` or ``features``, (R, W) or (W, R) | ``bbox`` or ``boxes``, (R, 4) | ``image_h``, ``image_w`` |
-| .npy per picture | (R, W), or a grid (W, h, w) | none: the whole picture, or the cells | |
-| HDF5, as many regions each | ``image_features`` or ``features``, (M, R, W) | ``image_bb``, ``boxes`` or ``spatial_features`` | ``image_h``, ``image_w``, (M,) |
-| HDF5, 10 to 100 regions each | the same, all pictures one behind the other, (N, W) | (N, 4) | the same; ``pos_boxes`` (M, 2) has first and end row |
+* A .npz file per picture, as openvqa, bottom-up-attention.pytorch and makers of grid features write them: ``x`` or
+  ``features`` of shape (R, W) or (W, R); ``bbox`` or ``boxes`` (R, 4); ``image_h`` and ``image_w``, unless the boxes
+  are fractions of the picture already.
+* A .npy file per picture: (R, W), or a grid (W, h, w). It has no boxes: they are the whole picture, or the cells.
+* HDF5 with as many regions of every picture: ``image_features`` or ``features`` (M, R, W); ``image_bb`` or ``boxes``
+  (M, R, 4) with ``image_h`` and ``image_w`` (M,), or ``spatial_features``, whose first four are fractions.
+* HDF5 with 10 to 100 regions a picture: the same, all pictures one behind the other, (N, W) and (N, 4); ``pos_boxes``
+  (M, 2) has every picture's first row and the one behind its last.
 
 The number of a picture is at the end of its file's name (``COCO_train2014_000000000009.jpg.npz``); of HDF5 it is in
 ``image_ids``, or in a JSON file beside it that maps numbers to rows. Arrays of Python objects and pickle files are
@@ -183,32 +185,32 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
         content = h5py.File(file, "r")
     except OSError as error:
         raise ValueError(f"{file} must be a complete HDF5 file: {error}") from error
-    with content:
-        features = content[_key(content, _FEATURES, file)]
-        scaled = next((key for key in _BOXES if key in content), None)
-        boxes = content[scaled or _key(content, ("spatial_features", *_BOXES), file)]
-        ends = content["pos_boxes"][:] if "pos_boxes" in content else None
-        if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1]:
-            expected = "(M, R, W)" if ends is None else "(N, W)"
-            raise ValueError(
-                f"{file}: expected features of shape {expected} and as many boxes, got {features.shape} and {boxes.shape}"
-            )
-        images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
-        sizes = {
-            key: content[name][:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
-            for name in names if name in content
-        }  # fmt: skip
-        for row, image in enumerate(images):
-            where = f"{file}, row {row}"
-            at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
+    # It stays open as long as a picture of it may still be read.
+    features = content[_key(content, _FEATURES, file)]
+    scaled = next((key for key in _BOXES if key in content), None)
+    boxes = content[scaled or _key(content, ("spatial_features", *_BOXES), file)]
+    ends = content["pos_boxes"][:] if "pos_boxes" in content else None
+    if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1]:
+        expected = "(M, R, W)" if ends is None else "(N, W)"
+        raise ValueError(
+            f"{file}: expected features of shape {expected} and as many boxes, got {features.shape} and {boxes.shape}"
+        )
+    images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
+    sizes = {
+        key: content[name][:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
+        for name in names if name in content
+    }  # fmt: skip
+    for row, image in enumerate(images):
+        where = f"{file}, row {row}"
+        at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
 
-            def read(row: int = row, at: Any = at, where: str = where) -> tuple[np.ndarray, np.ndarray]:
-                own = boxes[at][:, :4]
-                size = _size({key: values[row] for key, values in sizes.items()})
-                return _checked(features[at], own if scaled is None else _fractions(own, size, where), where)
+        def read(row: int = row, at: Any = at, where: str = where) -> tuple[np.ndarray, np.ndarray]:
+            own = boxes[at][:, :4]
+            size = _size({key: values[row] for key, values in sizes.items()})
+            return _checked(features[at], own if scaled is None else _fractions(own, size, where), where)
 
-            count = features.shape[1] if isinstance(at, int) else at.stop - at.start
-            yield PictureRegions(image, where, count, features.shape[-1], read)
+        count = features.shape[1] if isinstance(at, int) else at.stop - at.start
+        yield PictureRegions(image, where, count, features.shape[-1], read)
 
 
 def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
@@ -222,8 +224,8 @@ def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
         ids = [int(image) for image, _ in sorted(given.items(), key=lambda item: int(item[1]))]
     else:
         raise ValueError(
-            f"{file}: expected the pictures' numbers in 'image_ids', or a JSON object {file.stem}_imgid2idx.json beside "
-            "it that maps them to rows (a .pkl file is not read: write it anew as JSON)"
+            f"{file}: expected the pictures' numbers in 'image_ids', or beside it a JSON object "
+            f"{file.stem}_imgid2idx.json that maps them to rows (a .pkl file is not read: write it anew as JSON)"
         )
     if len(ids) != count:
         raise ValueError(f"{file}: expected the numbers of {count} pictures, got {len(ids)}")

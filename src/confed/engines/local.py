@@ -234,9 +234,12 @@ class Simulation(AbstractContextManager["Simulation"]):
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
             # Asked for before the flow reads a reply, so that processes are at work while it does other things.
-            return book(calls, self.answerer(calls, self.store, round))
+            answers = self.answerer(calls, self.store, round)
+            return book(calls, answers, time.perf_counter())
 
-        def book(calls: Sequence[Call], answers: Iterator[Reply]) -> Iterator[Reply]:
+        def book(calls: Sequence[Call], answers: Iterator[Reply], asked: float) -> Iterator[Reply]:
+            if calls and calls[0].session:  # what the server does before it reads the first reply
+                timeline.add(server, calls[0].action, asked, time.perf_counter())
             failed = 0
             for call, reply in zip(calls, answers, strict=True):
                 ledger.count(call, reply)

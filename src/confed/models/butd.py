@@ -37,6 +37,8 @@ class BUTD(RegionModel):
         dropout: dropout probability in front of the attention's hidden layer.
         classifier_dropout: dropout probability of the features.
         max_length: the most words.
+        gain: factor on the initial lengths of all weights. PyTorch's initial values are small for a product of two
+            small answers: with few features of a region the model then learns from the question alone for long.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class BUTD(RegionModel):
         dropout: float,
         classifier_dropout: float,
         max_length: int,
+        gain: float = 1.0,
     ) -> None:
         super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
         self.attended_regions = WeightNormLinear(region_width, region_width)
@@ -63,6 +66,10 @@ class BUTD(RegionModel):
         self.joint = WeightNormLinear(hidden, features)
         self.joint_dropout = nn.Dropout(classifier_dropout)
         self.classifier = WeightNormLinear(features, answers)
+        with torch.no_grad():
+            for layer in self.modules():
+                if isinstance(layer, WeightNormLinear):
+                    layer.weight_g.mul_(gain)
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and the weights of the regions (B, R), padding included."""
@@ -135,5 +142,5 @@ def butd_mini(
     return assemble(
         BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
         region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, hidden=128, features=256, classifier_dropout=0.1,
+        embedding=64, hidden=128, features=256, classifier_dropout=0.1, gain=2.0,
     )  # fmt: skip

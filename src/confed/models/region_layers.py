@@ -103,14 +103,14 @@ class WeightNormLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         start = nn.Linear(inputs, outputs)
-        self.weight_g = nn.Parameter(start.weight.detach().norm())
+        self.weight_g = nn.Parameter(start.weight.detach().square().sum().sqrt())
         self.weight_v = start.weight
         self.bias = start.bias
 
     @property
     def scale(self) -> Tensor:
         """``g / ||V||``."""
-        return self.weight_g / self.weight_v.norm()
+        return self.weight_g / self.weight_v.square().sum().sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs)."""

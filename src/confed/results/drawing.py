@@ -77,12 +77,14 @@ class Drawing:
         width: in inches; a page shows 10.4 as its full width.
         height: in inches.
         draw: puts it onto a figure with colours from a pen.
+        shaded: whether it has a scale of colours, of which a small palette would spoil some.
     """
 
     name: str
     width: float
     height: float
     draw: "Callable[[Figure, Pen], None]"
+    shaded: bool = False
 
     def inline(self) -> str:
         """As an element of a page, with the page's colours and font."""
@@ -106,8 +108,10 @@ class Drawing:
 
         out = io.BytesIO()
         picture = Image.open(io.BytesIO(self._save(PALETTE.__getitem__, "png", dpi))).convert("RGB")
-        # Few colours are in a drawing: a palette takes a third of the bytes.
-        picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+        if not self.shaded:
+            # Few colours are in most drawings: a palette takes a third of the bytes.
+            picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        picture.save(out, "PNG", optimize=True)
         return out.getvalue()
 
     def _save(self, pen: Pen, kind: str, dpi: int = 72) -> bytes:

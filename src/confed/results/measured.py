@@ -1,12 +1,22 @@
 """What the headline values of several runs measure: one metric, or several that may or may not be the same thing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from confed.results.runs import Run
 
-__all__ = ["metric_note", "metric_of"]
+__all__ = ["metric_note", "metric_of", "types_in_order"]
+
+
+ANSWER_TYPES = ("yes/no", "number", "other")
+"""The types of VQA-v2, in the order in which its tables have them."""
+
+
+def types_in_order(types: Iterable[str]) -> list[str]:
+    """Types of question as tables have them: answer types in their usual order, others by name."""
+    found = sorted(set(types))
+    return [t for t in ANSWER_TYPES if t in found] if set(found) <= set(ANSWER_TYPES) else found
 
 
 def metric_of(runs: Sequence[Run]) -> str:

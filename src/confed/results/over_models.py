@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
 from confed.metrics.unpaired import UnpairedT, unpaired_t
 from confed.results.deployed import is_shown, with_deployed_of
+from confed.results.measured import types_in_order
 from confed.results.paired import references_of
 from confed.results.runs import Run, Study, average, numbers
 from confed.results.tables import headline, is_bound
@@ -108,7 +109,7 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     order = list(max(found.values(), key=lambda study: len(study.rows or study.labels)).rows or labels)
     labels = {m: labels[m] for m in dict.fromkeys([*order, *labels])}
     kind = "deployed" if any(is_shown(run.summary) for study in found.values() for run in study.runs) else "personal"
-    types = dict.fromkeys(t for study in found.values() for run in study.runs for t in _types(run, kind))
+    types = types_in_order(t for study in found.values() for run in study.runs for t in _types(run, kind))
     measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types)}
     return ModelStudies(found, labels, kind, measures)
 

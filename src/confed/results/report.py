@@ -140,7 +140,13 @@ def _lead(study: Study) -> str:
     model = first.recipe.get("model", {}).get("name")
     text += f"a vision-language model{f' ({model})' if model else ''} "
     text += f"for {_counted(rounds, 'round', lower=True)}. "
-    text += "Pictures and questions stay with their client; only model tensors travel. "
+    split = steps.splitting(study)
+    text += "Pictures and questions stay with their client; "
+    text += (
+        f"model tensors travel, and with {_listed(split)} activations and their gradients batch by batch. "
+        if split
+        else "only model tensors travel. "
+    )
     if study.single:
         text += f"The method is {first.label}. "
     else:

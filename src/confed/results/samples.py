@@ -45,21 +45,44 @@ def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
 def answer(
     workspace: Workspace, batch: Batch, answers: tuple[str, ...], network: nn.Module | None = None
 ) -> list[dict[str, Any]]:
-    """The model's answer, its probability and its attention over the patches, per question.
+    """The model's answer, its probability and its attention over the picture, per question.
 
-    Where a method answers with more than the model, ``network`` does (:func:`confed.inference.settle`).
+    Where a method answers with more than the model, ``network`` does (:func:`confed.inference.settle`). Attention is
+    over the patches, rows and columns, or over regions, with their "boxes" beside it.
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
     """
     attend = getattr(workspace.model, "attention", None)
     with torch.no_grad():
         output: Output = (network or workspace.model)(batch)
-        best = output.logits[:, : len(answers)].softmax(-1).max(-1)
+        # Similarities are no logits: the temperature that the model was trained with makes them some.
+        temperature = float(getattr(workspace.model, "temperature", 1.0))
+        best = (output.logits[:, : len(answers)] / temperature).softmax(-1).max(-1)
         plain = "image2" not in batch and "choices" not in batch  # attention over one picture, read with one text
-        maps = attend(batch).tolist() if attend is not None and plain else [None] * len(best.indices)
+        seen = (
+            _looked(attend(batch), batch)
+            if attend is not None and plain
+            else [{"attention": None}] * len(output.logits)
+        )
     return [
-        {"answer": answers[int(i)], "probability": round(float(p), 4), "attention": _rounded(m)}
-        for p, i, m in zip(best.values, best.indices, maps, strict=True)
+        {"answer": answers[int(i)], "probability": round(float(p), 4), **looked}
+        for p, i, looked in zip(best.values, best.indices, seen, strict=True)
+    ]
+
+
+def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
+    """Attention per question: over patches (B, rows, columns), or over regions (B, R) with their boxes.
+
+    Regions of padding, which are all zeros, are left out.
+    """
+    if maps.ndim == 3:
+        return [{"attention": _rounded(weights)} for weights in maps.tolist()]
+    if "boxes" not in batch:
+        return [{"attention": None}] * len(maps)
+    there = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
+    return [
+        {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
+        for weights, boxes, row in zip(maps, batch["boxes"], there, strict=True)
     ]
 
 
@@ -207,5 +230,5 @@ def _png(pixels: Any) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _rounded(values: list[list[float]] | None) -> list[list[float]] | None:
-    return None if values is None else [[round(v, 3) for v in row] for row in values]
+def _rounded(values: list[list[float]]) -> list[list[float]]:
+    return [[round(v, 3) for v in row] for row in values]

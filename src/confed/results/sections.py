@@ -9,7 +9,7 @@ from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
 from confed.results.history import judged
 from confed.results.hurting import BySeed, by_seed, hurting
-from confed.results.measured import metric_of
+from confed.results.measured import metric_of, types_in_order
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
 from confed.results.tables import headline, is_bound, paper_table, spread_cell, table_of
@@ -133,7 +133,7 @@ def question_types(study: Study, tabs: Tabs) -> str:
     for view, title in VIEWS.items():
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
         by_method = {m: values for m, values in by_method.items() if values}
-        kinds = sorted({kind for values in by_method.values() for kind in values})
+        kinds = types_in_order(kind for values in by_method.values() for kind in values)
         if not kinds:
             continue
         if study.single:

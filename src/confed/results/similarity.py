@@ -91,13 +91,12 @@ def measure(
     model = workspace.model
     if not isinstance(model, ContrastiveAnswerer):
         return None
-    models = [
-        ("global", folder.models / "global"),
-        *((name, folder.models / "personal" / name) for name in materials.clients),
-    ]
-    trained = next(((name, path) for name, at in models if (path := at / "trained.safetensors").exists()), None)
     place = next((name for name, data in materials.clients.items() if len(data.tables[2])), None)
-    if trained is None or place is None:
+    if place is None:
+        return None
+    files = {"personal": folder.models / "personal" / place, "global": folder.models / "global"}
+    trained = {whose: load_file(path) for whose, at in files.items() if (path := at / "trained.safetensors").is_file()}
+    if not trained:
         return None
     table = materials.clients[place].tables[2]
     labels = table.columns["label"]
@@ -108,11 +107,11 @@ def measure(
     names = materials.dataset.answers
     rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
     batch = table.batch(rows)
-    owner, path = trained
-    found: dict[str, Any] = {
-        "place": place, "model": owner, "kind": model.eval_similarity, "answers": [names[int(n)] for n in labels[rows]],
-    }  # fmt: skip
-    for when, tensors in (("before", {}), ("after", load_file(path))):
+    answers = [names[int(label)] for label in labels[rows]]
+    found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    # What is global, with what the client keeps to itself where it does.
+    after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
+    for when, tensors in (("before", {}), ("after", after)):
         fill(workspace, tensors)
         with torch.no_grad():
             similar = model(batch).logits[:, labels[rows]]
@@ -166,15 +165,18 @@ def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
             most = 1.0 if one.kind == "cosine" else float(max(np.abs(one.before).max(), np.abs(one.after).max(), 1e-12))
             head = f"{label}: " if len(found) > 1 else ""
             both = [target.add_subplot(len(found), 2, 2 * number + side) for side in (1, 2)]
-            for axes, values, when in zip(both, (one.before, one.after), ("before", "after"), strict=True):
-                shown = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+            images = [
+                axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+                for axes, values in zip(both, (one.before, one.after), strict=True)
+            ]
+            for axes, when in zip(both, ("before", "after"), strict=True):
                 _dress(axes, pen, f"{head}{when} training", one.answers)
-            bar = target.colorbar(shown, ax=both, shrink=0.8, aspect=30, pad=0.01)
+            bar = target.colorbar(images[0], ax=both, shrink=0.8, aspect=30, pad=0.01)
             bar.ax.tick_params(colors=pen("muted"), labelsize=8)
             bar.set_label(f"{one.kind} similarity", color=pen("muted"), fontsize=9)
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
-    return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw)
+    return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw, shaded=True)
 
 
 def _found(study: Study) -> dict[str, Similarity]:
@@ -190,7 +192,7 @@ def _panel(label: str, one: Similarity) -> str:
         "same": "a question and an equal answer of another example, mean",
         "other": "negatives: a question and a different answer, mean",
     }
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (Cell(text), Cell(_number(before[key]), before[key]), Cell(_number(after[key]), after[key]))
         for key, text in words.items()
         if key in before

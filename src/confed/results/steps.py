@@ -13,7 +13,7 @@ from confed.results.writers import Cell, Column, Table, to_html
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Span", "busy", "busy_table", "drawing", "section", "spans_of", "traffic_table"]
+__all__ = ["Span", "busy", "busy_table", "drawing", "section", "spans_of", "splitting", "traffic_table"]
 
 SHOWN = 60
 """Spans in the drawing; how busy everybody was is of all that were written down."""
@@ -94,7 +94,7 @@ def drawing(study: Study) -> Drawing | None:
                 row = len(order) - 1 - order.index(span.party)
                 axes.barh(
                     row, 1000 * (span.end - span.start), left=1000 * (span.start - begin), height=0.62,
-                    color=pen(colour[span.what]), linewidth=0.4, edgecolor=pen("card"),
+                    color=pen(colour[span.what]), linewidth=0.6, edgecolor=pen(colour[span.what]),
                 )  # fmt: skip
             axes.set_title(labels[method], fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
             axes.set_yticks(range(len(order)), list(reversed(order)))
@@ -180,6 +180,12 @@ def traffic_table(study: Study) -> Table | None:
         "of the messages as they were serialised."
     )
     return Table("Bytes per step and per round", columns, tuple(rows), (note,))
+
+
+def splitting(study: Study) -> list[str]:
+    """The labels of the methods that send activations batch by batch."""
+    counts = {m: [numbers(run.summary.get("traffic", {}).get("step")) for run in study.of(m)] for m in study.methods}
+    return [study.labels[method] for method, found in counts.items() if any(found)]
 
 
 def section(study: Study) -> str:

@@ -21,7 +21,7 @@ from confed.trojan_attack import CONDITIONS, RANDOM, THREATS, Attacked, whole_pi
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["finding"]
+__all__ = ["as_png", "finding"]
 
 SAMPLES = 6
 """Questions shown per victim."""
@@ -47,7 +47,7 @@ def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mappin
         "embedding is nearest to an optimised one; both together. Each change is made for its question alone.",
         "A low accuracy shows that an attack works. A high one does not show that none would: stronger searches, "
         "other starts and larger eps exist. Where the attacker lacks a part of the model, the row with the whole model "
-        "says what hiding that part is worth.",
+        "says what hiding that part is worth; such an attacker can try each of its rows, so the lowest one counts.",
         *values.get("notes", ()),
     ]
     tables = [_table(rows, labels)]
@@ -93,7 +93,7 @@ def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
     columns = [Column("model", words=True), Column("the attacker knows", words=True)]
     columns += [Column(name, "accuracy, %", "%") for name in CONDITIONS]
     columns += [Column(name, "relative drop, %", "%") for name in CONDITIONS[1:]]
-    columns += [Column(name.split()[0], "random change, %", "%") for name in RANDOM]
+    columns += [Column(name.split()[0], "random, %", "%", detail=name != RANDOM[-1]) for name in RANDOM]
     columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
     lines: list[tuple[Cell, ...]] = []
     for row, label in zip(rows, labels, strict=True):
@@ -113,7 +113,7 @@ def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
         for row, label in zip(rows, labels, strict=True)
     )
     notes = (
-        "Random change: accuracy where values are moved by eps in random directions and the last word is any other.",
+        "Random: every value moved by eps in a random direction, and any other word in the last one's place.",
         f"With the optimised embedding itself, which no word has, instead of the nearest word: {embedded}.",
     )
     return Table("Accuracy under a multimodal Trojan", tuple(columns), (tuple(lines),), notes)
@@ -202,7 +202,7 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
         )
         truth = examples.answers[line]
         pictures = "".join(
-            f'<div><div class="picture p112 {album.add(_png(pixels))}"></div><small>{escape(title)}</small></div>'
+            f'<div><div class="picture p112 {album.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'
             for title, pixels in _pictures(row, examples, line, chunk, within)
         )
         cards += (
@@ -254,7 +254,8 @@ def _lit(picture: np.ndarray, boxes: np.ndarray, weights: np.ndarray) -> np.ndar
     return (picture * (0.15 + 0.85 * light[..., None])).round().astype(np.uint8)
 
 
-def _png(pixels: np.ndarray) -> str:
+def as_png(pixels: np.ndarray) -> str:
+    """Pixels, uint8 (H, W, 3), as a PNG file in base64."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()

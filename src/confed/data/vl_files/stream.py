@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Readable", "Window", "json_items", "json_lines"]
+__all__ = ["Readable", "Window", "json_items", "json_lines", "json_text"]
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 24
@@ -36,6 +36,32 @@ def json_items(file: Path, key: str | None = None) -> Iterator[tuple[int, Any]]:
         else:
             yield from _under(text, key)
         text.finish()
+
+
+def json_text(file: Path, key: str, until: str) -> str:
+    """A text that stands in a JSON object before a long list; empty if there is none.
+
+    Args:
+        file: one JSON object.
+        key: the text's.
+        until: the list's; nothing is read from there on.
+
+    Raises:
+        ValueError: the file is missing, cut off before, or no JSON.
+    """
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    with file.open("rb") as stream:
+        text = Window(file, stream)
+        if text.peek() != "{":
+            return ""
+        for member in text.members():
+            if member == until:
+                break
+            value = text.value()
+            if member == key:
+                return value if isinstance(value, str) else ""
+    return ""
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:

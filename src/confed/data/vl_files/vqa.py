@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from confed.data.vl_files.records import Distinct, Record, annotated, check_split, find, number, text
-from confed.data.vl_files.stream import json_items
+from confed.data.vl_files.stream import json_items, json_text
 
 __all__ = ["Kind", "vqa_records"]
 
@@ -51,8 +51,8 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
         kind: photographs or abstract scenes.
 
     Raises:
-        ValueError: an unknown split, a missing or damaged file, a question twice or without its counterpart in the
-            other file, or not ten annotators.
+        ValueError: an unknown split, a missing or damaged file, one of another split, a question twice or without its
+            counterpart in the other file, or not ten annotators.
     """
     if kind not in _LAYOUTS:
         raise ValueError(f"kind must be one of {', '.join(_LAYOUTS)}, got {kind!r}")
@@ -60,6 +60,10 @@ def vqa_records(folder: Path, split: str, kind: Kind = "vqa_v2") -> Iterator[Rec
     check_split(split, layout.splits, kind)
     asked_in = find(folder, [name.format(split) for name in layout.questions], kind)
     answered_in = find(folder, [name.format(split) for name in layout.annotations], kind)
+    for file, items in ((asked_in, "questions"), (answered_in, "annotations")):
+        given = json_text(file, "data_subtype", items)
+        if given not in ("", split):
+            raise ValueError(f"{file}: expected the split {split!r}, got {given!r} (its 'data_subtype')")
     asked: dict[int, tuple[int, str]] = {}
     distinct = Distinct("question_id")
     for row, entry in json_items(asked_in, "questions"):

@@ -1,0 +1,195 @@
+"""One file of region features for all pictures of VQA v2, out of features or pictures as they are published."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from confed.data.picture_files import find_pictures
+from confed.data.region_files import RegionIndex, write_regions
+from confed.data.region_layouts import PictureRegions, read_layout
+from confed.data.vl_files.vqa import vqa_records
+
+__all__ = ["REGIONS", "Options", "image_number", "prepare"]
+
+REGIONS = "regions.safetensors"
+"""The file's name below the data set's folder."""
+SPLITS = ("train2014", "val2014")
+_SHOWN = 5
+Watch = Callable[[str, int, int], None]
+"""Told what is being done, how much is done, and of how much (0 if unknown)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How features are prepared.
+
+    Attributes:
+        regions: how many every picture must have; None: as many as the picture with the most, others are padded with
+            rows of zeros.
+        width: features that every region must have; None: as many as the first file has.
+        precision: of the stored features, float16 or float32.
+        grid: cells per side of features that an encoder makes, at most.
+        device: where the encoder computes.
+    """
+
+    regions: int | None = None
+    width: int | None = None
+    precision: str = "float16"
+    grid: int = 10
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("regions", "width", "grid"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def prepare(
+    root: Path,
+    features: Sequence[Path] = (),
+    images: Sequence[Path] = (),
+    encoder: str | None = None,
+    out: Path | None = None,
+    options: Options | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Checks the official files of VQA v2 and writes the regions of all their pictures as one file.
+
+    Args:
+        root: folder with the four files of questions and annotations.
+        features: folders or HDF5 files with regions (:mod:`confed.data.region_layouts`).
+        images: folders with COCO's pictures, for ``encoder``.
+        encoder: instead of features, a picture encoder of ``transformers`` that makes grid features.
+        out: the file to write; by default :data:`REGIONS` in ``root``.
+        options: see there.
+        watch: told about progress.
+
+    Returns:
+        What was found: ``questions`` and ``pictures`` per split, ``regions``, ``width``, ``padded``, ``unused``
+        pictures that no question is about, and the ``file``.
+
+    Raises:
+        ValueError: neither or both of features and encoder, annotations of the wrong split or damaged, pictures without
+            features (names the first), or features of other numbers or widths (names the file).
+    """
+    options, watch = options or Options(), watch or _unwatched
+    if bool(features) == (encoder is not None):
+        raise ValueError("give either features, or an encoder together with the folders of pictures")
+    if encoder is not None and not images:
+        raise ValueError(f"the encoder {encoder!r} needs the folders of pictures (images)")
+    file = root / REGIONS if out is None else out
+    if file.suffix != ".safetensors":
+        raise ValueError(f"out must be a file .safetensors, got {file}")
+    asked, facts = _asked(root, watch)
+    if encoder is not None:
+        made = _encode(asked, images, encoder, file, options, watch)
+    else:
+        made = _collect(asked, features, file, options, watch)
+    return {**facts, **made, "file": str(file)}
+
+
+def image_number(picture: str) -> int:
+    """The number in the name of one of COCO's pictures (COCO_train2014_000000000009.jpg)."""
+    return int(Path(picture).stem.rpartition("_")[2])
+
+
+def _asked(root: Path, watch: Watch) -> tuple[list[int], dict[str, Any]]:
+    """The pictures that questions are about, ascending, and counts."""
+    every: set[int] = set()
+    questions: dict[str, int] = {}
+    pictures: dict[str, int] = {}
+    for split in SPLITS:
+        own: set[int] = set()
+        for number, record in enumerate(vqa_records(root, split), start=1):
+            own.add(image_number(record.pictures[0]))
+            questions[split] = number
+            if number % 10000 == 0:
+                watch(f"reading {split}", number, 0)
+        if not own:
+            raise ValueError(f"{root}: the files of {split} have no questions")
+        pictures[split] = len(own)
+        every |= own
+    return sorted(every), {"questions": questions, "pictures": pictures}
+
+
+def _collect(
+    asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, watch: Watch
+) -> dict[str, Any]:
+    """Checks the shapes of all arrays first, then their values one by one while writing."""
+    wanted, unused = set(asked), 0
+    found: dict[int, PictureRegions] = {}
+    width = options.width
+    for source in sources:
+        for part in read_layout(source):
+            if part.image not in wanted:
+                unused += 1
+                continue
+            if part.image in found:
+                first = found[part.image].where
+                raise ValueError(f"{part.where}: picture {part.image} has features in {first} already")
+            width = width or part.width
+            if part.width != width:
+                raise ValueError(f"{part.where}: expected {width} features per region, got {part.width}")
+            if options.regions is not None and part.count != options.regions:
+                raise ValueError(f"{part.where}: expected {options.regions} regions, got {part.count}")
+            if part.count < 1:
+                raise ValueError(f"{part.where}: expected at least one region, got none")
+            found[part.image] = part
+            if len(found) % 1000 == 0:
+                watch("checking features", len(found), len(wanted))
+    _check_missing(asked, found, "features")
+    most = max(part.count for part in found.values())
+    padded = sum(part.count < most for part in found.values())
+    index = RegionIndex(tuple(asked), most, width or 0, "", padded)
+    rows = (found[image].read() for image in asked)
+    write_regions(file, index, _watched(rows, len(asked), watch), options.precision)
+    return {"regions": most, "width": width, "padded": padded, "unused": unused}
+
+
+def _encode(
+    asked: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, watch: Watch
+) -> dict[str, Any]:
+    from confed.models.vision_features import load_vision_encoder
+
+    pictures = {
+        image_number(name): path
+        for folder in folders
+        for name, path in find_pictures(folder).items()
+        if name.rpartition("_")[2].isdigit()
+    }
+    _check_missing(asked, pictures, "a picture")
+    model = load_vision_encoder(encoder, options.grid, options.device)
+    rows = model.files([pictures[image] for image in asked])
+    first = next(rows)
+
+    def every() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield first
+        yield from rows
+
+    index = RegionIndex(tuple(asked), first[0].shape[0], first[0].shape[1], model.name)
+    write_regions(file, index, _watched(every(), len(asked), watch), options.precision)
+    return {"regions": index.regions, "width": index.width, "padded": 0, "unused": len(pictures) - len(asked)}
+
+
+def _check_missing(asked: Sequence[int], there: Iterable[int], what: str) -> None:
+    lacking = sorted(set(asked) - set(there))
+    if lacking:
+        first = ", ".join(map(str, lacking[:_SHOWN])) + (", ..." if len(lacking) > _SHOWN else "")
+        raise ValueError(f"{len(lacking)} of {len(asked)} pictures that questions are about lack {what}: {first}")
+
+
+def _watched(
+    rows: Iterable[tuple[np.ndarray, np.ndarray]], total: int, watch: Watch
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if number % 500 == 0:
+            watch("writing features", number, total)
+
+
+def _unwatched(what: str, done: int, total: int) -> None:
+    del what, done, total

@@ -1,0 +1,129 @@
+"""Grid features of a picture encoder of ``transformers``, for users who have pictures and no detected regions.
+
+The encoder's last states, without class token, as a grid of at most G x G cells; larger grids are averaged over cells.
+Pictures are squeezed to a square of the encoder's size and normalised as its checkpoint says.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from confed.data.pictures import read_picture, resize
+from confed.data.regions import HeldRegions, grid_boxes
+
+__all__ = ["PREFIX", "VisionEncoder", "load_vision_encoder"]
+
+PREFIX = "transformers:"
+"""How regions name an encoder of ``transformers`` that made them: this, its name, ``#`` and the cells per side."""
+_PLAIN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+class VisionEncoder:
+    """A frozen picture encoder.
+
+    Args:
+        model: gives ``last_hidden_state``, (B, 1 + P, d) or (B, P, d) with P a square number, or (B, d, h, w).
+        size: pixels per side that it reads.
+        mean: of each colour channel.
+        std: of each colour channel.
+        grid: most cells per side, G.
+        name: what regions call it.
+
+    Raises:
+        ValueError: ``grid`` is below 1.
+    """
+
+    def __init__(
+        self, model: nn.Module, size: int, mean: Sequence[float], std: Sequence[float], grid: int, name: str
+    ) -> None:
+        if grid < 1:
+            raise ValueError(f"grid must be at least 1 cell a side, got {grid}")
+        self.model, self.size, self.grid, self.name = model.eval(), size, grid, name
+        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def __call__(self, pictures: np.ndarray) -> HeldRegions:
+        """Regions of uint8 pictures (B, S, S, 3), row by row."""
+        pixels = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))) / 255
+        device = next(self.model.parameters()).device
+        with torch.inference_mode():
+            output: Any = self.model(pixel_values=((pixels - self.mean) / self.std).to(device))
+        patch: Any = getattr(self.model.config, "patch_size", None)
+        plane = _plane(output.last_hidden_state, self.size // patch if isinstance(patch, int) else 0)
+        if max(plane.shape[2:]) > self.grid:
+            plane = F.adaptive_avg_pool2d(plane, (min(plane.shape[2], self.grid), min(plane.shape[3], self.grid)))
+        boxes = np.repeat(grid_boxes(*plane.shape[2:])[None], len(pictures), axis=0)
+        return HeldRegions(plane.flatten(2).transpose(1, 2).float().cpu().numpy(), boxes, self.name)
+
+    def files(self, files: Sequence[Path], batch: int = 32) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Features (R, W) and boxes (R, 4) of picture files, one after the other.
+
+        Raises:
+            ValueError: a file is missing or unreadable (names it).
+        """
+        rest = iter(files)
+        while part := list(islice(rest, batch)):
+            regions = self(np.stack([resize(read_picture(file), self.size) for file in part]))
+            yield from zip(regions.features, regions.boxes, strict=True)
+
+
+def _plane(states: Tensor, patches: int) -> Tensor:
+    """The last states as a picture, (B, d, h, w).
+
+    Args:
+        states: (B, d, h, w) already, or tokens (B, T, d).
+        patches: per side of the picture, as the encoder cuts it; 0 if unknown.
+    """
+    if states.ndim == 4:
+        return states
+    tokens = states.shape[1]
+    side = patches if 0 < patches * patches <= tokens else math.isqrt(tokens)  # stages may have merged patches
+    # Whatever comes before the patches: a class token, distillation or register tokens.
+    return states[:, tokens - side * side :].transpose(1, 2).unflatten(2, (side, side))
+
+
+@lru_cache(maxsize=1)
+def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> VisionEncoder:
+    """A picture encoder of ``transformers``.
+
+    Args:
+        name: a folder, or a name on the Hugging Face hub: ViT, DeiT, Swin, CLIP, SigLIP, ResNet, ConvNeXt ...
+        grid: most cells per side.
+        device: where it computes.
+
+    Raises:
+        ValueError: there is no such model, or it reads no pictures.
+    """
+    from transformers import AutoModel
+
+    try:
+        whole: Any = AutoModel.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {error}") from error
+    model = getattr(whole, "vision_model", whole)
+    config = model.config
+    reads = getattr(model, "main_input_name", "nothing known")
+    if reads != "pixel_values":
+        raise ValueError(f"{name!r} must read pictures, it reads {reads!r}")
+    size = getattr(config, "image_size", 224)
+    mean, std = _colours(name)
+    side = size if isinstance(size, int) else size[0]
+    return VisionEncoder(model.to(device), side, mean, std, grid, f"{PREFIX}{name}#{grid}")
+
+
+def _colours(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and standard deviation of the colour channels, as the checkpoint has them."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        options, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:  # a checkpoint without a preprocessor
+        return _PLAIN
+    return options.get("image_mean", _PLAIN[0]), options.get("image_std", _PLAIN[1])

@@ -1,0 +1,237 @@
+"""Rows with tasks of their own, the models of a recipe, and the same methods with several models."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from confed.backbones import is_backbones, models_of, open_backbones, read_backbones
+from confed.cli import main
+from confed.recipe import Recipe, load_recipe
+from confed.results.compare import compare
+from confed.results.measured import metric_note, metric_of, types_in_order
+from confed.results.runs import load
+from confed.results.tables import paper_table
+from test_results_runs import make_run
+
+RECIPE = """
+[algorithm]
+name = "fedavg"
+[model]
+name = "vilt_tiny"
+width = 32
+[task]
+name = "vqa"
+[data]
+name = "scenes"
+train = 12
+validation = 5
+test = 8
+[local]
+epochs = 1
+lr = 1e-3
+[run]
+rounds = 1
+workers = 1
+gallery = 0
+evaluate_every = 0
+[study]
+methods = ["fedavg", "soft"]
+models = ["vilt_tiny", "narrow"]
+[methods.soft]
+name = "fedavg"
+label = "FedAvg, soft"
+[methods.soft.task]
+objective = "bce"
+[models.narrow]
+name = "vilt_tiny"
+label = "narrow ViLT"
+width = 16
+layers = 1
+attention_heads = 2
+[models.narrow.local]
+lr = 0.5
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "several.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    return int(stopped.value.code or 0)
+
+
+def test_a_row_has_a_task_of_its_own(source: Path) -> None:
+    recipe = load_recipe(source)
+    assert recipe.method("fedavg").sections["task"]["objective"] == "ce"
+    assert recipe.method("soft").sections["task"]["objective"] == "bce"
+
+
+@pytest.fixture
+def contrastive(source: Path) -> Path:
+    source.write_text(RECIPE.replace('objective = "bce"', 'name = "contrastive"'))
+    return source
+
+
+def test_rows_of_another_task_start_from_its_defaults(contrastive: Path) -> None:
+    section = load_recipe(contrastive, ["task.objective=bce"]).method("soft").sections["task"]
+    assert section["name"] == "contrastive"
+    assert "objective" not in section
+
+
+def test_a_recipe_with_models_is_written_and_read_again(source: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(source)
+    again = tmp_path / "again.toml"
+    again.write_text(recipe.to_toml())
+    read = load_recipe(again)
+    assert (read.models, read.variants, read.overrides) == (recipe.models, recipe.variants, recipe.overrides)
+    assert read.to_toml() == recipe.to_toml()
+    assert "models" not in recipe.with_model("narrow").to_toml()
+
+
+def test_a_model_has_its_own_keywords_and_way_of_training(source: Path) -> None:
+    recipe = load_recipe(source)
+    first, narrow = recipe.with_model("vilt_tiny"), recipe.with_model("narrow")
+    assert (first.sections["model"]["width"], first.local.lr) == (32, 1e-3)  # the recipe's own model
+    assert (narrow.sections["model"]["width"], narrow.local.lr) == (16, 0.5)
+    assert narrow.methods == recipe.methods
+    assert recipe.with_model("vit_mini").sections["model"]["name"] == "vit_mini"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("methods.soft.task.objectiv=1", r"unknown key methods.soft.task.objectiv=1; did you mean 'objective'"),
+        ("methods.soft.task=3", r"methods.soft.task must be a section of \[task\]'s keys, got 3"),
+        ("models.narrow.widht=3", r"unknown key models.narrow.widht=3; did you mean 'width'"),
+        ("models.narrow.local=3", r"models.narrow.local must be a section"),
+        ('study.models=["nobody"]', "no model is called 'nobody'"),
+        ('study.models=["../up"]', "a model's row has letters"),
+        ('models.x.name="vit_mini"', r"\[models.x\] is not one of study.models: vilt_tiny, narrow"),
+    ],
+)
+def test_faulty_rows_and_models_are_named(source: Path, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recipe(source, [override])
+
+
+def test_models_that_a_command_leaves_out_are_no_mistake(source: Path) -> None:
+    assert load_recipe(source, ['study.models=["vit_mini"]']).variants == {}
+
+
+def test_models_of_a_command(source: Path) -> None:
+    recipe = load_recipe(source)
+    assert models_of(recipe, "all") == ("vilt_tiny", "narrow")
+    assert models_of(recipe, "narrow, vit_mini,narrow") == ("narrow", "vit_mini")
+    for wanted, message in (("nobody", r"among those of the recipe \(vilt_tiny, narrow\)"), (" , ", "at least one")):
+        with pytest.raises(ValueError, match=message):
+            models_of(recipe, wanted)
+    with pytest.raises(ValueError, match="names no models"):
+        models_of(replace(recipe, models=()), "all")
+
+
+def test_the_index_grows_in_the_recipes_order_and_is_no_way_out(source: Path, tmp_path: Path) -> None:
+    recipe, root = load_recipe(source), tmp_path / "out"
+    open_backbones(recipe, ["narrow"], root)
+    index, recipes = open_backbones(recipe, ["vilt_tiny"], root, references=["soft"], margin=0.02)
+    assert is_backbones(root)
+    assert index == read_backbones(root)
+    assert list(index.models.items()) == [("vilt_tiny", "vilt_tiny"), ("narrow", "narrow ViLT")]
+    assert list(recipes) == ["vilt_tiny"]
+    with pytest.raises(ValueError, match="holds models of several, not of other"):
+        open_backbones(replace(recipe, name="other"), ["narrow"], root)
+    (tmp_path / "full" / "x").mkdir(parents=True)
+    with pytest.raises(ValueError, match="exists already"):
+        open_backbones(recipe, ["narrow"], tmp_path / "full")
+    content = json.loads((root / "models.json").read_text())
+    (root / "models.json").write_text(json.dumps({**content, "models": {"../away": "x"}}))
+    with pytest.raises(ValueError, match="must lie in the folder"):
+        read_backbones(root)
+    (root / "models.json").write_text("{}")
+    with pytest.raises(ValueError, match="no index of models"):
+        read_backbones(root)
+
+
+def test_the_command_runs_all_models_goes_on_and_adds_seeds(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each model's own report takes a while; test_report.py is about it.
+    monkeypatch.setattr("confed.results.report.write_report", lambda folder: (folder / "report.html").write_text(""))
+    out = tmp_path / "out"
+    common = ["compare", "--recipe", str(source), "--out", str(out), "--workers", "1"]
+    assert code(*common, "--models", "narrow") == 0
+    made = (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns
+    assert code(*common, "--models", "all", "--json", "study.models=['narrow','vilt_tiny']") == 0
+    found = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    assert (out / "narrow" / "soft" / "seed-0" / "summary.json").stat().st_mtime_ns == made
+    assert set(found["values"]["overall"]["fedavg"]) == {"narrow ViLT", "vilt_tiny"}
+    (pair,) = found["pairs"]["overall"]
+    values = {
+        (model, row): json.loads((out / model / row / "seed-0" / "summary.json").read_text())["personal_mean"]
+        for model in ("narrow", "vilt_tiny")
+        for row in ("fedavg", "soft")
+    }
+    difference = np.mean([values[model, "fedavg"] - values[model, "soft"] for model in ("narrow", "vilt_tiny")])
+    assert pair["paired"]["difference"] == pytest.approx(difference)
+    page = (out / "report.html").read_text()
+    assert 'href="narrow/report.html"' in page
+    assert "narrow ViLT" in (out / "models.md").read_text()
+    assert code("resume", str(out)) == 0
+    assert code("compare", str(out), "--out", str(tmp_path / "read")) == 0
+    assert (tmp_path / "read" / "models.csv").read_text() == (out / "models.csv").read_text()
+
+
+def test_models_need_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code("compare", "x", "--models", "all") == 2
+    assert "--models" in capsys.readouterr().err
+
+
+def renamed(folder: Path, metric: str, soft: bool = False) -> None:
+    """A run whose metric has another name, perhaps with scores between 0 and 1."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "metric": metric}))
+    if soft:
+        found = load_file(folder / "predictions.safetensors")
+        key = next(key for key in found if key.endswith("/correct"))
+        found[key] = np.where(found[key] > 0, 0.3, 0.0).astype(np.float32)
+        save_file(found, folder / "predictions.safetensors")
+
+
+def test_metrics_of_two_names_are_compared_where_all_scores_are_right_or_wrong(tmp_path: Path) -> None:
+    make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
+    other = make_run(tmp_path / "fedp3" / "seed-0", "fedp3", 0)
+    assert metric_note(load(tmp_path).runs) == ""
+    assert metric_of(load(tmp_path).runs) == "accuracy"
+    renamed(other, "vqa_accuracy")
+    study = load(tmp_path)
+    assert metric_of(study.runs) == "score"
+    assert "every score is 0 or 1" in metric_note(study.runs)
+    comparison = compare([tmp_path])
+    assert comparison.metric == "score"
+    assert comparison.differences
+    assert any("Metrics have several names" in note for note in paper_table(study).notes)
+    renamed(other, "vqa_accuracy", soft=True)
+    assert any("Warning: the metrics differ" in remark for remark in compare([tmp_path]).remarks)
+
+
+def test_another_task_is_one_difference_not_all_its_keys(contrastive: Path, tmp_path: Path) -> None:
+    recipe: Recipe = load_recipe(contrastive)
+    for row in recipe.methods:
+        folder = make_run(tmp_path / "runs" / row / "seed-0", "fedavg", 0)
+        (folder / "recipe.toml").write_text(recipe.method(row).to_toml())
+    (warning,) = compare([tmp_path / "runs"]).warnings
+    assert warning.endswith("differ in more than the algorithm: task.name (contrastive, not vqa)")
+
+
+def test_answer_types_stand_in_their_usual_order() -> None:
+    assert types_in_order(["other", "number", "yes/no", "other"]) == ["yes/no", "number", "other"]
+    assert types_in_order(["other", "count"]) == ["count", "other"]

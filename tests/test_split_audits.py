@@ -1,0 +1,160 @@
+"""The audits of the split channel on a finished run, and accuracy against epsilon over rows of a study."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from confed import answers_audit, inversion_audit
+from confed.answers_audit import answers, defences
+from confed.attacked import open_victim, write
+from confed.cli.attacking import KINDS
+from confed.experiment import run
+from confed.inversion_audit import inversion
+from confed.recipe import load_recipe
+from confed.results import privacy_curve
+from confed.results.privacy_curve import accuracy_against_epsilon, curves
+from confed.results.runs import Run, Study
+
+RECIPE = """
+[data]
+name = "scenes"
+preset = "random"
+clients = 2
+train = 80
+validation = 30
+test = 20
+
+[model]
+name = "vilt_mini"
+
+[task]
+name = "contrastive"
+width = 16
+hidden = 32
+embedding = 16
+
+[algorithm]
+name = "bicsl"
+
+[local]
+epochs = 1
+batch_size = 16
+lr = 1e-3
+
+[run]
+rounds = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("split")
+    (root / "mine.toml").write_text(RECIPE)
+    run(load_recipe(root / "mine.toml"), root / "run")
+    return root / "run"
+
+
+def test_the_kinds_lead_to_the_audits() -> None:
+    assert KINDS["answers"] == "confed.answers_audit:answers"
+    assert KINDS["inversion"] == "confed.inversion_audit:inversion"
+
+
+def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_audit, "NOISES", (0.3,))
+    finding = answers([folder], examples=64, seed=1)
+    rows = {(r["defence"], r["when"], r["attack"]): r["recovery"] for r in finding.values["rows"]}
+    # The truth from the data: equal answers are equal rows, and APN's weights give every answer away.
+    counted = rows["none", "last weights", "equal rows named by frequency"]
+    assert counted["agreement"] == 1.0
+    assert counted["examples"] == 64
+    assert rows["none", "last weights", "rows looked up, knowing APN"]["recovered"] == 1.0
+    known = rows["none", "last weights", "equal rows named by 50 known answers"]
+    assert known["examples"] == 32
+    assert known["recovered"] > counted["recovered"]
+    assert rows["none", "first round", "rows followed from step to step named by frequency"]["agreement"] > 0.5
+    table = open_victim(folder).materials.clients["client-01"].tables[0]
+    assert counted["groups"] <= len(table.columns["label"].unique())
+    assert rows["each answer once per batch", "last weights", "equal rows named by frequency"]["examples"] < 64
+    page = write(finding, tmp_path)
+    assert json.loads((tmp_path / "attack-answers.json").read_text())["kind"] == "answers"
+    assert "agreement" in page.read_text().lower()
+
+
+def test_inputs_are_rebuilt_from_activations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inversion_audit, "EPOCHS", 2)
+    finding = inversion([folder], examples=6, steps=2)
+    rows = finding.values["rows"]
+    assert [row["defence"] for row in rows] == ["none", "noise 0.1", "noise 1"]
+    for row in rows:
+        assert 0 <= row["words"]["recovered"] <= 1
+        assert row["decoder"]["explained"] == pytest.approx(1 - row["decoder"]["error"] / row["decoder"]["baseline"])
+        assert row["search"]["examples"] == 6
+    assert rows[0]["words"]["recovered"] > rows[0]["words"]["baseline"]
+    write(finding, tmp_path)
+    assert (tmp_path / "attack-inversion-1.svg").stat().st_size > 0
+
+
+def test_what_cannot_be_audited_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="examples must be at least 2, got 1"):
+        answers([folder], examples=1)
+    with pytest.raises(ValueError, match="no client is called 'nobody'; there are client-01, client-02"):
+        answers([folder], client="nobody")
+    with pytest.raises(ValueError, match="steps not negative, got 5 and -1"):
+        inversion([folder], examples=5, steps=-1)
+
+
+def test_the_defences_that_audits_try() -> None:
+    tried = defences(2.0, (0.5,))
+    assert list(tried) == ["none", "each answer once per batch", "noise 0.5"]
+    assert tried["none"].off
+    sent: Tensor = tried["noise 0.5"].activations(torch.zeros(4000, 2), torch.Generator().manual_seed(0))
+    assert float(sent.std()) == pytest.approx(1.0, rel=0.05)
+
+
+# Accuracy against epsilon ---------------------------------------------------------------------------------
+
+
+def finished(row: str, seed: int, accuracy: float, privacy: dict[str, Any], method: str = "bicsl") -> Run:
+    recipe = {"algorithm": {"name": method, "privacy": privacy}, "run": {"rounds": 5}, "local": {"epochs": 2}}
+    summary = {"global_seen_mean": accuracy, "metric": "accuracy"}
+    return Run(Path(row), row, method, seed, summary, recipe)
+
+
+def study(runs: Sequence[Run]) -> Study:
+    return Study(Path(), "mine", tuple(runs))
+
+
+def test_points_have_the_epsilon_of_all_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int, float]] = []
+
+    def stand_in(noise: float, releases: int, delta: float) -> float:
+        asked.append((noise, releases, delta))
+        return math.inf if noise == 0 else 10 / noise
+
+    monkeypatch.setattr(privacy_curve, "epsilon", stand_in)
+    runs = [
+        finished("off", 0, 0.6, {}), finished("low", 0, 0.55, {"clip": 1.0, "noise": 2.0}),
+        finished("low", 1, 0.45, {"clip": 1.0, "noise": 2.0}), finished("high", 0, 0.3, {"clip": 1.0, "noise": 10.0}),
+        finished("half", 0, 0.3, {"clip": 1.0, "noise": 2.0}, "split_learning"),
+        finished("other", 0, 0.9, {}, "fedavg"),
+    ]  # fmt: skip
+    found = curves(study(runs), 1e-6)
+    # Five rounds of two epochs with two rows each.
+    assert asked[:3] == [(0.0, 20, 1e-6), (2.0, 20, 1e-6), (10.0, 20, 1e-6)]
+    assert [(p.epsilon, round(p.mean, 3)) for p in found["bicsl"]] == [(1.0, 0.3), (5.0, 0.5), (math.inf, 0.6)]
+    assert found["bicsl"][1].sd == pytest.approx(0.1 / math.sqrt(2))
+    assert [p.epsilon for p in found["split_learning"]] == [math.inf]  # its gradients are not noised
+    assert "fedavg" not in found
+    drawing = accuracy_against_epsilon(study(runs))
+    assert drawing is not None
+    assert b"no noise" in drawing.svg()
+
+
+def test_without_noise_there_is_no_drawing() -> None:
+    assert accuracy_against_epsilon(study([finished("off", 0, 0.6, {}), finished("b", 0, 0.5, {})])) is None
