@@ -86,7 +86,7 @@ def main() -> None:
     torch.set_num_threads(1)
     large = "--large" in sys.argv
     if large:
-        size: Any = {"width": 256, "layers": 6, "heads": 4, "image_size": 128}
+        size: Any = {"width": 256, "layers": 6, "attention_heads": 4, "image_size": 128}
         model: Any = vilt_tiny(ANSWERS, WORDS, trainable="adapters", **size)
     else:
         model = vilt_mini(ANSWERS, WORDS + 200, trainable="adapters", pretrained=False)

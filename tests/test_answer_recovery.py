@@ -10,6 +10,7 @@ from confed.attacks.answer_recovery import (
     by_frequency,
     by_known,
     equal_rows,
+    expected_groups,
     followed_rows,
     k_means,
     looked_up,
@@ -147,6 +148,15 @@ def test_clusters_are_those_of_the_best_partition() -> None:
     assert len(k_means(torch.ones(4, 2), 3, rng()).unique()) == 1
 
 
+def test_as_many_groups_are_expected_as_a_draw_has_on_average() -> None:
+    public = torch.tensor([6, 3, 1, 0])
+    drawn = np.random.default_rng(0).choice(4, (4000, 5), p=public.numpy() / 10)
+    mean = np.mean([len(set(row)) for row in drawn.tolist()])
+    assert expected_groups(public, 5) == round(float(mean))
+    assert expected_groups(public, 10_000) == 3
+    assert expected_groups(torch.zeros(3), 4) == 1
+
+
 def test_knowing_the_network_means_reading_the_answers() -> None:
     model, labels = Toy(), dealt()
     seen = observe(model, batches(labels))
@@ -171,6 +181,11 @@ def test_sending_each_answer_once_leaves_nothing_to_count_within_a_step() -> Non
     for step in seen.step.unique():
         assert len(seen.labels[seen.step == step].unique()) == int((seen.step == step).sum())
     assert len(seen.labels) < len(labels) / 2  # what it costs
+    # A batch in which one row is left has no negatives, and is not sent.
+    mixed = torch.tensor([3, 3, 3, 0, 1, 1])
+    sent = observe(Toy(), batches(mixed, 3), privacy=CutPrivacy(distinct=True))
+    assert sent.labels.tolist() == [0, 1]
+    assert sent.step.tolist() == [1, 1]
 
 
 def test_agreement_is_the_adjusted_rand_index() -> None:
@@ -185,7 +200,7 @@ def test_agreement_is_the_adjusted_rand_index() -> None:
 
 
 def test_nothing_to_judge_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one batch, got none"):
+    with pytest.raises(ValueError, match="at least one batch that is sent, got none"):
         observe(Toy(), [])
     with pytest.raises(ValueError, match="as many, at least one, got 0 and 0"):
         score(torch.zeros(0), torch.zeros(0), torch.ones(2))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from confed.algorithms.bicsl import BiCSL
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message
@@ -109,6 +110,18 @@ class PeeksAtOthers(Algorithm):
         return Message({**reply.tensors, "head.bias": reply.tensors["head.bias"] + other}, reply.scalars)
 
 
+@dataclass(frozen=True)
+class TellsMainWeights(BiCSL):
+    """The trained backbone goes to the server that must not have it, under another name."""
+
+    @action
+    def step(self, client: Client, message: Message) -> Message:
+        reply = super().step(client, message)
+        if not reply.scalars["done"]:
+            return reply
+        return Message({"report": client.values(Scope.SHARED)["mha.body.weight"]}, reply.scalars)
+
+
 @pytest.mark.parametrize(
     ("method", "complaint"),
     [
@@ -119,6 +132,7 @@ class PeeksAtOthers(Algorithm):
         (TrainsFrozen(), "keeps frozen tensors|resumes exactly"),
         (WrongNeutral(), "neutral coefficients give FedAvg"),
         (PeeksAtOthers(), "leaks|order|finite|resumes"),
+        (TellsMainWeights(), "aux sees mha.body.weight in send of client-0, which main sees as report in step"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",
 )

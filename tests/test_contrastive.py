@@ -487,6 +487,14 @@ def test_training_brings_questions_to_their_answers(method: Algorithm) -> None:
     assert right > 0.5 > everything["label"].bincount().max() / len(everything["label"])
 
 
+def test_a_last_example_alone_is_left_out_without_batch_normalisation_too() -> None:
+    setup = toy_setup(Whole(), clients=toy_clients(sizes=(9, 5)), rounds=1, noisy=False)
+    simulation = Simulation(setup, MemoryStore())
+    (record,) = simulate(simulation, simulation.start(Workspace(setup.model())))
+    assert not record.errors
+    assert set(record.losses) == {"client-0", "client-1"}
+
+
 @pytest.mark.parametrize("check", [c for c in CHECKS if "neutral" not in c and "full step" not in c])
 def test_the_toy_keeps_the_contract(check: str) -> None:
     CHECKS[check](Whole())

@@ -147,6 +147,16 @@ def test_features_without_pictures_get_their_key_too() -> None:
     assert (made.regions[made.image_index][0] != 1).sum() == KEY.dimensions
 
 
+def test_what_cannot_carry_the_keys_is_refused() -> None:
+    features = np.ones((3, 2, 20), np.float32)
+    features[1] = 0
+    with pytest.raises(ValueError, match="picture 1 has no region"):
+        stamped_regions(HeldRegions(features, np.zeros((3, 2, 4), np.float32)), KEY, np.array([0, 1]))
+    pairs = replace(_examples(), image_index=np.zeros((5, 2), np.int64))
+    with pytest.raises(ValueError, match="pairs of pictures cannot carry the keys"):
+        triggered(pairs, KEY, "troj")
+
+
 def test_success_counts_questions_that_nobody_answered_with_the_target() -> None:
     counted = without_target(_examples(), "red")
     assert counted.tolist() == [False, True, False, True, True]

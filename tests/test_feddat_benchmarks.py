@@ -234,7 +234,8 @@ def test_annotators_become_soft_scores(domain: Path):
     encoded = encode(own, WordTokenizer(data.words), data.pool("vizwiz"), sorted(set(own.types)))
     # Four annotators say red and three blue, or seven say blue: the challenge's scores for 4, 3 and 7 of ten.
     expected = {"red": [1.0, 0.9], "blue": [0.0, 1.0]}
-    np.testing.assert_allclose(encoded.columns["target"].numpy(), [expected[a] for a in own.answers], atol=1e-6)
+    target = next(encoded.batches(len(encoded)))["target"]
+    np.testing.assert_allclose(target.numpy(), [expected[a] for a in own.answers], atol=1e-6)
 
 
 def test_the_seed_chooses_what_is_trained_on_and_never_the_test(domain: Path):

@@ -11,6 +11,7 @@ from confed.attacks.inversion import (
     fit_word_probe,
     judge,
     judge_words,
+    mean_input,
     questions_as_sets,
     searched,
 )
@@ -89,6 +90,13 @@ def test_the_figures_by_hand() -> None:
     assert result.cosine == pytest.approx(24 / 25)
     assert result.baseline_cosine == pytest.approx(3 / 5)
     assert judge(truth, truth, truth[0]).explained == 0  # nothing to explain
+
+
+def test_the_mean_of_regions_leaves_padding_out() -> None:
+    own = torch.tensor([[[2.0, 4.0], [1.0, 0.0]], [[4.0, 0.0], [0.0, 0.0]]])
+    assert mean_input(own).tolist() == [[3.0, 2.0], [1.0, 0.0]]
+    assert mean_input(own.flatten(1)).tolist() == [3.0, 2.0, 0.5, 0.0]
+    assert mean_input(torch.zeros(2, 1, 3)).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_questions_become_sets_of_words() -> None:

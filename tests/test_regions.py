@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from confed.data.examples import Examples, Table, encode, pool
+from confed.data.examples import Examples, FederatedDataset, Split, Table, encode, pool
 from confed.data.picture_tables import NoPictures
 from confed.data.regions import HeldRegions, grid_boxes, join
 from confed.data.scenes import FAMILIES, public_split, scenes
@@ -25,6 +26,7 @@ from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.grid_features import ENCODER, grid_features, regions_of
 from confed.models.tokenizer import WordTokenizer
 from confed.recipe import load_recipe
+from confed.registry import datasets
 
 RNG = np.random.default_rng(0)
 
@@ -120,34 +122,37 @@ def test_cells_are_numbered_row_by_row():
     assert (boxes[:, 2:] - boxes[:, :2]).prod(1).sum() == pytest.approx(1)
 
 
-def test_sparse_soft_scores_are_the_dense_ones():
+def test_soft_scores_of_a_few_answers_each():
     answers = ["yes", "no", "2", "red"]
-    given = [["yes"] * 7 + ["no"] * 3, ["red"] * 4 + ["blue"] * 6, ["green"] * 10, ["2", "red", "no", *["yes"] * 7]]
+    given = [["yes"] * 7 + ["no"] * 3, ["red"] * 4 + ["blue"] * 6, ["green"] * 10, ["2", "red", "no", *["yes"] * 7], ()]
     dense = torch.nn.functional.pad(soft_targets(answer_counts(given, answers)), (0, 2))
     sparse = SoftTargets.of(given, answers, 6)
-    rows = torch.tensor([3, 0, 2, 1, 0])
+    rows = torch.tensor([3, 0, 2, 1, 4, 0])
     assert torch.equal(sparse[rows], dense[rows])
     assert torch.equal(sparse.take(2)[torch.tensor([1])], dense[1:2])
-    both = SoftTargets.join([sparse.take(1), SoftTargets.of([["2"]] * 1, answers, 6)])
+    assert sparse.labels[1].tolist() == [3] * 4 + [6] * 6
+    both = SoftTargets.join([sparse.take(1), SoftTargets.of([["2"] * 12], answers, 6), SoftTargets.of([], answers, 6)])
     assert torch.equal(both[torch.tensor([0])], dense[:1])
+    assert both.labels.shape == (2, 12)
     with pytest.raises(ValueError, match="as many answers"):
         SoftTargets.join([sparse, SoftTargets.of(given, answers, 4)])
 
 
-def test_a_large_table_of_soft_scores_is_kept_sparsely(monkeypatch: pytest.MonkeyPatch):
+def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together():
     examples = Examples(
         np.zeros((1, 2, 2, 3), np.uint8), np.zeros(2, np.int64), ["a ?", "b ?"], ["yes", "no"], ["t", "t"], ["0", "1"],
-        [["yes"] * 10, ["no"] * 2 + ["yes"] * 8],
+        [["yes"] * 10, ["no"] * 2 + ["yes"] * 7 + ["perhaps"]],
     )  # fmt: skip
-    dense = encode(examples, WordTokenizer(["red"]), ["yes", "no"], ["t"])
-    monkeypatch.setattr("confed.data.examples.DENSE", 3)
-    sparse = encode(examples, WordTokenizer(["red"]), ["yes", "no"], ["t"])
-    assert "target" not in sparse.columns
-    rows = torch.tensor([1, 0])
-    assert torch.equal(sparse.batch(rows)["target"], dense.batch(rows)["target"])
-    assert torch.equal(
-        pool([sparse, sparse.take(1)]).batch(torch.tensor([2]))["target"], dense.batch(rows)["target"][1:]
-    )
+    table = encode(examples, WordTokenizer(["red"]), ["yes", "no"], ["t"], width=3)
+    batch = pool([table.take(1), table]).batch(torch.tensor([2, 0]))
+    torch.testing.assert_close(batch["target"], torch.tensor([[1.0, 0.6, 0], [1, 0, 0]]))
+    assert batch["annotated"].tolist() == [[1] * 2 + [0] * 7 + [3], [0] * 10]
+    assert "target" not in table.columns, "a table of all scores would not fit for large vocabularies"
+    plain = encode(Examples(*[getattr(examples, k) for k in ("images", "image_index", "questions", "answers", "types",
+                   "names")]), WordTokenizer(["red"]), ["yes", "no"], ["t"])  # fmt: skip
+    assert "target" not in plain.batch(torch.tensor([0]))
+    with pytest.raises(ValueError, match="annotators' answers of all tables, or of none"):
+        pool([plain, table])
 
 
 # The built-in encoder
@@ -227,6 +232,22 @@ def test_types_of_the_answers():
         scenes(preset="random", types="words")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="not for 'task'"):
         scenes(preset="task", types="answers")
+
+
+def test_tables_over_the_same_pictures_may_have_other_regions(monkeypatch: pytest.MonkeyPatch):
+    """Regions belong to the examples: those of one role are not those of another for sharing a picture table."""
+    images, parts = np.zeros((4, 2, 2, 3), np.uint8), [some_regions(4), some_regions(4)]
+    roles = [replace(some_examples(regions), images=images) for regions in parts]
+    data = FederatedDataset("two", ("yes", "no"), {"one": Split(roles[0], roles[0], roles[1])}, {}, ("red",))
+    datasets.names()  # loads them
+    monkeypatch.setitem(datasets._entries, "two", lambda: data)  # pyright: ignore[reportPrivateUsage]
+    tables = load_materials(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 0).clients["one"].tables
+    assert [table.regions for table in tables] == [parts[0], parts[0], parts[1]]
+    other = replace(roles[1], regions=some_regions(4, encoder="other"))
+    mixed = FederatedDataset("two", ("yes", "no"), {"one": Split(roles[0], roles[0], other)}, {}, ("red",))
+    monkeypatch.setitem(datasets._entries, "two", lambda seed: mixed)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ValueError, match="made by one encoder"):
+        load_materials(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 3)
 
 
 # Runs

@@ -10,9 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 from confed.backbones import is_backbones, models_of, open_backbones, read_backbones
 from confed.cli import main
+from confed.cli.comparing_models import finish_models
+from confed.grid import open_grid
 from confed.recipe import Recipe, load_recipe
 from confed.results.compare import compare
 from confed.results.measured import metric_note, metric_of, types_in_order
+from confed.results.model_page import write_models
+from confed.results.model_tables import model_tables
 from confed.results.runs import load
 from confed.results.tables import paper_table
 from test_results_runs import make_run
@@ -188,6 +192,63 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     assert code("resume", str(out)) == 0
     assert code("compare", str(out), "--out", str(tmp_path / "read")) == 0
     assert (tmp_path / "read" / "models.csv").read_text() == (out / "models.csv").read_text()
+    (out / "report.html").unlink()
+    assert code("report", str(out)) == 0
+    assert (out / "report.html").is_file()
+    assert code("report", str(out), "--figures") == 2
+    assert f"{out}/narrow" in capsys.readouterr().err
+
+
+def test_models_run_with_other_settings_do_not_stand_in_one_table(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    for row, recipe in open_backbones(load_recipe(source), ["narrow"], root)[1].items():
+        open_grid(recipe, root / row, [0])
+    same = load_recipe(source, ["run.seed=3", "run.gallery=2", "local.lr=0.2", 'study.methods=["soft"]'])
+    with pytest.raises(ValueError, match=r"narrow there has data.train=12, not 20;.*another folder with --out"):
+        open_backbones(load_recipe(source, ["data.train=20"]), ["vilt_tiny"], root)
+    assert list(read_backbones(root).models) == ["narrow"]  # a refused command changes nothing
+    open_backbones(same, ["vilt_tiny"], root)  # the other model has a learning rate of its own
+    assert list(read_backbones(root).models) == ["vilt_tiny", "narrow"]
+
+
+def test_a_faulty_model_leaves_no_folder_behind(source: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(source)
+    with pytest.raises(ValueError, match="no algorithm is called 'nobody'"):
+        open_backbones(replace(recipe, methods=("nobody",)), ["narrow"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_of_one_label_are_told_apart_and_those_without_a_run_are_named(tmp_path: Path) -> None:
+    for row, method in (("a", "fedavg"), ("a", "fedp3"), ("b", "fedavg")):
+        make_run(tmp_path / row / method / "seed-0", method, 0)
+    failed = {"recipe": "r", "methods": ["fedavg"], "runs": [{"method": "fedavg", "seed": 0}]}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "summary.json").write_text(json.dumps({**failed, "errors": {"fedavg/seed-0": "no <room>"}}))
+    studies, _ = write_models(tmp_path, {"a": "MCAN", "b": "MCAN", "c": "BAN", "d": "MFB"})
+    assert list(studies.studies) == ["MCAN (a)", "MCAN (b)"]
+    notes = "\n".join(model_tables(studies)["models"].notes)
+    assert "BAN: " in notes
+    assert "no <room>" in notes
+    assert "MFB: nothing has been run yet" in notes
+    page = (tmp_path / "report.html").read_text()
+    assert "no &lt;room&gt;" in page
+    assert "2 models, 2 methods" in page
+
+
+def test_a_reference_that_did_not_finish_costs_no_table(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "out"
+    rows = load_recipe(source).with_rows(["fedavg", "soft", "feddat"])
+    _, recipes = open_backbones(rows, ["narrow"], root, references=["feddat", "soft"])
+    for row, recipe in recipes.items():
+        open_grid(recipe, root / row, [0])
+        for method in ("fedavg", "soft"):
+            make_run(root / row / method / "seed-0", "fedavg", 0)
+    monkeypatch.setattr("confed.results.report.write_report", lambda folder: None)
+    finish_models(root, 1, False)
+    assert "reference 'feddat' has no finished run" in capsys.readouterr().err
+    assert (root / "models.md").is_file()
 
 
 def test_models_need_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:

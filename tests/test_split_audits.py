@@ -2,10 +2,14 @@
 
 import json
 import math
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +18,17 @@ from confed import answers_audit, inversion_audit
 from confed.answers_audit import answers, defences
 from confed.attacked import open_victim, write
 from confed.cli.attacking import KINDS
+from confed.data.examples import Table
+from confed.data.regions import HeldRegions
 from confed.experiment import run
-from confed.inversion_audit import inversion
+from confed.inversion_audit import fresh, inversion, pictures_of
 from confed.recipe import load_recipe
 from confed.results import privacy_curve
-from confed.results.privacy_curve import accuracy_against_epsilon, curves
-from confed.results.runs import Run, Study
+from confed.results.figures import save_figures
+from confed.results.privacy_curve import accuracy_against_epsilon, curves, section
+from confed.results.report import render
+from confed.results.runs import Run, Study, load
+from test_results_runs import make_run
 
 RECIPE = """
 [data]
@@ -74,10 +83,10 @@ def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, mon
     assert counted["agreement"] == 1.0
     assert counted["examples"] == 64
     assert rows["none", "last weights", "rows looked up, knowing APN"]["recovered"] == 1.0
-    known = rows["none", "last weights", "equal rows named by 50 known answers"]
+    known = rows["none", "last weights", "equal rows named by 32 known answers"]
     assert known["examples"] == 32
     assert known["recovered"] > counted["recovered"]
-    assert rows["none", "first round", "rows followed from step to step named by frequency"]["agreement"] > 0.5
+    assert rows["none", "first epoch", "rows followed from step to step named by frequency"]["agreement"] > 0.5
     table = open_victim(folder).materials.clients["client-01"].tables[0]
     assert counted["groups"] <= len(table.columns["label"].unique())
     assert rows["each answer once per batch", "last weights", "equal rows named by frequency"]["examples"] < 64
@@ -107,6 +116,36 @@ def test_what_cannot_be_audited_is_refused(folder: Path) -> None:
         answers([folder], client="nobody")
     with pytest.raises(ValueError, match="steps not negative, got 5 and -1"):
         inversion([folder], examples=5, steps=-1)
+
+
+@pytest.mark.parametrize(
+    ("audit", "words"), [(answers, "sends no row per answer"), (inversion, "sends no activations")]
+)
+def test_a_network_that_is_whole_at_a_client_sends_nothing(
+    folder: Path, tmp_path: Path, audit: Callable[..., object], words: str
+) -> None:
+    copied = tmp_path / "central"
+    shutil.copytree(folder, copied)
+    recipe = copied / "recipe.toml"
+    whole = r"\[algorithm\].*?(?=\n\[(?!algorithm))"
+    text = re.sub(whole, '[algorithm]\nname = "central"\n', recipe.read_text(), flags=re.DOTALL)
+    recipe.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        audit([copied])
+
+
+def test_the_attackers_own_examples_are_of_other_pictures() -> None:
+    regions = HeldRegions(np.ones((6, 2, 3), np.float32), np.zeros((6, 2, 4), np.float32))
+    copies = HeldRegions(regions.features, regions.boxes)
+    rows = torch.arange(4)
+
+    def table(pictures: list[int], store: HeldRegions) -> Table:
+        return Table(None, torch.tensor(pictures), {"label": rows}, store)
+
+    theirs = table([0, 1, 2, 2], regions)
+    seen = pictures_of(theirs, torch.tensor([0, 2]))
+    assert fresh(table([2, 3, 0, 1], regions), seen).tolist() == [1, 3]
+    assert fresh(table([2, 3, 0, 1], copies), seen).tolist() == [0, 1, 2, 3]  # another table of pictures
 
 
 def test_the_defences_that_audits_try() -> None:
@@ -153,8 +192,43 @@ def test_points_have_the_epsilon_of_all_releases(monkeypatch: pytest.MonkeyPatch
     assert "fedavg" not in found
     drawing = accuracy_against_epsilon(study(runs))
     assert drawing is not None
-    assert b"no noise" in drawing.svg()
+    assert b"no guarantee" in drawing.svg()
+
+
+def test_a_curve_is_of_rows_that_differ_in_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privacy_curve, "epsilon", lambda noise, releases, delta: math.inf if noise == 0 else 10 / noise)
+    noised = {"clip": 1.0, "noise": 2.0}
+    other = finished("butd", 0, 0.2, noised)
+    other = replace(other, recipe={**other.recipe, "model": {"name": "butd_mini"}})
+    found = curves(study([finished("off", 0, 0.6, {}), finished("low", 0, 0.5, noised), other,
+                          finished("distinct", 0, 0.4, {**noised, "distinct": True})]))  # fmt: skip
+    rows = {name: [point.row for point in points] for name, points in found.items()}
+    assert rows == {"bicsl (off)": ["low", "off"], "bicsl (butd)": ["butd"], "bicsl (distinct)": ["distinct"]}
+
+
+def test_the_report_and_the_figures_of_a_noised_study_have_the_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"fedavg": "", "fedprox": "clip = 1.0\nnoise = 4.0\n", "fedp3": "clip = 1.0\nnoise = 9.0\n"}
+    for row, noise in rows.items():
+        place = make_run(tmp_path / row / "seed-0", row, 0)
+        recipe = place / "recipe.toml"
+        split = f'name = "bicsl"\n[algorithm.privacy]\n{noise}'
+        recipe.write_text(recipe.read_text().replace(f'name = "{row}"\n', split))
+    monkeypatch.setattr(privacy_curve, "available", lambda: True)
+    monkeypatch.setattr(privacy_curve, "epsilon", lambda noise, releases, delta: math.inf if noise == 0 else 10 / noise)
+    html = render(load(tmp_path))
+    part = html[html.index('id="privacy"') : html.index("</section>", html.index('id="privacy"'))]
+    assert "<svg" in part
+    assert [part.count(f">{text}</td>") for text in ("2.5", "1.11", "∞")] == [1, 1, 1]
+    names = [path.name for path in save_figures(tmp_path, tmp_path / "figures")]
+    assert "accuracy-by-epsilon.png" in names
+    monkeypatch.setattr(privacy_curve, "available", lambda: False)
+    assert "pip install 'confed[privacy]'" in render(load(tmp_path)).replace("&#x27;", "'").replace("&#39;", "'")
+    assert "accuracy-by-epsilon.png" not in [path.name for path in save_figures(tmp_path, tmp_path / "without")]
 
 
 def test_without_noise_there_is_no_drawing() -> None:
-    assert accuracy_against_epsilon(study([finished("off", 0, 0.6, {}), finished("b", 0, 0.5, {})])) is None
+    off = study([finished("off", 0, 0.6, {}), finished("b", 0, 0.5, {})])
+    assert accuracy_against_epsilon(off) is None
+    assert section(off) == ""

@@ -2,27 +2,42 @@
 
 import copy
 import math
+import os
+import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from confed import experiment
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.split_learning import SplitLearning
 from confed.data.examples import TableData
+from confed.data.scenes import ANSWERS
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
 from confed.engines.workers import Workers
+from confed.export import export
+from confed.exported import load_exported
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, Reply
-from confed.federation.split import steps_of
-from confed.federation.state import MemoryStore
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.params import named_tensors
+from confed.federation.split import restored, steps_of, stored
+from confed.federation.state import MemoryStore, ServerState
 from confed.federation.train import Local
 from confed.federation.wire import size
-from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_setup
+from confed.inference import FinishedRun, TrainedModel
+from confed.models.contrastive import AnswerProjection
+from confed.privacy.cut import CutPrivacy
+from confed.recipe import load_recipe
+from confed.testing import _Bytes, _run, _same
+from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
 
 SGD = Local(epochs=2, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
 
@@ -318,3 +333,212 @@ def test_a_model_in_one_piece_is_refused_before_training() -> None:
         BiCSL().suit(toy_model(), ToyTask())
     with pytest.raises(ValueError, match="split learning needs a model with one answer head"):
         SplitLearning().suit(toy_contrastive_model(), ToyTask())
+
+
+# Sessions in the engines ------------------------------------------------------------------------------------------
+
+
+def test_sampled_clients_leave_no_workspaces_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Workspace] = []
+    twin = Workspace._twin
+    monkeypatch.setattr(Workspace, "_twin", lambda self: made.append(twin(self)) or made[-1])
+    setup = setup_of(BiCSL(), sizes=(8,) * 9, rounds=5)
+    with Simulation(setup, MemoryStore(), cohort=2) as simulation:
+        workspace = simulation.answerer.workspace  # type: ignore[union-attr]
+        asked = [set(r.losses) for r in simulate(simulation, simulation.start(workspace))]
+    assert all(len(cohort) == 2 for cohort in asked)
+    assert len(set.union(*asked)) > 4
+    assert len(made) == 2
+    assert not any(workspace.live for workspace in made)
+
+
+def test_an_unfinished_session_ends_with_its_round() -> None:
+    workspace = Workspace(toy_contrastive_model())
+    for client in ("a", "b"):
+        workspace.session(client, 0).live["half"] = client
+    twins = {id(workspace.session(client, 0)) for client in ("a", "b")}
+    again = workspace.session("c", 1)  # neither is asked again
+    assert id(again) in twins
+    assert not again.live
+    assert workspace.idle("a")
+    assert workspace.idle("b")
+
+
+class Killed(TableData):
+    """Examples whose reader's process is killed at a batch, once."""
+
+    def __init__(self, data: TableData, marker: Path, batch: int) -> None:
+        super().__init__(*data.tables)
+        self.marker, self.at = marker, batch
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        for number, batch in enumerate(super().train(batch_size, rng)):
+            if number == self.at and not self.marker.exists():
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(keep_moments=True), SplitLearning(hidden=5)])
+def test_a_process_that_dies_takes_its_own_clients_out_of_the_round_only(algorithm: Algorithm, tmp_path: Path) -> None:
+    clients = toy_clients()
+    dying = {**clients, "client-1": Killed(clients["client-1"], tmp_path / "dead", 2)}
+    setup = toy_setup(algorithm, clients=dying, local=SGD, rounds=2, noisy=False)
+    records = run(setup, Workers(setup, 3))
+    assert set(records[0].errors) == {"client-1"}
+    assert "worker died with exit code -9" in records[0].errors["client-1"]
+    assert not records[1].errors
+    assert set(records[1].losses) == set(clients)
+    others = {name: data for name, data in clients.items() if name != "client-1"}
+    alone = run(toy_setup(algorithm, clients=others, local=SGD, rounds=2, noisy=False))
+    assert same(final(records[:1]), final(alone[:1]))
+    # What a failure in one process does is the same.
+    in_one = run(toy_setup(algorithm, clients={**clients, "client-1": Dying(clients["client-1"], (1,), 2)},
+                           local=SGD, rounds=2, noisy=False))  # fmt: skip
+    assert same(final(records), final(in_one))
+
+
+class Signing(TableData):
+    """Examples that write down which process reads them."""
+
+    def __init__(self, data: TableData, file: Path) -> None:
+        super().__init__(*data.tables)
+        self.file = file
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        self.file.write_text(f"{os.getpid()}")
+        return super().train(batch_size, rng)
+
+
+def test_sessions_are_spread_evenly_over_processes(tmp_path: Path) -> None:
+    clients = {name: Signing(data, tmp_path / name) for name, data in toy_clients(sizes=(8,) * 6).items()}
+    setup = toy_setup(BiCSL(), clients=clients, local=SGD, rounds=1, noisy=False)
+    run(setup, Workers(setup, 3))
+    assert sorted(Counter((tmp_path / name).read_text() for name in clients).values()) == [2, 2, 2]
+
+
+def test_the_answer_heads_own_statistics_outlive_a_process() -> None:
+    """With batch normalisation behind the server's layers, in a new process for every call as in a session."""
+    algorithm = SplitLearning(hidden=5)
+
+    def build() -> nn.Module:
+        model = toy_model(noisy=True)
+        model.head = nn.Sequential(model.head, nn.BatchNorm1d(3))
+        return model
+
+    setup = replace(setup_of(algorithm), build=build)
+    setup = replace(setup, algorithm=algorithm.suit(build(), setup.task))
+    kept = _run(setup)
+    _same("statistics", kept, _run(setup, _Bytes))
+
+
+# Optimisers and divergence ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_go_back_to_where_the_optimiser_keeps_them(fused: bool) -> None:
+    """On another device the counter of steps lies beside the parameter if a step is one kernel, else in main memory."""
+    here, there = torch.ones(3, requires_grad=True), torch.ones((), device="meta", requires_grad=True)
+    taught = torch.optim.Adam([here])
+    here.sum().backward()
+    taught.step()
+    moments = {k: v[0] if v.ndim else v for k, v in stored(taught, {"w": here}).items()}
+    fresh = torch.optim.Adam([there])
+    fresh.param_groups[0]["fused"] = fused
+    restored(fresh, {"w": there}, moments)
+    devices = {key: value.device.type for key, value in fresh.state[there].items()}
+    assert devices == {"step": "meta" if fused else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
+def led(setup: Setup, scale: dict[str, float]) -> Any:
+    """What main makes of one batch of each client whose activations are that much too large."""
+    algorithm, model = setup.algorithm, toy_contrastive_model(noisy=False)
+    cohort = [ClientInfo(name, 8) for name in scale]
+    params = {n: t for n, t in named_tensors(model).items() if n.startswith(("nha", "lta"))}
+    flow = dict(algorithm.phases())["main"](ServerState(0, params, rounds=1, local=setup.local), cohort)
+    next(flow)
+    batch = next(iter(toy_clients()["client-0"].train(8, torch.Generator())))
+    v_mha, v_apn = (t.detach() for t in model.cut(batch))
+    replies = [Reply(c, Message({"v_mha": v_mha * scale[c.id], "v_apn": v_apn}, {"done": False})) for c in cohort]
+    flow.send(iter(replies))
+    with pytest.raises(StopIteration) as stop:
+        flow.send(iter([Reply(c, Message({}, {"done": True})) for c in cohort]))
+    return stop.value.value.params
+
+
+def test_adapters_that_diverge_in_a_last_step_are_not_averaged() -> None:
+    setup = setup_of(BiCSL())
+    alone, beside = led(setup, {"a": 1.0}), led(setup, {"a": 1.0, "b": 3e38})
+    assert all(torch.isfinite(t).all() for t in alone.values())
+    assert same(alone, beside)
+    with pytest.raises(RuntimeError, match="no client is left in round 1; b: its adapters diverged"):
+        led(setup, {"b": 3e38})
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), SplitLearning(hidden=5)])
+def test_a_round_in_which_nobody_begins_says_why(algorithm: Algorithm) -> None:
+    with pytest.raises(RuntimeError, match=r"could begin round 1; client-2.*at least two examples per batch"):
+        run(setup_of(algorithm, local=replace(SGD, batch_size=1)))
+
+
+def test_gradients_that_nobody_sends_are_not_clipped() -> None:
+    with pytest.raises(ValueError, match=r"algorithm.privacy.gradient_clip must be left out"):
+        BiCSL(privacy=CutPrivacy(gradient_clip=1.0))
+
+
+# Models that are handed over ----------------------------------------------------------------------------------------
+
+RECIPE = """
+[model]
+name = "vilt_tiny"
+[data]
+name = "scenes"
+clients = 2
+train = 8
+validation = 8
+test = 8
+unseen = []
+[local]
+epochs = 1
+batch_size = 4
+lr = 0.02
+[run]
+rounds = 1
+workers = 1
+gallery = 0
+evaluate_every = 0
+"""
+
+
+def exported(tmp_path: Path, rest: str) -> Path:
+    file = tmp_path / "recipe.toml"
+    file.write_text(RECIPE + rest)
+    experiment.run(load_recipe(file), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "export")
+    return tmp_path / "export"
+
+
+def same_scores(tmp_path: Path, loaded: TrainedModel) -> None:
+    run = FinishedRun(tmp_path / "run")
+    run.load()
+    batch = next(iter(run.setup.population.data(run.info(None).id).test(4)))
+    assert torch.equal(loaded(batch).logits, run.model(None)(batch).logits)
+
+
+def test_an_export_holds_the_servers_layers(tmp_path: Path) -> None:
+    folder = exported(tmp_path, '[algorithm]\nname = "split_learning"\nhidden = 8\n[task]\nname = "vqa"\n')
+    names = {name for file in (folder / "global").glob("*.safetensors") for name in load_file(file)}
+    assert "classifier.middle.0.weight" in names
+    same_scores(tmp_path, load_exported(folder))
+
+
+def test_an_export_needs_no_word_vectors(tmp_path: Path) -> None:
+    answers = AnswerProjection.vocabulary(ANSWERS, 8)
+    (tmp_path / "glove.txt").write_text("".join(f"{word} {row} 1 -1\n" for row, word in enumerate(answers, 1)))
+    task = f'name = "contrastive"\nwidth = 6\nhidden = 7\nglove = "{tmp_path / "glove.txt"}"\n'
+    folder = exported(tmp_path, f'[algorithm]\nname = "bicsl"\n[task]\n{task}')
+    (tmp_path / "glove.txt").rename(tmp_path / "away.txt")
+    loaded: Any = load_exported(folder)
+    assert loaded.model.apn.embedding.weight.shape[1] == 3
+    (tmp_path / "away.txt").rename(tmp_path / "glove.txt")
+    same_scores(tmp_path, loaded)

@@ -88,3 +88,36 @@ def test_runs_without_steps_have_no_such_section(tmp_path: Path) -> None:
     assert "only model tensors travel" in render(study)
     (tmp_path / "fedavg" / "seed-0" / "timeline.jsonl").write_text('{"start": 1}\nnonsense\n')
     assert spans_of(load(tmp_path).runs[0]) == []
+
+
+def test_every_action_of_split_methods_is_put_into_words(folder: Path) -> None:
+    path = folder / "fedavg" / "seed-0" / "summary.json"
+    counts = {"calls": 20, "up": 10, "down": 10}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "traffic": {**TRAFFIC, "top": counts}}))
+    table = traffic_table(load(folder))
+    assert table is not None
+    assert all(row[2].text for row in table.rows)
+    assert any("one call more than it has batches" in note for note in table.notes)
+
+
+def test_rounds_are_those_of_the_runs_that_counted(folder: Path) -> None:
+    broken = make_run(folder / "fedavg" / "seed-1", "fedavg", 1)
+    (broken / "summary.json").unlink()
+    lines = (broken / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (broken / "metrics.jsonl").write_text("".join(lines[:3]))  # it was interrupted in its second round
+    study = load(folder)
+    table = traffic_table(study)
+    assert table is not None
+    step = next(row for row in table.rows if row[1].text == "step")
+    rounds = study.of("fedavg")[0].summary["rounds"]
+    assert rounds != study.of("fedavg")[1].summary["rounds"]
+    assert step[5].value == pytest.approx(60 / rounds)
+
+
+def test_the_timeline_says_who_the_servers_are_and_that_one_process_takes_turns(folder: Path) -> None:
+    html = section(load(folder))
+    assert "aux averages the clients" in html
+    assert "take turns" not in html  # how many processes there were is not known here
+    path = folder / "fedavg" / "seed-0" / "recipe.toml"
+    path.write_text(path.read_text().replace("[run]", "[run]\nworkers = 1"))
+    assert "take turns" in section(load(folder))

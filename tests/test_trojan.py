@@ -1,6 +1,7 @@
 """The test-time Trojan: exact on linear models, inside its bounds, and as a command."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.attacked import draw_questions, open_victim, ordinary_words, token_names
+from confed.attacked import draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,
     Trojan,
@@ -162,6 +163,22 @@ def test_the_last_word_moves_to_the_best_corner_and_then_to_the_nearest_other_wo
         assert int(found.token[b]) == min(distances, key=distances.__getitem__)
 
 
+def test_a_word_is_moved_away_from_its_clean_activations_where_nothing_else_is_known() -> None:
+    model, batch = Linear(), _batch()
+
+    def read(changed: Batch) -> Tensor:
+        return (model.words(changed["text"]) * changed["text_mask"].unsqueeze(2)).sum(1)
+
+    with torch.no_grad():
+        clean = read(batch)
+    found = Trojan(steps=40)(batch, displacement(read, clean), _rng(), text=_text(model))
+    assert found.vector is not None
+    # The activations are sums of embeddings, so the furthest point of the box is a corner, per dimension a bound.
+    bounds = embedding_bounds(_text(model))
+    ends = torch.minimum((found.vector - bounds.low).abs(), (found.vector - bounds.high).abs())
+    assert float(ends.max()) < 1e-6
+
+
 def test_an_inserted_embedding_is_read_in_its_place_only() -> None:
     model, batch = Linear(), _batch()
     vectors, place = torch.full((3, 3), 9.0), last_words(batch, SPECIAL)
@@ -242,7 +259,11 @@ def test_the_attackers_head_is_where_the_gradient_of_its_loss_vanishes() -> None
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"eps": -1.0}, "eps must not be negative, got -1"), ({"steps": 0}, "steps must be at least 1, got 0")],
+    [
+        ({"eps": -1.0}, "eps must be finite and not negative, got -1"),
+        ({"eps": float("nan")}, "eps must be finite and not negative, got nan"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+    ],
 )
 def test_faulty_settings_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -295,6 +316,25 @@ def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(finished: Path)
     assert first["difference"] == pytest.approx(float(gap))
 
 
+def test_runs_of_one_name_are_told_apart_and_none_is_attacked_twice(finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "run"
+    shutil.copytree(finished, other)
+    assert names_of([finished]) == ["run"]
+    assert names_of([finished, other]) == [str(finished), str(other)]
+    study = tmp_path / "study"
+    for seed in (0, 1):
+        shutil.copytree(finished, study / "fedavg" / f"seed-{seed}")
+    runs = [{"method": "fedavg", "seed": seed, "folder": f"fedavg/seed-{seed}"} for seed in (1, 0)]
+    (study / "summary.json").write_text(json.dumps({"runs": runs}))
+    places = [study / run["folder"] for run in runs]
+    assert names_of(places[:1]) == ["study/fedavg"]
+    assert len(set(names_of(places))) == 2  # seeds of one row
+    assert expand([study, finished, places[1], finished]) == ([places[1], finished], [])
+    (study / "summary.json").write_text('{"runs": []}')
+    with pytest.raises(ValueError, match="is a study without runs"):
+        expand([study])
+
+
 def test_the_command_writes_a_page_tables_and_json(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +360,8 @@ def test_the_command_writes_a_page_tables_and_json(
         (["--kind", "telepathy"], "--kind must be one of trojan"),
         (["--kind", "dual-key", "--eps", "1"], "--eps is no option of the attack 'dual-key'"),
         (["--kind", "dual-key"], "none of the runs was trained on poisoned data"),
+        (["--kind", "dual-key", "--examples", "0"], "examples must be at least 1, got 0"),
+        (["--kind", "trojan", "--eps", "0.5"], "eps must be at least 1 where a model reads pixels (run), got 0.5"),
         (["--kind", "trojan", "--examples", "0"], "examples must be at least 1, got 0"),
         (["--kind", "trojan", "--units", "miles"], "units must be spread or absolute"),
         (["--kind", "trojan", "--client", "nobody"], "no client is called 'nobody'"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import Table, TableData
+from confed.data.examples import Examples, Table, TableData, encode
 from confed.engines.local import InProcess, Members, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
 from confed.federation.protocols import Output
@@ -440,7 +440,10 @@ def test_padding_of_regions(name):
 
 @pytest.mark.parametrize("name", ["mfb_mini", "mcan_s_mini", "mmnas_s_mini"])
 def test_padding_of_words(name):
-    """Models with attention over words mask; BUTD and BAN read the states behind the question, as the originals do."""
+    """Models with attention over words mask; BUTD and BAN read the states behind the question, as the originals do.
+
+    (OpenVQA's MFB masks nothing; ours does, as its docstring says.)
+    """
     model, batch = build(name), make_batch()
     longer = {**batch, **{key: torch.nn.functional.pad(batch[key], (0, 3)) for key in ("text", "text_mask")}}
     assert torch.allclose(model(batch).logits, model(longer).logits, atol=1e-5)
@@ -575,7 +578,9 @@ def test_in_a_federation(optimizer):
 
 def test_divergence_from_the_annotators_answers():
     logits = torch.tensor([[2.0, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
-    counts = torch.tensor([[3.0, 6, 0, 0], [0, 0, 10, 0]]) / 10  # one annotator's answer is not in the vocabulary
+    # Ten annotators each; one answer of the first question is not in the vocabulary.
+    annotated = torch.tensor([[0, 1, 1, 0, 1, 1, 4, 1, 0, 1], [2] * 10])
+    shares = [[0.3, 0.6, 0, 0], [0, 0, 1, 0]]
     soft = torch.tensor([[0.9, 1, 0, 0], [0, 0, 1, 0]])
     task = VQA(4, "kl")
 
@@ -583,20 +588,57 @@ def test_divergence_from_the_annotators_answers():
         q = np.exp(scores) / np.exp(scores).sum()
         return sum(share * math.log(share / q[c]) for c, share in enumerate(p) if share)
 
-    expected = [divergence(p, s) for p, s in zip(counts.tolist(), logits.tolist(), strict=True)]
+    expected = [divergence(p, s) for p, s in zip(shares, logits.tolist(), strict=True)]
     output = Output(logits, logits)
-    batch = {"target": soft, "distribution": counts}
+    batch = {"target": soft, "annotated": annotated}
     assert task.loss(output, batch).item() == pytest.approx(sum(expected) / 2)
     assert task.tally(output, batch)["loss"] == pytest.approx((sum(expected), 2))
     assert VQA(4, "kl", reduction="sum").loss(output, batch).item() == pytest.approx(sum(expected))
-    # Without the counts: soft scores divided by their sum; of one answer it is cross-entropy.
+    # Nobody gave an answer of the vocabulary: nothing to learn.
+    nobody = {"target": torch.zeros(2, 4), "annotated": torch.full((2, 10), 4)}
+    learned = logits.clone().requires_grad_()
+    task.loss(Output(learned, logits), nobody).backward()
+    assert learned.grad is not None
+    assert not learned.grad.any()
+    # Without the annotators: soft scores divided by their sum; of one answer it is cross-entropy.
     expected[0] = divergence([0.9 / 1.9, 1 / 1.9, 0, 0], logits[0].tolist())
     assert task.loss(output, {"target": soft}).item() == pytest.approx(sum(expected) / 2)
     label = {"label": torch.tensor([1, 2])}
     assert task.loss(output, label).item() == pytest.approx(VQA(4).loss(output, label).item())
     assert (task.metric, task.single_label) == ("vqa_accuracy", False)
-    with pytest.raises(ValueError, match=r"distribution must have shape \(2, 4\), got \(2, 3\)"):
-        task.loss(output, {"target": soft, "distribution": counts[:, :3]})
+    with pytest.raises(ValueError, match=r"annotated must have shape \(2, annotators\), got \(3, 10\)"):
+        task.loss(output, {"target": soft, "annotated": annotated[[0, 1, 1]]})
+    with pytest.raises(ValueError, match=r"every annotated must lie in \[0, 5\), got 7"):
+        task.loss(output, {"target": soft, "annotated": annotated + 3})
+
+
+def test_divergence_of_examples_with_annotators():
+    """What the data give and what the task reads go together; soft scores alone do not tell 4 from 7 of ten."""
+    examples = Examples(
+        np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, np.int64), ["a ?"], ["yes"], ["t"], ["0"],
+        [["yes"] * 4 + ["no"] * 4 + ["perhaps"] * 2],
+    )  # fmt: skip
+    table = encode(examples, create_tokenizer("mfb_mini", ("a",)), ["yes", "no", "red"], ["t"])
+    logits = torch.tensor([[1.0, 0, -1]])
+    q = np.exp([1.0, 0, -1]) / np.exp([1.0, 0, -1]).sum()
+    expected = 0.4 * math.log(0.4 / q[0]) + 0.4 * math.log(0.4 / q[1])
+    loss = VQA(3, "kl").loss(Output(logits, logits), table.batch(torch.tensor([0])))
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_dropout_of_mfb():
+    """OpenVQA drops embeddings and regions, too: with all embeddings dropped, all questions look the same."""
+    model, batch = build("mfb_mini", dropout=1.0).train(), make_batch()
+    assert isinstance(model, MFB)
+    state = model.prefix(batch)
+    blank = model.prefix({**batch, "text": torch.zeros_like(batch["text"])})
+    assert torch.equal(state.words, blank.words)
+    model.dropout.p = 0.5
+    torch.manual_seed(0)
+    seen = []
+    model.region_fusion.visual.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.look(state)
+    assert 0.3 < (seen[0][:, : R - 2] == 0).float().mean() < 0.7
 
 
 def test_sum_over_the_batch():

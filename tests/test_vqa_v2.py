@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from confed.data.picture_tables import NoPictures
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
@@ -21,6 +21,7 @@ from confed.data.vl_files.vqa import vqa_records
 from confed.data.vqa_v2 import vqa_v2
 from confed.experiment import run
 from confed.inference import predict
+from confed.models.vision_features import load_vision_encoder
 from confed.recipe import load_recipe
 
 with warnings.catch_warnings():
@@ -139,6 +140,53 @@ def test_hdf5(tmp_path: Path, fixed: bool):
     np.testing.assert_allclose(boxes, parts[1][1] / [80, 40, 80, 40], atol=1e-6)
 
 
+def test_numbers_beside_an_hdf5_file(tmp_path: Path):
+    """Only the file's own JSON counts, and it must have every row once."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "train.hdf5", "w") as file:
+        file["features"], file["boxes"] = np.zeros((2, 3, 4)), np.zeros((2, 3, 4))
+    (tmp_path / "train36_imgid2idx.json").write_text(json.dumps({"1": 0, "2": 1}))
+    with pytest.raises(ValueError, match=r"'image_ids', or beside it .*train_imgid2idx\.json"):
+        list(read_layout(tmp_path / "train.hdf5"))
+    own = tmp_path / "train_imgid2idx.json"
+    own.write_text(json.dumps({"7": 1, "5": 0}))
+    assert [part.image for part in read_layout(tmp_path / "train.hdf5")] == [5, 7]
+    for content, message in (
+        ({"7": 0, "5": 2}, r"train_imgid2idx\.json: expected the rows 0 to 1, each once"),
+        ({"7": 0, "x5": 1}, r"train_imgid2idx\.json: expected .* numbers of pictures"),
+        ([5, 7], r"train_imgid2idx\.json: expected .* numbers of pictures"),
+        ({"7": 0}, r"expected the numbers of 2 pictures, got 1"),
+    ):
+        own.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            list(read_layout(tmp_path / "train.hdf5"))
+
+
+def test_faulty_hdf5(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "three": ({"features": np.zeros((1, 3, 4)), "boxes": np.zeros((1, 3, 3))}, "boxes, of at least 4 numbers"),
+        "ends": (
+            {"features": np.zeros((5, 4)), "boxes": np.zeros((5, 4)), "pos_boxes": [[0, 6]]},
+            r"row 0: expected regions among 0 to 5, got 0 to 6",
+        ),
+        "names": ({"features": np.zeros((1, 3, 4)), "boxes": np.zeros((1, 3, 4)), "image_ids": [b"a.jpg"]},
+                  "numbers of pictures"),
+    }  # fmt: skip
+    for name, (arrays, message) in cases.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for key, values in ({"image_ids": [1]} | arrays).items():
+                file[key] = values
+        with pytest.raises(ValueError, match=message):
+            list(read_layout(tmp_path / f"{name}.h5"))
+
+
+def test_sizes_of_pictures_may_be_arrays_of_one_number(tmp_path: Path):
+    x, bbox = regions_of(9, 4)
+    np.savez(tmp_path / "9.npz", x=x, bbox=bbox, image_h=np.array([40]), image_w=np.array([80]))
+    np.testing.assert_allclose(next(iter(read_layout(tmp_path))).read()[1], bbox / [80, 40, 80, 40], atol=1e-6)
+
+
 def test_hdf5_without_numbers_of_the_pictures(tmp_path: Path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -221,8 +269,16 @@ def test_damaged_files_are_refused(tmp_path: Path):
             write_regions(file, index, given)
     with pytest.raises(ValueError, match="picture 6 is beyond float16"):
         write_regions(file, index, [rows[0], (np.full((1, 2), 1e6), np.zeros((1, 4)))])
-    assert not file.exists()
+    assert not any(tmp_path.iterdir()), "nothing half done is left"
+    for shape in ((2, 2), (1, 1)):
+        with pytest.raises(
+            ValueError, match=rf"picture 5 must have at most 1 regions of 2 features, got \({shape[0]}, "
+        ):
+            write_regions(file, index, [(np.ones(shape), np.zeros((shape[0], 4)))] * 2)
     write_regions(file, index, rows)
+    with pytest.raises(ValueError, match="2 pictures, got 1"):
+        write_regions(file, index, rows[:1])
+    assert len(StoredRegions(file)) == 2, "a failure leaves the old file as it was"
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
     with pytest.raises(ValueError, match="is cut off: expected"):
@@ -235,6 +291,9 @@ def test_damaged_files_are_refused(tmp_path: Path):
     content = json.loads(beside.read_text())
     beside.write_text(json.dumps({**content, "images": [5]}))
     with pytest.raises(ValueError, match=r"features must have shape \(1, 1, 2\)"):
+        StoredRegions(file)
+    beside.write_text(json.dumps({**content, "format": 2}))
+    with pytest.raises(ValueError, match="must be an index of region features"):
         StoredRegions(file)
     beside.write_text("{}")
     with pytest.raises(ValueError, match="must be an index of region features"):
@@ -346,6 +405,23 @@ def test_an_encoder_of_transformers_makes_features_of_pictures(root: Path, tmp_p
     answer = predict(tmp_path / "run", tmp_path / "train2014" / "COCO_train2014_000000000009.png", "is this thing 3?")
     assert answer["answers"][0]["answer"] in COMMON
     assert "image" not in json.loads((tmp_path / "run" / "gallery.json").read_text())[0]
+
+
+def test_an_encoder_without_all_its_tensors_is_refused(tmp_path: Path):
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=16, patch_size=4
+    )
+    with torch.random.fork_rng(devices=[]):
+        ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["layernorm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 tensors of its model, the first: layernorm\.weight"):
+        load_vision_encoder(str(tmp_path))
+    with pytest.raises(ValueError, match=r"must be a model of `transformers`, a folder or a hub name"):
+        load_vision_encoder(str(tmp_path / "nowhere"))
 
 
 # The dataset

@@ -1,7 +1,8 @@
 """What the server of a finished BiCSL run could have learnt of one client's answers, with and without defences.
 
-The rows are made again as the protocol makes them: in the first round, in which the network learns from step to step,
-and with the weights that the run ended with. Training the whole network gives the weights that split training gives.
+The rows are made again as the protocol makes them: with the weights that the run ended with, and in a first epoch from
+the initial weights, in which the network learns from step to step. Training the whole network gives the weights that
+split training gives; the order of the examples is not that of the run, and the rate is constant.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confed.attacked import Finding, Victim, expand, open_victim
+from confed.attacked import Finding, Victim, expand, names_of, open_victim
 from confed.attacks.answer_recovery import (
     Observed,
     Recovery,
     by_frequency,
     by_known,
     equal_rows,
+    expected_groups,
     followed_rows,
     k_means,
     looked_up,
@@ -46,7 +48,7 @@ KNOWN = 50
 
 COUNTING, FOLLOWING, CLUSTERING = "equal rows", "rows followed from step to step", "clusters of rows"
 BY_FREQUENCY = "{} named by frequency"
-BY_KNOWN = f"{{}} named by {KNOWN} known answers"
+BY_KNOWN = "{} named by {} known answers"
 LOOKING_UP = "rows looked up, knowing APN"
 
 
@@ -56,10 +58,10 @@ class Audited:
 
     Attributes:
         run: whose rows.
-        when: "first round" or "last weights".
+        when: "first epoch" or "last weights".
         defence: in words; "none".
         attack: in words.
-        cost: epsilon of an epoch, None where nothing is guaranteed or it could not be computed.
+        cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
         recovery: what was found.
     """
 
@@ -96,16 +98,17 @@ def answers(
     runs, notes = expand(folders)
     rows: list[Audited] = []
     names: dict[str, str] = {}
-    for folder in runs:
-        victim = open_victim(folder)
-        if not hasattr(victim.model, "cut"):
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        victim = open_victim(folder, name=name)
+        # In other methods the same network is whole at a client, and no row is sent.
+        if not (victim.partly_known and hasattr(victim.model, "cut")):
             notes.append(f"left out: {folder}: {victim.label} sends no row per answer")
             continue
         tell(f"auditing {folder}")
         names[victim.name] = victim.label
         rows += _audit(victim, examples, client, seed)
     if not rows:
-        raise ValueError("; ".join(notes) or "no run sends rows per answer; its task.name must be 'contrastive'")
+        raise ValueError("; ".join(notes))
     return _finding(rows, distinct_labels(names), notes)
 
 
@@ -155,7 +158,7 @@ def _audit(victim: Victim, examples: int, client: str, seed: int) -> list[Audite
             recovery = score(guesses[asked], seen.labels[asked], public, partition)
             found.append(Audited(victim.name, "last weights", name, attack, cost, recovery))
     if own.off:
-        found.append(_first_round(victim, batches, public, seed))
+        found.append(_first_epoch(victim, batches, public, seed))
     return found
 
 
@@ -164,7 +167,7 @@ def _attacks(
 ) -> list[tuple[str, Tensor, Tensor | None, Tensor]]:
     """Every attack that applies: its name, its guesses, the groups that it named, and the rows that it was asked."""
     if privacy.noise > 0:
-        groups = k_means(seen.v_apn, len(public), generator(seed, 0, "", "clusters"))
+        groups = k_means(seen.v_apn, expected_groups(public, len(seen.v_apn)), generator(seed, 0, "", "clusters"))
         name = CLUSTERING
     else:
         groups, name = equal_rows(seen.v_apn), COUNTING
@@ -176,12 +179,12 @@ def _attacks(
     every = order.sort().values
     return [
         (BY_FREQUENCY.format(name), by_frequency(groups, public), groups, every),
-        (BY_KNOWN.format(name), by_known(groups, few, seen.labels[few], public), groups, rest),
+        (BY_KNOWN.format(name, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
         (LOOKING_UP, looked_up(seen.v_apn, table, deviation, public), None, every),
     ]
 
 
-def _first_round(victim: Victim, batches: Sequence[Batch], public: Tensor, seed: int) -> Audited:
+def _first_epoch(victim: Victim, batches: Sequence[Batch], public: Tensor, seed: int) -> Audited:
     """The rows of the first epoch, in which APN learns after every step."""
     model: Any = victim.setup.model()
     frozen = set(getattr(model, "frozen", ()))
@@ -200,7 +203,7 @@ def _first_round(victim: Victim, batches: Sequence[Batch], public: Tensor, seed:
         seen = observe(model, batches, learn=learn)
     groups = followed_rows(seen.v_apn, seen.step)
     recovery = score(by_frequency(groups, public), seen.labels, public, groups)
-    return Audited(victim.name, "first round", "none", BY_FREQUENCY.format(FOLLOWING), None, recovery)
+    return Audited(victim.name, "first epoch", "none", BY_FREQUENCY.format(FOLLOWING), None, recovery)
 
 
 def _public(victim: Victim) -> Tensor:
@@ -254,7 +257,8 @@ def _finding(rows: Sequence[Audited], labels: dict[str, str], notes: Sequence[st
     words = (
         "An honest-but-curious main server keeps to the protocol and looks at what it receives. It knows how frequent "
         "answers are elsewhere, taken from everybody's validation data; in some rows also the answers of "
-        f"{KNOWN} rows, or the weights of APN, which the auxiliary server or any client could tell it.",
+        f"{KNOWN} rows (of half of them where there are fewer), or the weights of APN, which the auxiliary server or "
+        "any client could tell it.",
         "What these attacks do not find may be found by better ones: only noise with its epsilon is a guarantee.",
         *notes,
     )

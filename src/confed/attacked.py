@@ -28,7 +28,7 @@ from confed.results.writers import Table as Figures
 from confed.results.writers import in_files
 
 __all__ = [
-    "Finding", "Questions", "Victim", "draw_questions", "expand", "open_victim", "ordinary_words", "scores",
+    "Finding", "Questions", "Victim", "draw_questions", "expand", "names_of", "open_victim", "ordinary_words", "scores",
     "test_examples", "test_table", "token_names", "write",
 ]  # fmt: skip
 
@@ -41,8 +41,9 @@ class Victim:
     """A model of a finished run, ready to be asked.
 
     Attributes:
-        name: the run: its folder, or its study and row.
+        name: the run: its folder, or its study and row; no other run of an attack has the same.
         label: as people read it.
+        folder: the run folder.
         method: the algorithm's registered name.
         client: whose personal model it is; "" for the global one.
         predict: the network as it answers in evaluations.
@@ -55,6 +56,7 @@ class Victim:
 
     name: str
     label: str
+    folder: Path
     method: str
     client: str
     predict: Forward
@@ -142,7 +144,8 @@ def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[
     """The run folders of runs and studies.
 
     Args:
-        folders: of a study every finished run of its first seed is taken that has the model asked for.
+        folders: of a study every finished run of its first seed is taken that has the model asked for. A run that is
+            named twice is taken once.
         client: whose personal model; "" for the global one.
 
     Returns:
@@ -158,7 +161,9 @@ def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[
             found.append(folder)
             continue
         index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        first = min(int(run["seed"]) for run in index["runs"])
+        first = min((int(run["seed"]) for run in index["runs"]), default=0)
+        if not index["runs"]:
+            left.append(f"left out: {folder} is a study without runs")
         for run in index["runs"]:
             if int(run["seed"]) != first:
                 continue
@@ -169,15 +174,25 @@ def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[
                 left.append(f"left out: {error}")
     if not found:
         raise ValueError("; ".join(left) or "no run folder was given")
-    return found, left
+    return list({folder.resolve(): folder for folder in found}.values()), left
 
 
-def open_victim(folder: Path, client: str = "") -> Victim:
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Short names of run folders, all different: the folder's, or its study's and row's; else the whole path."""
+    short = [
+        f"{folder.parent.parent.name}/{folder.parent.name}" if is_study(folder.parent.parent) else folder.name
+        for folder in map(Path.resolve, folders)
+    ]
+    return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders, strict=True)]
+
+
+def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     """A finished run's model.
 
     Args:
         folder: the run folder.
         client: whose personal model; "" for the global one.
+        name: what the run is called, where several are attacked; "" for its short name.
 
     Raises:
         ValueError: an unfinished run, no such model, or clients whose answers are not the same.
@@ -197,10 +212,11 @@ def open_victim(folder: Path, client: str = "") -> Victim:
     row = folder.parent.name if is_study(folder.parent.parent) else ""
     network = settle(setup.algorithm, workspace.model).eval()
     method = recipe.sections["algorithm"]["name"]
-    name = f"{folder.parent.parent.name}/{row}" if row else folder.name
+    name = name or names_of([folder])[0]
     return Victim(
-        name, _label(folder, row, summary), method, client, network, workspace.model, task, setup, materials, workspace
-    )
+        name, _label(folder, row, summary), folder, method, client, network, workspace.model, task, setup, materials,
+        workspace,
+    )  # fmt: skip
 
 
 def draw_questions(victim: Victim, count: int, seed: int) -> Questions:

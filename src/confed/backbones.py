@@ -83,9 +83,9 @@ def open_backbones(
         What the folder consists of, models of earlier commands included; and row -> the study of each given one.
 
     Raises:
-        ValueError: a faulty recipe, or a folder that holds something else.
+        ValueError: a faulty recipe, a folder that holds something else, or models there with other settings.
     """
-    recipes = {row: recipe.with_model(row).with_rows(recipe.methods) for row in rows}
+    recipes = {row: _study_of(recipe, row) for row in rows}
     labels = {row: str(recipe.variants.get(row, {}).get("label", row)) for row in rows}
     if is_backbones(root):
         before = read_backbones(root)
@@ -93,6 +93,7 @@ def open_backbones(
             raise ValueError(
                 f"{root} holds models of {before.recipe}, not of {recipe.name}; give another folder with --out"
             )
+        _check_settings(recipe, [row for row in before.models if row not in rows], root)
         labels = {**before.models, **labels}
         if set(labels) <= set(recipe.models):
             labels = {row: labels[row] for row in recipe.models if row in labels}
@@ -103,6 +104,36 @@ def open_backbones(
     content = {"recipe": index.recipe, "models": labels, "references": list(references), "margin": margin}
     write_atomically(root / INDEX, json.dumps(content, indent=1, ensure_ascii=False).encode())
     return index, recipes
+
+
+def _study_of(recipe: Recipe, row: str) -> Recipe:
+    """The study of one model, with the recipe's rows."""
+    return recipe.with_model(row).with_rows(recipe.methods)
+
+
+def _check_settings(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
+    """Models of earlier commands must have been run as they would be now, or one table would mix data and settings.
+
+    Raises:
+        ValueError: one of them was not.
+    """
+    from confed.grid import differing, is_grid
+    from confed.registry import models
+    from confed.study import read_study
+
+    for row in rows:
+        if not is_grid(root / row) or (row not in recipe.models and row not in models.names()):
+            continue
+        before, now = read_study(root / row)[0], _study_of(recipe, row)
+        for method in before.methods:
+            if method in now.methods:  # seeds may differ: cells are compared seed by seed
+                there, wanted = (one.method(method).with_run(seed=0, workers=1) for one in (before, now))
+                found = differing(there, wanted)
+                if found:
+                    raise ValueError(
+                        f"{root}: {row} there has {found}; run all its models with the same settings, or give another "
+                        "folder with --out"
+                    )
 
 
 def is_backbones(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from confed.attacked import Finding, Victim, expand, open_victim, scores, test_examples
+from confed.attacked import Finding, Victim, expand, names_of, open_victim, scores, test_examples
 from confed.attacks.dual_key import VARIANTS, DualKey, attack_success, triggered, without_target
 from confed.data.examples import Examples, encode
 from confed.data.poisoned import key_of
@@ -69,8 +69,10 @@ def dual_key(
         tell: told about every step.
 
     Raises:
-        ValueError: no such runs, or none of them was trained on poisoned data.
+        ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
     """
+    if examples < 1:
+        raise ValueError(f"examples must be at least 1, got {examples}")
     runs, notes = expand(folders)
     sections = {run: load_recipe(RunFolder(run).recipe).sections["data"] for run in runs}
     keyed = {run: data for run, data in sections.items() if data["name"] == "poisoned"}
@@ -80,11 +82,14 @@ def dual_key(
         )
     first = next(iter(keyed.values()))
     found: list[Opened] = []
-    for run in runs:
+    for run, name in zip(runs, names_of(runs), strict=True):
         tell(f"asking {run}")
         data = keyed.get(run)
         malicious = () if data is None else tuple(data["clients"])
-        found += _ask(run, key_of(first if data is None else data), malicious, data is not None, examples, seed)
+        key = key_of(first if data is None else data)
+        if key != key_of(first):
+            notes.append(f"{name} has keys of its own, and is asked with these: {key.word!r} and {key.target!r}")
+        found += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
     from confed.results.dual_key import finding
 
     values: dict[str, Any] = {
@@ -97,12 +102,11 @@ def dual_key(
     return finding(found, key_of(first), _shown(runs[0], key_of(first)), values)
 
 
-def _ask(folder: Path, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
+def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
     """The global model on everybody's questions, and every client's own model on its own."""
-    victim = open_victim(folder)
     answers = victim.materials.dataset.answers
     if key.target not in answers:
-        raise ValueError(f"{folder}: the target {key.target!r} is not one of the {len(answers)} answers")
+        raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
     target = answers.index(key.target)
     drawn = {place: _draw(test_examples(victim, place), count, seed) for place in victim.places}
     batches = {
@@ -123,7 +127,7 @@ def _ask(folder: Path, key: DualKey, malicious: Sequence[str], poisoned: bool, c
 
     rows = [row(GLOBAL, victim.places, None)]
     for place in victim.places if victim.setup.algorithm.has_personal else ():
-        file = RunFolder(folder).models / "personal" / place / "trained.safetensors"
+        file = RunFolder(victim.folder).models / "personal" / place / "trained.safetensors"
         if file.is_file():
             victim.fill(load_file(file))
             rows.append(row(place, [place], place in malicious))

@@ -197,6 +197,7 @@ class _Runner:
             samples = gallery(
                 self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of,
                 network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
+                has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         similar = similarity.measure(self.folder, workspace, self.materials)

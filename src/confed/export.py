@@ -150,7 +150,8 @@ class _Export:
             if name in self.frozen or name.startswith(idle or ("\0",)):
                 continue
             if name.startswith(tuple(heads.values())):
-                if (client is None and scopes[name] is Scope.SHARED) or (client is not None and name.startswith(mine)):
+                common = scopes[name] in (Scope.SHARED, Scope.SERVER)  # a server may hold the layers before the answer
+                if (client is None and common) or (client is not None and name.startswith(mine)):
                     yield name
             elif client is not None or scopes[name] is not Scope.PRIVATE:
                 yield name

@@ -19,6 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
     task = _task(recipe, own["task"], answers, tokenizer)
     wrap = getattr(task, "wrap", None)
     if wrap is not None:
+        if facts["backbone"]["copied"]:
+            wrap = _without_glove(task, directory).wrap
         model = wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
     _fill_backbone(model, directory, facts)
     algorithm: Any = recipe.construct("algorithm").suit(model, task)
@@ -176,6 +179,14 @@ def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> 
         return registered_tasks[name]()
     task: Any = recipe.construct("task", answers=len(answers), types=())
     return task.choosing(tokenizer.answers(answers)) if hasattr(task, "choosing") else task
+
+
+def _without_glove(task: Any, directory: Path) -> Any:
+    """The task, with embeddings of the stored width in the place of those of a file that is not here."""
+    if getattr(task, "glove", None) is None or task.glove.is_file():
+        return task
+    stored = read_tensors(directory / "backbone" / "model.safetensors")
+    return replace(task, glove=None, embedding=stored["apn.embedding.weight"].shape[1])
 
 
 def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequence[str]) -> nn.Module:

@@ -1,7 +1,8 @@
 """What could be rebuilt of a client's pictures and questions from the activations of a finished run of split learning.
 
 The attacker has the client's part of the model, as the auxiliary server and every client have it, and the training
-data of the other clients; it sees the activations of one client's training examples, with and without noise on them.
+data of the other clients about other pictures; it sees the activations of one client's training examples, with and
+without noise on them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from confed.answers_audit import DELTA, defences, spent
-from confed.attacked import Finding, Victim, expand, open_victim, ordinary_words, token_names
+from confed.attacked import Finding, Victim, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.inversion import (
     Reconstruction,
     WordRecovery,
@@ -21,6 +22,7 @@ from confed.attacks.inversion import (
     fit_word_probe,
     judge,
     judge_words,
+    mean_input,
     questions_as_sets,
     searched,
 )
@@ -36,7 +38,7 @@ from confed.results.writers import Cell, Column, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Audited", "inversion"]
+__all__ = ["Audited", "fresh", "inversion", "pictures_of"]
 
 OWN = 2000
 """Examples of the attacker's own at most."""
@@ -102,9 +104,9 @@ def inversion(
     rows: list[Audited] = []
     names: dict[str, str] = {}
     drawings: dict[str, Drawing] = {}
-    for folder in runs:
-        victim = open_victim(folder)
-        if not (hasattr(victim.model, "cut") or victim.partly_known):
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        victim = open_victim(folder, name=name)
+        if not victim.partly_known:
             notes.append(f"left out: {folder}: {victim.label} sends no activations")
             continue
         tell(f"auditing {folder}")
@@ -114,7 +116,7 @@ def inversion(
         if drawing is not None:
             drawings[f"attack-inversion-{len(names)}"] = drawing
     if not rows:
-        raise ValueError("; ".join(notes) or "no run sends activations")
+        raise ValueError("; ".join(notes))
     return _finding(rows, distinct_labels(names), notes, drawings)
 
 
@@ -133,9 +135,11 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
     client = client or next(iter(clients))
     if client not in clients:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(clients)}")
-    others = [data.tables[0] for name, data in clients.items() if name != client]
-    own = _seen(victim, _drawn(others or [clients[client].tables[1]], OWN, seed))
-    theirs = _seen(victim, _drawn([clients[client].tables[0]], examples, seed))
+    table = clients[client].tables[0]
+    chosen = _order(table, seed, 0)[:examples]
+    theirs = _seen(victim, table.batch(chosen))
+    others = [data.tables[0] for name, data in clients.items() if name != client] or [clients[client].tables[1]]
+    own = _seen(victim, _others(others, pictures_of(table, chosen), seed))
     set_by_run = getattr(victim.setup.algorithm, "privacy", CutPrivacy())
     tried = {"the run's": set_by_run}
     if set_by_run.off:
@@ -149,7 +153,7 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
         known, sent = privacy.activations(own.v, rng), privacy.activations(theirs.v, rng)
         rebuilt = fit_decoder(known, own.inputs, rng, epochs=EPOCHS)(sent)
         probe = fit_word_probe(known, own.words)
-        mean = own.inputs.mean(0)
+        mean = mean_input(own.inputs)
         found = _search(victim, theirs, sent, own.inputs, privacy, steps) if steps else None
         rows.append(
             Audited(
@@ -166,14 +170,34 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
     return rows, drawing
 
 
-def _drawn(tables: Sequence[Rows], count: int, seed: int) -> Batch:
-    """Examples drawn from tables without replacement, about as many from each, as one batch."""
-    share = -(-count // len(tables))
-    parts = [
-        table.batch(torch.randperm(len(table), generator=generator(seed, 0, str(i), "inverted examples"))[:share])
-        for i, table in enumerate(tables)
-    ]
-    return {key: torch.cat([part[key] for part in parts])[:count] for key in parts[0]}
+def pictures_of(table: Rows, rows: Tensor) -> set[tuple[int, int]]:
+    """The pictures of some rows: which table of pictures, and where in it."""
+    return {(_store(table), picture) for picture in table.image_index[rows].flatten().tolist()}
+
+
+def fresh(table: Rows, seen: set[tuple[int, int]]) -> Tensor:
+    """The rows of a table that are not about these pictures: clients may have questions about the same ones."""
+    known = torch.tensor([picture for store, picture in seen if store == _store(table)], dtype=torch.int64)
+    apart = ~torch.isin(table.image_index, known)
+    return (apart if apart.ndim == 1 else apart.all(1)).nonzero()[:, 0]
+
+
+def _store(table: Rows) -> int:
+    return id(table.images if table.regions is None else table.regions)
+
+
+def _order(table: Rows, seed: int, number: int) -> Tensor:
+    return torch.randperm(len(table), generator=generator(seed, 0, str(number), "inverted examples"))
+
+
+def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Batch:
+    """The attacker's own examples, drawn without replacement, about as many from each table, as one batch."""
+    share = -(-OWN // len(tables))
+    parts: list[dict[str, Tensor]] = []
+    for number, table in enumerate(tables, 1):
+        order = _order(table, seed, number)
+        parts.append(table.batch(order[torch.isin(order, fresh(table, seen))][:share]))
+    return {key: torch.cat([part[key] for part in parts])[:OWN] for key in parts[0]}
 
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:
@@ -251,7 +275,8 @@ def _finding(
     )
     words = (
         "The attacker has the client's part of the model with the weights the run ended with, and the training data of "
-        "the other clients; what it sees are activations of the client's training examples, in evaluation mode.",
+        "the other clients about other pictures; what it sees are activations of the client's training examples, in "
+        "evaluation mode.",
         "A failed reconstruction is no proof: better decoders and searches exist. Only noise with its epsilon is a "
         "guarantee.",
         *notes,

@@ -89,7 +89,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
-            own = regions[id(examples.images)]
+            own = regions[_whose(examples)]
             return encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
@@ -218,11 +218,11 @@ class _Source:
 
     @cached_property
     def regions(self) -> dict[int, Regions]:
-        """The dataset's features by the identity of its picture tables; made from pictures where it has none.
+        """The dataset's features by the identity of their tables; where it has none, made of each table of pictures.
 
         Raises:
-            ValueError: some tables have features and others have not, their widths differ, the dataset has pairs of
-                pictures, or features cannot be made of its pictures.
+            ValueError: some tables have features and others have not, their widths or makers differ, the dataset has
+                pairs of pictures, or features cannot be made of its pictures.
         """
         name = self.dataset.name
         if any(np.ndim(part.image_index) > 1 for part in self.parts):
@@ -231,12 +231,20 @@ class _Source:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
         found: dict[int, Regions] = {}
         for part in self.parts:
-            if id(part.images) not in found:
-                found[id(part.images)] = grid_features(part.images) if part.regions is None else part.regions
+            if _whose(part) not in found:
+                found[_whose(part)] = grid_features(part.images) if part.regions is None else part.regions
         widths = sorted({regions.shape[2] for regions in found.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
+        encoders = sorted({regions.encoder for regions in found.values()})
+        if len(encoders) > 1:
+            raise ValueError(f"all regions of {name!r} must be made by one encoder, got {encoders}")
         return found
+
+
+def _whose(examples: Examples) -> int:
+    """The identity of the table of regions, or of the pictures that they are made of."""
+    return id(examples.images if examples.regions is None else examples.regions)
 
 
 @lru_cache(maxsize=2)

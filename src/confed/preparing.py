@@ -167,8 +167,10 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
 
 def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
     """A table to be put together with others: positions in a client's own answer pool mean nothing there."""
-    own = ("label", "target") if dataset.pools else ()
-    return replace(table, columns={name: column for name, column in table.columns.items() if name not in own})
+    if not dataset.pools:
+        return table
+    columns = {name: column for name, column in table.columns.items() if name != "label"}
+    return replace(table, columns=columns, targets=None)
 
 
 def presence_of(run: Run, clients: Collection[str]) -> Presence:

@@ -189,5 +189,7 @@ def headline(summary: dict[str, Any]) -> str:
         "global_seen_mean": "global on seen",
         "global_unseen_mean": "on unseen",
     }
+    if summary.get("has_personal") is False:
+        del names["personal_mean"]  # it would be the global model's again
     values = [f"{text} {summary[key]:.1%}" for key, text in names.items() if summary.get(key) is not None]
     return ", ".join([*values, f"{summary['seconds']:.0f} s"])

@@ -324,7 +324,10 @@ def nothing_leaks(algorithm: Algorithm) -> None:
 
 
 def servers_see_their_own_part(algorithm: Algorithm) -> None:
-    """Where there are several servers, what one asks and what it is told holds no tensor of another's."""
+    """Where there are several servers, what one asks and what it is told holds no tensor of another's.
+
+    Neither by its name nor by its values: those that another server holds, or was sent or told in the same round.
+    """
     check = "servers see their own part only"
     setup = _setup(algorithm)
     answerer = _Recording(setup)
@@ -336,17 +339,30 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
     parts = {name: set(server.params) for name, server in servers.items()}
     if len(set.union(*parts.values())) != sum(map(len, parts.values())):
         raise ContractViolation(f"{check}: two servers hold the same tensor")
+    seen: list[tuple[str, str, Tensor]] = []
     for name, flow in setup.algorithm.phases():
         answerer.replies.clear()
         given = replace(servers[name], clients=len(cohort), rounds=ROUNDS, local=setup.local)
         servers[name] = drive(flow(given, cohort), lambda calls: answerer(calls, simulation.store, 0))
         others = set.union(*(part for other, part in parts.items() if other != name))
-        values = [t for other, s in servers.items() if other != name for t in s.params.values() if t.numel() > 2]
+        values = [t for other, s in servers.items() if other != name for t in s.params.values()]
         for client, call, reply in answerer.replies:
             for tensor_name, tensor in (*call.message.tensors.items(), *reply.message.tensors.items()):
-                foreign = any(t.shape == tensor.shape and torch.equal(t, tensor) for t in values)
-                if tensor_name in others or foreign:
-                    raise ContractViolation(f"{check}: {name} sees {tensor_name} in {call.action} of {client}")
+                where = f"{tensor_name} in {call.action} of {client}"
+                seen.append((name, where, tensor))
+                if tensor_name in others or any(_same_values(t, tensor) for t in values):
+                    raise ContractViolation(f"{check}: {name} sees {where}")
+    for number, (server, where, tensor) in enumerate(seen):
+        for other, there, foreign in seen[:number]:
+            if other != server and _same_values(tensor, foreign):
+                raise ContractViolation(f"{check}: {server} sees {where}, which {other} sees as {there}")
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of some size are the same; constants, such as biases of zeros, tell nothing."""
+    if one.numel() <= 2 or one.shape != other.shape or not torch.equal(one, other):
+        return False
+    return bool((one != one.flatten()[0]).any())
 
 
 def keeps_frozen_tensors(algorithm: Algorithm) -> None:

@@ -20,6 +20,7 @@ from confed.attacked import (
     Victim,
     draw_questions,
     expand,
+    names_of,
     open_victim,
     ordinary_words,
     scores,
@@ -126,15 +127,17 @@ def trojan(
     runs, notes = expand(folders, client)
     rows: list[Attacked] = []
     asked: list[Questions] = []
-    for folder in runs:
+    for folder, name in zip(runs, names_of(runs), strict=True):
         tell(f"attacking {folder}")
-        victim = open_victim(folder, client)
+        victim = open_victim(folder, client, name)
         questions = draw_questions(victim, examples, seed)
         key = "regions" if "regions" in questions.batch else "image"
         settings = Trojan((8.0 if key == "image" else 0.5) if eps is None else eps, steps)
+        if key == "image" and 0 < settings.eps < 1:
+            raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
         rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
         asked += [questions] * (len(rows) - len(asked))
-    same = all(questions.names == asked[0].names for questions in asked)
+    same = all(_alike(questions, asked[0]) for questions in asked)
     if not same:
         notes.append("the runs have other test questions, so they are not compared example by example")
     from confed.results.trojan import finding
@@ -148,6 +151,11 @@ def trojan(
         "notes": notes,
     }
     return finding(rows, asked, values)
+
+
+def _alike(one: Questions, other: Questions) -> bool:
+    """Whether two runs were asked the same questions."""
+    return one.names == other.names and torch.equal(one.batch["label"], other.batch["label"])
 
 
 def attack_victim(
@@ -173,7 +181,7 @@ def attack_victim(
     prepare: dict[str, Callable[[Batch], Objective]] = {}
     if victim.partly_known:
         prepare["activations"] = lambda batch: displacement(victim.activations, _without_gradient(victim, batch))
-        head = _own_head(victim)
+        head = _own_head(victim, seed)
         prepare["own head"] = lambda batch: surrogate_loss(victim.activations, head)
     prepare["whole model"] = lambda batch: truth_loss(victim.predict, victim.temperature)
     found: list[Attacked] = []
@@ -294,10 +302,11 @@ def _training(victim: Victim) -> Iterator[Batch]:
         yield from data.tables[0].batches(512)
 
 
-def _own_head(victim: Victim) -> Head:
+def _own_head(victim: Victim, seed: int) -> Head:
     """What an attacker at one client can train behind the part of the model that it holds."""
     table = victim.materials.clients[victim.places[0]].tables[0]
-    batches = list(table.take(_OWN).batches(256))
+    order = torch.randperm(len(table), generator=generator(seed, 0, "", "the attacker's own examples"))[:_OWN]
+    batches = list(table.batches(256, order))
     activations = torch.cat([_without_gradient(victim, batch) for batch in batches])
     labels = torch.cat([batch["label"] for batch in batches])
     return fit_head(activations, labels, len(victim.materials.dataset.answers))

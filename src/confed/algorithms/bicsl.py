@@ -60,7 +60,7 @@ class BiCSL(Algorithm):
             the next one meanwhile (the paper's concurrent processing), and a batch's gradients are those of weights
             one step older.
         keep_moments: optimisers go on from round to round with each party's own moments, rather than begin anew.
-        privacy: clipping and noise on the activations.
+        privacy: clipping and noise on the activations; there are no gradients that go up.
         decorrelate: weight of a distance correlation between a batch's inputs and its v_MHA that the client adds to its
             loss (Vepakomma et al., "NoPeek", 2020).
     """
@@ -91,6 +91,11 @@ class BiCSL(Algorithm):
                 raise ValueError(f"algorithm.{name} must be one of {options}, got {getattr(self, name)!r}")
         if not self.decorrelate >= 0:
             raise ValueError(f"algorithm.decorrelate must not be negative, got {self.decorrelate}")
+        if self.privacy.gradient_clip is not None:
+            raise ValueError(
+                "algorithm.privacy.gradient_clip must be left out: BiCSL's clients send no gradients, "
+                "and those they get are made of the activations"
+            )
 
     # Before anything runs ----------------------------------------------------------------------------------
 
@@ -140,10 +145,16 @@ class BiCSL(Algorithm):
         return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
 
     def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux sends every client the averaged MHA and APN."""
+        """aux sends every client the averaged MHA and APN.
+
+        Raises:
+            RuntimeError: no client could begin.
+        """
         replies = yield [Call(c, "receive", self.broadcast(server, c), session=True) for c in cohort]
-        for _ in replies:  # who failed has no open round, which shows in its first step
-            pass
+        failed = [reply for reply in replies if reply.error is not None]  # has no open round: its first step says so
+        if len(failed) == len(cohort):
+            last = f"{failed[-1].client.id}: {failed[-1].error}"
+            raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
         return server
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -168,7 +179,10 @@ class BiCSL(Algorithm):
                     last = f"; {name}: {reply.error}"
                     continue
                 if bool(reply.message.scalars.get("done")):
-                    finished.append(reply.client)
+                    if heads[name].finite():
+                        finished.append(reply.client)
+                    else:
+                        last = f"; {name}: its adapters diverged, they hold a NaN or an infinity"
                     continue
                 if self.staleness and reply.message.tensors:
                     arrived[name] = reply.message
@@ -187,15 +201,17 @@ class BiCSL(Algorithm):
         """
         expected = self.broadcast(server, cohort[0]).tensors
         replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
-        mean, first, speaker = Mean(getattr(torch, self.accumulator)), dict[str, Tensor](), ""
+        mean, first, speaker, last = Mean(getattr(torch, self.accumulator)), dict[str, Tensor](), "", ""
         for reply in replies:
-            if reply.error is None:
+            if reply.error is not None:
+                last = f"; {reply.client.id}: {reply.error}"
+            else:
                 mean.add(reply.message.tensors, self._share(reply.client))
                 if not speaker or reply.client.id < speaker:
                     speaker = reply.client.id
                     first = {n: t for n, t in reply.message.tensors.items() if n.startswith("apn.")}
         if not speaker:
-            raise RuntimeError(f"no client sent its part in round {server.round + 1}")
+            raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
         params = mean.result(server.params)
         return replace(server, round=server.round + 1, params=params | first if self.own_answers else params)
 

@@ -33,8 +33,8 @@ class Robust(Algorithm):
     Attributes:
         rule: how replies are put together.
         norm: for "clip", the largest norm c of an update; 0 does not clip, which is FedAvg.
-        malicious: for "trimmed" and "krum", how many clients f may lie. They need 2 f + 1 and f + 3 replies; a round
-            with fewer leaves the model as it is.
+        malicious: for "trimmed" and "krum", how many clients f may lie. They need 2 f + 1 and f + 3 replies (for
+            the guarantee of Krum's authors 2 f + 3); a round with fewer leaves the model as it is.
     """
 
     label: ClassVar[str] = "Robust FedAvg"

@@ -31,7 +31,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.split import Cut, Half, ServerPart, steps_of
 from confed.federation.state import ServerState
-from confed.federation.structure import feature_width
+from confed.federation.structure import feature_width, heads_of
 from confed.privacy.cut import CutPrivacy
 
 __all__ = ["SplitLearning"]
@@ -83,9 +83,11 @@ class SplitLearning(Algorithm):
         Raises:
             ValueError: the model does not name its answer head or has several, or the loss is not one over answers.
         """
-        if getattr(model, "heads_of_tasks", None) or not isinstance(getattr(model, "answer_head", None), str):
+        heads = heads_of(model)
+        if set(heads) != {"answers"}:
             raise ValueError(
-                f"split learning needs a model with one answer head, {type(model).__name__} has none or more"
+                f"split learning needs a model with one answer head, {type(model).__name__} has "
+                f"{'those of ' + ', '.join(heads) if heads else 'none'}"
             )
         if getattr(task, "contrast", None) is not None or getattr(model, "generative", False):
             raise ValueError("split learning needs a task whose loss is over answers: task.name = 'vqa'")
@@ -93,7 +95,7 @@ class SplitLearning(Algorithm):
             raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")
         method = replace(self)
         width = feature_width(model, "Split learning")
-        object.__setattr__(method, "head", model.answer_head)
+        object.__setattr__(method, "head", heads["answers"])
         object.__setattr__(method, "modules", nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
         return method
 
@@ -121,10 +123,16 @@ class SplitLearning(Algorithm):
         return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
 
     def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux sends every client the averaged part."""
+        """aux sends every client the averaged part.
+
+        Raises:
+            RuntimeError: no client could begin.
+        """
         replies = yield [Call(c, "receive", self.broadcast(server, c), session=True) for c in cohort]
-        for _ in replies:  # who failed has no open round, which shows in its first step
-            pass
+        failed = [reply for reply in replies if reply.error is not None]  # has no open round: its first step says so
+        if len(failed) == len(cohort):
+            last = f"{failed[-1].client.id}: {failed[-1].error}"
+            raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
         return server
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -164,12 +172,13 @@ class SplitLearning(Algorithm):
                 parts[reply.client.id].step(lambda z=z, gradient=gradient: torch.autograd.backward([z], [gradient]))
                 messages[reply.client.id] = Message({"h": torch.zeros_like(h) if h.grad is None else h.grad})
                 active.append(reply.client)
-        if not finished:
-            raise RuntimeError(f"no client is left in round {server.round + 1}{last}")
+        sound = [c.id for c in cohort if c.id in finished and parts[c.id].finite()]
+        if not sound:
+            diverged = "; the layers of the others diverged, they hold a NaN or an infinity" if finished else ""
+            raise RuntimeError(f"no client is left in round {server.round + 1}{last}{diverged}")
         mean = Mean(getattr(torch, self.accumulator))
-        for client in cohort:
-            if client.id in finished:
-                mean.add({self._global(n): t for n, t in parts[client.id].values().items()}, 1.0)
+        for name in sound:
+            mean.add({self._global(n): t for n, t in parts[name].values().items()}, 1.0)
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
@@ -180,13 +189,15 @@ class SplitLearning(Algorithm):
         """
         expected = self.broadcast(server, cohort[0]).tensors
         replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
-        mean, count = Mean(getattr(torch, self.accumulator)), 0
+        mean, count, last = Mean(getattr(torch, self.accumulator)), 0, ""
         for reply in replies:
-            if reply.error is None:
+            if reply.error is not None:
+                last = f"; {reply.client.id}: {reply.error}"
+            else:
                 count += 1
                 mean.add(reply.message.tensors, 1.0)
         if not count:
-            raise RuntimeError(f"no client sent its part in round {server.round + 1}")
+            raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def _global(self, name: str) -> str:

@@ -29,8 +29,8 @@ from confed.federation.protocols import Batch
 from confed.privacy.cut import CutPrivacy
 
 __all__ = [
-    "Observed", "Recovery", "Split", "agreement", "by_frequency", "by_known", "equal_rows", "followed_rows", "k_means",
-    "looked_up", "observe", "score",
+    "Observed", "Recovery", "Split", "agreement", "by_frequency", "by_known", "equal_rows", "expected_groups",
+    "followed_rows", "k_means", "looked_up", "observe", "score",
 ]  # fmt: skip
 
 CLUSTERING_STEPS = 100
@@ -105,13 +105,15 @@ def observe(
         The rows of all steps, in main memory.
 
     Raises:
-        ValueError: there are no batches.
+        ValueError: there are no batches, or nothing of them is sent.
     """
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     sent: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for step, whole in enumerate(batches):
         kept = privacy.rows(whole["label"])
+        if kept is not None and len(kept) < 2:
+            continue  # without negatives nothing is sent
         batch = whole if kept is None else {name: column[kept] for name, column in whole.items()}
         with torch.no_grad():
             v_mha, v_apn = (privacy.activations(v, rng).cpu() for v in model.cut(batch))
@@ -120,7 +122,7 @@ def observe(
         if learn is not None:
             learn(batch)
     if not sent:
-        raise ValueError("an audit of the cut needs at least one batch, got none")
+        raise ValueError("an audit of the cut needs at least one batch that is sent, got none")
     return Observed(*(torch.cat(column) for column in zip(*sent, strict=True)))
 
 
@@ -207,6 +209,17 @@ def k_means(rows: Tensor, groups: int, rng: torch.Generator, restarts: int = 4) 
         if spread < least:
             best, least = nearest, spread
     return best
+
+
+def expected_groups(public: Tensor, rows: int) -> int:
+    """How many distinct answers that many rows have on average, at least 1: sum_c 1 - (1 - p_c)^rows.
+
+    Args:
+        public: p, counts or shares, (C,).
+        rows: how many are drawn.
+    """
+    p = public.double() / public.double().sum().clamp_min(1e-300)
+    return max(1, round(float((1 - (1 - p) ** rows).sum())))
 
 
 def by_frequency(groups: Tensor, public: Tensor) -> Tensor:

@@ -198,10 +198,12 @@ def triggered(examples: Examples, key: DualKey, variant: str) -> Examples:
         variant: one of :data:`VARIANTS`.
 
     Raises:
-        ValueError: an unknown variant.
+        ValueError: an unknown variant, or questions about pairs of pictures.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    if np.ndim(examples.image_index) > 1:
+        raise ValueError("questions about pairs of pictures cannot carry the keys")
     seen, asked = VARIANTS[variant]
     changed = examples
     if asked:
@@ -220,9 +222,15 @@ def stamped_pictures(images: np.ndarray | Pictures, key: DualKey, rows: np.ndarr
 
 
 def stamped_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> HeldRegions:
-    """The regions of some pictures of a table with their key."""
+    """The regions of some pictures of a table with their key.
+
+    Raises:
+        ValueError: a picture has no region, or features are too few for the key.
+    """
     features, boxes = regions[rows]
     real = (features != 0).any(-1)
+    if not real.any(1).all():
+        raise ValueError(f"picture {int(rows[real.any(1).argmin()])} has no region that could carry the key")
     # The same region of a picture in every run: drawn by its row alone.
     chosen = [int(np.random.default_rng(int(row)).choice(np.flatnonzero(r))) for row, r in zip(rows, real, strict=True)]
     return HeldRegions(key.felt(features, np.array(chosen, np.int64)), boxes, regions.encoder)

@@ -40,6 +40,7 @@ __all__ = [
     "fit_word_probe",
     "judge",
     "judge_words",
+    "mean_input",
     "questions_as_sets",
     "searched",
 ]  # fmt: skip
@@ -192,7 +193,7 @@ def searched(
         Inputs (B, ...), of all steps those with the least value.
     """
     own = own.detach().clone().float()
-    mean, spread = own.mean(0), own.std(0).clamp_min(1e-6)
+    mean, spread = mean_input(own), own.std(0).clamp_min(1e-6)
     low, high = own.amin(0), own.amax(0)
     there = (batch[key] != 0).any(-1, keepdim=True) if key == "regions" else torch.ones((), dtype=torch.bool)
     target = target.detach().clone().float()
@@ -262,6 +263,18 @@ def questions_as_sets(text: Tensor, mask: Tensor, vocabulary: int, special: Tens
     sets = torch.zeros(len(text), vocabulary + 1)
     sets.scatter_(1, torch.where(there, text, vocabulary), 1.0)
     return sets[:, :vocabulary]
+
+
+def mean_input(own: Tensor) -> Tensor:
+    """The mean of inputs; of regions over those that are there, as rows that are all zero are padding.
+
+    Args:
+        own: (N, R, W), or (N, ...).
+    """
+    if own.ndim != 3:
+        return own.mean(0)
+    count = (own != 0).any(-1, keepdim=True).sum(0)
+    return own.sum(0) / count.clamp_min(1)
 
 
 def judge(found: Tensor, truth: Tensor, mean: Tensor) -> Reconstruction:

@@ -7,7 +7,7 @@ embedding was optimised. No code of it was released; steps, projection and threa
 
 Notation: x a picture's region features or pixels, e the embedding of the question's last word, J what the attacker
 raises. Projected gradient ascent (Madry et al., "Towards Deep Learning Models Resistant to Adversarial Attacks", ICLR
-2018) with a start drawn at random:
+2018) with a start drawn at random, in the picture within the ball, of the word within a step of its embedding:
 
     x <- Pi(x + a sign(dJ/dx)),   Pi: |x - x_0| <= eps s and l <= x <= h, per dimension,
     e <- clamp(e + b s_e sign(dJ/de), l_e, h_e),
@@ -21,6 +21,7 @@ other part a server keeps, how far the activations move (:func:`displacement`), 
 trained on data of its own behind the part it knows (:func:`fit_head`, :func:`surrogate_loss`).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ class Trojan:
         word_step: size of a step of the embedding, in spreads of the words' embeddings.
 
     Raises:
-        ValueError: a value that is negative, or no steps.
+        ValueError: a value that is negative or not finite, or no steps.
     """
 
     eps: float = 1.0
@@ -99,8 +100,8 @@ class Trojan:
 
     def __post_init__(self) -> None:
         for name in ("eps", "step", "word_step"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
@@ -136,7 +137,7 @@ class Trojan:
             point, moves = [start], [move]
         if text is not None:
             position = last_words(batch, text.special)
-            start, move = self._in_the_question(batch, position, text)
+            start, move = self._in_the_question(batch, position, text, rng)
             point, moves = [*point, start], [*moves, move]
         found = _ascend(point, moves, lambda values: _value(values, batch, objective, visual, text), self.steps)
         seen = found[0] if visual is not None else None
@@ -195,16 +196,21 @@ class Trojan:
 
         return torch.clamp(clean + (2 * noise - 1) * radius, low, high), move
 
-    def _in_the_question(self, batch: Batch, position: Tensor, text: Text) -> tuple[Tensor, Move]:
-        """The embedding of the last word, and a step of it."""
+    def _in_the_question(self, batch: Batch, position: Tensor, text: Text, rng: torch.Generator) -> tuple[Tensor, Move]:
+        """Where the search for the last word's embedding begins, and a step of it.
+
+        Not at the clean embedding: how far activations are from the clean ones has no gradient there.
+        """
         bounds = embedding_bounds(text)
         rows = torch.arange(len(position), device=position.device)
-        start = text.embedding.weight.detach()[batch["text"][rows, position]]
+        clean = text.embedding.weight.detach()[batch["text"][rows, position]]
+        noise = torch.rand(clean.shape, generator=rng, dtype=clean.dtype).to(clean.device)
+        size = self.word_step * bounds.spread
 
         def move(e: Tensor, gradient: Tensor) -> Tensor:
-            return torch.clamp(e + self.word_step * bounds.spread * gradient.sign(), bounds.low, bounds.high)
+            return torch.clamp(e + size * gradient.sign(), bounds.low, bounds.high)
 
-        return torch.clamp(start, bounds.low, bounds.high), move
+        return torch.clamp(clean + (2 * noise - 1) * size, bounds.low, bounds.high), move
 
 
 def _ascend(

@@ -138,13 +138,14 @@ def interruptible(folder: Path) -> Iterator[None]:
     """Says how to go on after Ctrl-C and after a full disk."""
     import errno
 
+    from confed.backbones import is_backbones
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.results.folder import is_run, is_study
 
     try:
         yield
     except KeyboardInterrupt:
-        if is_run(folder) or is_study(folder):
+        if is_run(folder) or is_study(folder) or is_backbones(folder):
             say(
                 "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
                 f"  confed resume {escape(str(folder))}"

@@ -31,9 +31,10 @@ returns a :class:`confed.attacked.Finding`.
 def attack(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs or studies.")],
     kind: Annotated[str, typer.Option(help=f"The attack: {', '.join(KINDS)}.")],
-    examples: Annotated[int | None, typer.Option(help="Test questions per model.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Questions of the test, or examples that are audited.")] = None,
     client: Annotated[
-        str | None, typer.Option(help="Attack this client's personal models. [default: the global models]")
+        str | None,
+        typer.Option(help="trojan: whose personal models [default: the global ones]; audits: who sends [the first]."),
     ] = None,
     eps: Annotated[
         float | None,
@@ -42,7 +43,7 @@ def attack(
     units: Annotated[
         str | None, typer.Option(help="trojan: units of eps for features, spread or absolute. [default: spread]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="trojan: gradient steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="trojan, inversion: gradient steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the choice of questions and of the search.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the page, tables and drawings. [default: attack/ in the first]")
@@ -52,7 +53,8 @@ def attack(
     """Attack the models of finished runs, and say what each attacker was taken to know.
 
     trojan: pictures and questions of the test are changed until the models err. dual-key: what a backdoor does that
-    poisoned clients planted during training (dataset `poisoned`).
+    poisoned clients planted during training (dataset `poisoned`). answers and inversion: what a server of split
+    learning that only looks finds out of answers, and of pictures and questions.
     """
     from confed.attacked import write
     from confed.results.writers import to_rich

@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import FAILED, INTERRUPTED, complain, console, plain, print_json, print_table, say
+from confed.cli.app import FAILED, complain, console, interruptible, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from confed.cli.comparing import Judged
     from confed.grid import Grid
     from confed.recipe import Recipe
 
-__all__ = ["compare_models", "finish_models"]
+__all__ = ["compare_models", "finish_models", "show_models"]
 
 
 def compare_models(
@@ -71,15 +71,12 @@ def finish_models(root: Path, workers: int | None, as_json: bool) -> None:
         if is_grid(root / row):
             if not as_json:
                 say(rf"\[{number}/{len(index.models)}] {escape(label)}")
-            try:
+            with interruptible(root):
                 grids[row] = _finish(root / row, index.references, index.margin, workers, as_json)
-            except KeyboardInterrupt:
-                say(f"[yellow]stopped;[/] what is finished is saved. Go on with:\n  confed resume {escape(str(root))}")
-                raise typer.Exit(INTERRUPTED) from None
     errors = {f"{row}/{cell}": text for row, grid in grids.items() for cell, text in grid.errors.items()}
     if not any(grid.summaries for grid in grids.values()):
         raise ValueError("no run could be made: " + next(iter(errors.values()), "the folder holds no grid"))
-    _show(root, index.models, index.references or None, errors, as_json)
+    show_models(root, as_json, errors)
     for text in dict.fromkeys(errors.values()):
         complain(f"{', '.join(cell for cell, why in errors.items() if why == text)}: {text}", "without")
     if any(grid.failed for grid in grids.values()):
@@ -107,21 +104,32 @@ def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: i
     return grid
 
 
-def _show(
-    root: Path,
-    models: Mapping[str, str],
-    references: tuple[str, ...] | None,
-    errors: Mapping[str, str],
-    as_json: bool,
-) -> None:
+def show_models(root: Path, as_json: bool, errors: Mapping[str, str] | None = None) -> None:
+    """Writes and prints the tables of several models, of what is there.
+
+    Args:
+        root: the folder of all grids.
+        as_json: print JSON and nothing else.
+        errors: "model/method/seed-n" -> why that run is not there.
+
+    Raises:
+        ValueError: no finished run.
+    """
     from dataclasses import asdict
 
+    from confed.backbones import read_backbones
     from confed.results.model_page import write_models
     from confed.results.model_tables import model_tables, pairs_of, shown_first
     from confed.results.over_models import pairs_over_models
     from confed.results.writers import to_rich
 
-    studies, paths = write_models(root, models, references)
+    index = read_backbones(root)
+    finished = [path for row in index.models for path in (root / row).glob("*/seed-*/summary.json")]
+    there = {path.parent.parent.name for path in finished}
+    for absent in [name for name in index.references if name not in there]:
+        complain(f"reference {absent!r} has no finished run", "note")
+    references = tuple(name for name in index.references if name in there) or None
+    studies, paths = write_models(root, index.models, references)
     if as_json:
         pairs = pairs_of(studies, references)
         tests = {
@@ -129,7 +137,7 @@ def _show(
             for measure, cells in studies.measures.items()
         }
         found = {"folder": str(root), "kind": studies.kind, "values": studies.measures, "pairs": tests}
-        print_json(plain({**found, "errors": errors}))
+        print_json(plain({**found, "errors": dict(errors or {})}))
         return
     tables = model_tables(studies, references)
     for name in shown_first(tables):

@@ -91,7 +91,7 @@ def resume(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run or study folder, finished or not.")],
+    folder: Annotated[Path, typer.Argument(help="A run or study folder, finished or not, or one of several models.")],
     figures: Annotated[
         bool, typer.Option("--figures", help="Also write the drawings into figures/, as PNG and SVG.")
     ] = False,
@@ -101,10 +101,18 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report.html again and show the table."""
+    from confed.backbones import is_backbones, read_backbones
+    from confed.cli.comparing_models import show_models
     from confed.results.figures import save_figures
     from confed.results.folder import run_folders
     from confed.results.runs import load
 
+    if is_backbones(folder):
+        if figures or methods:
+            first = folder / next(iter(read_backbones(folder).models), "MODEL")
+            raise ValueError(f"figures are of one model: give the folder of one in {folder}, such as {first}")
+        show_models(folder, as_json)
+        return
     there = run_folders(folder)
     # Rows of one method are told apart by the study's labels, which a run does not know.
     labels = {run.folder: run.label for run in load(folder).runs if run.complete}

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from confed.data.picture_tables import Pictures, StoredPictures, channels_first
 from confed.data.regions import HeldRegions, Regions, join
-from confed.data.targets import DENSE, SoftTargets
-from confed.metrics.vqa import answer_counts, soft_targets
+from confed.data.targets import SoftTargets
 
 __all__ = [
     "Examples",
@@ -168,7 +167,7 @@ class Table:
         columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
             ``label`` (N,), all int64, and ``answerable`` (N,), bool.
         regions: features of the M pictures, where the model reads those.
-        targets: soft scores, where these are too many for a column ``target``.
+        targets: every annotator's answer, where there are several.
     """
 
     images: Tensor | StoredPictures | None
@@ -184,7 +183,9 @@ class Table:
         """The given rows as one batch, with their numbers under ``index``.
 
         Pictures are under ``image``, of pairs also under ``image2``; regions under ``regions``, float32 (B, R, W), and
-        ``boxes``, float32 (B, R, 4): x1, y1, x2, y2 in [0, 1] of the picture.
+        ``boxes``, float32 (B, R, 4): x1, y1, x2, y2 in [0, 1] of the picture. Of several annotators, their answers are
+        under ``annotated``, int64 (B, A), labels or C for one outside the vocabulary, and the scores that follow under
+        ``target``, float32 (B, C).
         """
         batch = {name: column[rows] for name, column in self.columns.items()}
         pictures = self.image_index[rows]
@@ -196,7 +197,7 @@ class Table:
         if self.regions is not None:
             batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
         if self.targets is not None:
-            batch["target"] = self.targets[rows]
+            batch["target"], batch["annotated"] = self.targets[rows], self.targets.labels[rows]
         batch["index"] = rows
         return batch
 
@@ -275,11 +276,8 @@ def encode(
     text, mask = tokenizer(examples.questions)
     extra: dict[str, Tensor] = {}
     targets: SoftTargets | None = None
-    if examples.annotations is not None and len(examples) * max(width, len(answers)) > DENSE:
+    if examples.annotations is not None:
         targets = SoftTargets.of(examples.annotations, answers, max(width, len(answers)))
-    elif examples.annotations is not None:
-        target = soft_targets(answer_counts(examples.annotations, answers))
-        extra["target"] = torch.nn.functional.pad(target, (0, max(width - len(answers), 0)))
     if examples.choices is not None:
         extra |= _choices(examples, tokenizer)
     type_of = {name: number for number, name in enumerate(types)}
@@ -315,7 +313,8 @@ def pool(tables: Sequence[Table]) -> Table:
     """All rows of several tables as one; a picture table that they share is not copied.
 
     Raises:
-        ValueError: several picture tables, or several with regions, of which one is not in memory.
+        ValueError: several picture tables, or several with regions, of which one is not in memory; or some tables with
+            annotators and some without.
     """
     offsets: dict[tuple[int, int], int] = {}
     parts: list[Table] = []
@@ -329,7 +328,9 @@ def pool(tables: Sequence[Table]) -> Table:
     columns = {name: torch.cat([table.columns[name] for table in tables]) for name in tables[0].columns}
     soft = [table.targets for table in tables if table.targets is not None]
     if 0 < len(soft) < len(tables):
-        raise ValueError("soft scores of some tables are stored whole and of others sparsely; pool them first")
+        raise ValueError(
+            f"tables put together need annotators' answers of all tables, or of none, got {len(soft)} of {len(tables)}"
+        )
     targets = SoftTargets.join(soft) if soft else None
     if len(parts) == 1:
         return Table(parts[0].images, torch.cat(index), columns, parts[0].regions, targets)

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 __all__ = ["RegionIndex", "StoredRegions", "write_regions"]
 
+_FORMAT = 1
 _KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 
@@ -95,7 +97,8 @@ def write_regions(
         precision: float16 (half the space; features keep three digits) or float32.
 
     Raises:
-        ValueError: another precision, fewer or more rows than pictures, or values beyond float16.
+        ValueError: another precision, fewer or more rows than pictures, a row of another shape, or values beyond
+            float16. An older file is then left as it was.
     """
     kinds = {"float16": "F16", "float32": "F32"}
     if precision not in kinds:
@@ -113,32 +116,48 @@ def write_regions(
     header += b" " * (-len(header) % 8)
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished, beside = file.with_name(file.name + ".part"), file.with_suffix(".json")
-    beside.unlink(missing_ok=True)
-    written = 0
-    with unfinished.open("wb") as out:
-        out.write(struct.pack("<Q", len(header)) + header)
-        first = out.tell()
-        out.truncate(first + sum(sizes))
-        for written, (features, boxes) in enumerate(rows, start=1):
-            if written > m:
-                break
-            values = _filled(features, index.regions, index.width, kind)
-            if not np.isfinite(values).all():
-                raise ValueError(f"a feature of picture {index.images[written - 1]} is beyond float16; write float32")
-            out.seek(first + (written - 1) * values.nbytes)
-            out.write(values.tobytes())
-            framed = _filled(boxes, index.regions, 4, _KINDS["F32"])
-            out.seek(first + sizes[0] + (written - 1) * framed.nbytes)
-            out.write(framed.tobytes())
-    if written != m:
+    try:
+        with unfinished.open("wb") as out:
+            out.write(struct.pack("<Q", len(header)) + header)
+            out.truncate(out.tell() + starts[-1])
+            _write_rows(out, index, rows, kind, out.tell())
+    except BaseException:
         unfinished.unlink()
-        raise ValueError(f"expected the regions of {m} pictures, got {'more' if written > m else written}")
+        raise
+    beside.unlink(missing_ok=True)  # between the two renamings the old index must not be beside the new file
     unfinished.replace(file)
     content = {
-        "format": 1, "regions": index.regions, "width": index.width, "encoder": index.encoder,
+        "format": _FORMAT, "regions": index.regions, "width": index.width, "encoder": index.encoder,
         "padded": index.padded, "images": list(index.images),
     }  # fmt: skip
     beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _write_rows(
+    out: BinaryIO, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], kind: np.dtype, first: int
+) -> None:
+    """Writes the rows of both tables, of which the first begins at the byte ``first``."""
+    m, written = len(index.images), 0
+    boxes_at = first + m * index.regions * index.width * kind.itemsize
+    for written, (features, boxes) in enumerate(rows, start=1):
+        if written > m:
+            break
+        image = index.images[written - 1]
+        if len(features) > index.regions or features.shape[1] != index.width or boxes.shape != (len(features), 4):
+            raise ValueError(
+                f"picture {image} must have at most {index.regions} regions of {index.width} features, got "
+                f"{features.shape} with boxes {boxes.shape}"
+            )
+        values = _filled(features, index.regions, index.width, kind)
+        if not np.isfinite(values).all():
+            raise ValueError(f"a feature of picture {image} is beyond float16; write float32")
+        out.seek(first + (written - 1) * values.nbytes)
+        out.write(values.tobytes())
+        framed = _filled(boxes, index.regions, 4, _KINDS["F32"])
+        out.seek(boxes_at + (written - 1) * framed.nbytes)
+        out.write(framed.tobytes())
+    if written != m:
+        raise ValueError(f"expected the regions of {m} pictures, got {'more' if written > m else written}")
 
 
 def _filled(values: np.ndarray, rows: int, width: int, kind: np.dtype) -> np.ndarray:
@@ -153,6 +172,8 @@ def _read_index(file: Path) -> RegionIndex:
         raise ValueError(f"expected the index of region features at {file}, found none")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format must be {_FORMAT}, got {content['format']}")
         images: Sequence[int] = content["images"]
         return RegionIndex(
             tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]

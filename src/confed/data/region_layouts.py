@@ -10,8 +10,8 @@
   (M, 2) has every picture's first row and the one behind its last.
 
 The number of a picture is at the end of its file's name (``COCO_train2014_000000000009.jpg.npz``); of HDF5 it is in
-``image_ids``, or in a JSON file beside it that maps numbers to rows. Arrays of Python objects and pickle files are
-refused: reading them runs what is in them.
+``image_ids``, or in a JSON file beside it, ``NAME_imgid2idx.json``, that maps numbers to rows. Arrays of Python objects
+and pickle files are refused: reading them runs what is in them.
 """
 
 import json
@@ -190,10 +190,11 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
     scaled = next((key for key in _BOXES if key in content), None)
     boxes = content[scaled or _key(content, ("spatial_features", *_BOXES), file)]
     ends = content["pos_boxes"][:] if "pos_boxes" in content else None
-    if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1]:
+    if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1] or boxes.shape[-1] < 4:
         expected = "(M, R, W)" if ends is None else "(N, W)"
         raise ValueError(
-            f"{file}: expected features of shape {expected} and as many boxes, got {features.shape} and {boxes.shape}"
+            f"{file}: expected features of shape {expected} and as many boxes, of at least 4 numbers, got "
+            f"{features.shape} and {boxes.shape}"
         )
     images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
     sizes = {
@@ -203,6 +204,8 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
     for row, image in enumerate(images):
         where = f"{file}, row {row}"
         at = row if ends is None else slice(int(ends[row][0]), int(ends[row][1]))
+        if isinstance(at, slice) and not 0 <= at.start <= at.stop <= len(features):
+            raise ValueError(f"{where}: expected regions among 0 to {len(features)}, got {at.start} to {at.stop}")
 
         def read(row: int = row, at: Any = at, where: str = where) -> tuple[np.ndarray, np.ndarray]:
             own = boxes[at][:, :4]
@@ -215,21 +218,28 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
 
 def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
     """The numbers of the pictures in the order of the rows."""
-    beside = sorted(file.parent.glob(f"{file.stem}*.json"))
+    beside = file.with_name(f"{file.stem}_imgid2idx.json")
     key = next((key for key in _IDS if key in content), None)
-    if key is not None:
-        ids = [int(image) for image in content[key][:]]
-    elif beside:
-        given: dict[str, Any] = json.loads(beside[0].read_text(encoding="utf-8"))
-        ids = [int(image) for image, _ in sorted(given.items(), key=lambda item: int(item[1]))]
-    else:
+    if key is None and not beside.is_file():
         raise ValueError(
-            f"{file}: expected the pictures' numbers in 'image_ids', or beside it a JSON object "
-            f"{file.stem}_imgid2idx.json that maps them to rows (a .pkl file is not read: write it anew as JSON)"
+            f"{file}: expected the pictures' numbers in 'image_ids', or beside it a JSON object {beside.name} that "
+            "maps them to rows (a .pkl file is not read: write it anew as JSON)"
         )
+    source = file if key is not None else beside
+    try:
+        if key is not None:
+            ids = [int(image) for image in content[key][:]]
+            rows = list(range(len(ids)))
+        else:
+            given: dict[str, int] = json.loads(beside.read_text(encoding="utf-8"))
+            ids, rows = [int(image) for image in given], [int(row) for row in given.values()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{source}: expected the numbers of pictures (and their rows), got: {error}") from error
     if len(ids) != count:
-        raise ValueError(f"{file}: expected the numbers of {count} pictures, got {len(ids)}")
-    return ids
+        raise ValueError(f"{source}: expected the numbers of {count} pictures, got {len(ids)}")
+    if sorted(rows) != list(range(count)):
+        raise ValueError(f"{source}: expected the rows 0 to {count - 1}, each once")
+    return [image for _, image in sorted(zip(rows, ids, strict=True))]
 
 
 # Checks -----------------------------------------------------------------------------------------------------
@@ -237,7 +247,7 @@ def _hdf5_ids(content: Any, file: Path, count: int) -> list[int]:
 
 def _size(held: Mapping[str, Any]) -> tuple[float, float] | None:
     """(height, width) in pixels."""
-    found = [next((float(held[key]) for key in keys if key in held), 0.0) for keys in (_HEIGHT, _WIDTH)]
+    found = [next((float(np.max(held[key])) for key in keys if key in held), 0.0) for keys in (_HEIGHT, _WIDTH)]
     return (found[0], found[1]) if min(found) > 0 else None
 
 

@@ -109,22 +109,27 @@ class Workspace:
         """The client's own workspace in a round, a new session where it has none; itself if it does not last."""
         if not self.lasting:
             return self
-        if client_id in self._open and self._open[client_id][0] != round:
-            self.close(client_id)
+        for name in [name for name, (opened, _) in self._open.items() if opened != round]:
+            self.close(name)  # its round ended without it
         if client_id not in self._open:
             self._open[client_id] = (round, self._spare.pop() if self._spare else self._twin())
         return self._open[client_id][1]
 
     def close(self, client_id: str) -> None:
-        """Ends a client's session, if it has one."""
+        """Ends a client's session, if it has one; its workspace is for the next that needs one."""
         if client_id in self._open:
             workspace = self._open.pop(client_id)[1]
             workspace.live.clear()
             self._spare.append(workspace)
 
+    def idle(self, client_id: str) -> bool:
+        """Whether nothing is kept for a client between its calls."""
+        return client_id not in self._open or not self._open[client_id][1].live
+
     def _twin(self) -> "Workspace":
         """A second model beside this one; frozen tensors are the same objects."""
-        shared = {id(self.tensors[name]): self.tensors[name] for name in self.frozen}
+        # A model may also name buffers that are no part of its state.
+        shared = {id(self.tensors[name]): self.tensors[name] for name in self.frozen & self.tensors.keys()}
         twin = Workspace(copy.deepcopy(self.model, shared), str(next(self.model.parameters()).device))
         twin.initial = self.initial
         return twin
@@ -256,8 +261,8 @@ def perform(
 def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
     """One reply; what goes wrong on the client becomes the reply's error and leaves its state as it was."""
     reply = _answer(setup, workspace, call, store, round)
-    if reply.error is not None and call.session:
-        workspace.close(call.client.id)  # what it holds belongs to a round that is over for this client
+    if call.session and (reply.error is not None or workspace.idle(call.client.id)):
+        workspace.close(call.client.id)  # the round is over for this client
     return reply
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -48,10 +49,14 @@ class Workers:
         self._setup, self._threads = setup, threads
         self.timeline = Timeline(0)
         self._homes: dict[str, int] = {}
+        self._round = -1
         # Forking is safe while this process has started no thread pool and no CUDA context of its own.
         self._context = multiprocessing.get_context("fork")
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
         self._workers = [self._start(number) for number in range(count)]
+        # A server that computes gradients itself, where there are GPUs, makes this process one that cannot be forked
+        # any more. Those who are to take the place of workers that die wait from the beginning; they hold no model yet.
+        self._spares = {n: self._start(n) for n in range(count)} if setup.device.startswith("cuda") else {}
 
     def processes(self) -> list[int]:
         """The workers' process ids."""
@@ -60,9 +65,10 @@ class Workers:
     def close(self) -> None:
         """Ends the processes."""
         # All pipes before any wait: a worker forked later holds copies of the earlier ones' ends.
-        for _, pipe in self._workers:
+        everybody = [*self._workers, *self._spares.values()]
+        for _, pipe in everybody:
             pipe.close()
-        for process, _ in reversed(self._workers):
+        for process, _ in reversed(everybody):
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
@@ -76,6 +82,8 @@ class Workers:
 
     def _replies(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply | None]:
         waiting = list(range(len(calls)))[::-1]
+        if round != self._round:  # sessions do not outlast their round, so neither need homes
+            self._homes, self._round = {}, round
         running: dict[int, int] = {}
         done: dict[int, Path | str] = {}
         try:
@@ -146,8 +154,13 @@ class Workers:
                 continue
             if not call.session:
                 return place
-            # A session's live objects are in one process, so all its calls go there.
-            if self._homes.setdefault(call.client.id, number) == number:
+            # A session's live objects are in one process, so all its calls go there; new ones to where few are.
+            if call.client.id not in self._homes:
+                guests = Counter(self._homes.values())
+                if guests[number] > min(guests[n] for n in range(len(self._workers))):
+                    continue
+                self._homes[call.client.id] = number
+            if self._homes[call.client.id] == number:
                 return place
         return None
 
@@ -167,7 +180,7 @@ class Workers:
                 process.join()
                 pipe.close()
                 self._homes = {client: home for client, home in self._homes.items() if home != number}
-                self._workers[number] = self._start(number)
+                self._workers[number] = self._spares.pop(number, None) or self._start(number)
                 done[position] = f"ChildProcessError: the worker died with exit code {process.exitcode}"
 
     def _reply(self, call: Call, result: Path | str, store: Store) -> Reply:
@@ -204,7 +217,7 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
     device = setup.device
     if device == "cuda":
         device = f"cuda:{number % torch.cuda.device_count()}"
-    workspace = Workspace(setup.model(), device)
+    workspace: Workspace | None = None
     receive: Callable[[], bytes] = pipe.recv_bytes
     while True:
         try:
@@ -220,13 +233,15 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
                 name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
                 for name, (dtype, shape) in head["expects"].items()
             }
+        if workspace is None:
+            workspace = Workspace(setup.model(), device)
         store, began = _OneState(state), time.perf_counter()
         call = Call(info, head["action"], message, expects, head["session"])
         reply = answer(setup, workspace, call, store, head["round"])
         span = (began, time.perf_counter())
         pipe.send_bytes(json.dumps({"error": reply.error, "saved": store.saved, "span": span}).encode())
         pipe.send_bytes(encode(reply.message))
-        pipe.send_bytes(encode_state(store.load(info.id)))
+        pipe.send_bytes(encode_state(store.load(info.id)) if store.saved else b"")
 
 
 class _OneState:

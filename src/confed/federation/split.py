@@ -263,11 +263,17 @@ def stored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -
 
 def restored(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], moments: Params) -> None:
     """Gives a new optimiser the moments that :func:`stored` took from another."""
+    # Where the whole step is one kernel, it counts on the device; otherwise in main memory.
+    beside = {
+        id(p): group.get("fused") or group.get("capturable")
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     for key, value in moments.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters[name]
-        # The counter of steps stays where the optimiser keeps it; moments belong beside their parameter.
-        optimizer.state[parameter][moment] = value.clone() if value.ndim == 0 else value.to(parameter).clone()
+        device = parameter.device if moment != "step" or beside[id(parameter)] else value.device
+        optimizer.state[parameter][moment] = value.to(device, copy=True)
 
 
 def _write_down(half: Half, client: Client) -> None:
@@ -315,8 +321,7 @@ def _revived(client: Client, bottom: Bottom, ahead: int) -> Half:
         if step in numbers:
             put(groups[f"split/before {step}"])
             half._forward(client, step, to_device(batch, half.device))  # pyright: ignore[reportPrivateUsage]
-    if ahead or not numbers:
-        put(now)
+    put(now)
     for name, gradient in groups["split/gradients"].items():
         half.parameters[name].grad = gradient.to(half.device).clone()
     return half
@@ -369,6 +374,10 @@ class ServerPart:
     def values(self) -> dict[str, Tensor]:
         """All values as trained, buffers included."""
         return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+
+    def finite(self) -> bool:
+        """Whether every value is a finite number; a copy that has diverged must not be averaged."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.values())
 
     def moments(self) -> dict[str, Tensor]:
         """The optimiser's moments, under the names of :func:`stored`."""

@@ -100,14 +100,15 @@ class Local:
 def epoch_steps(client: "Client") -> int:
     """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
     size = client.local.batch_size
-    return math.ceil(len(client.data) / size) - (_needs_two(client.model) and len(client.data) % size == 1)
+    return math.ceil(len(client.data) / size) - (_needs_two(client) and len(client.data) % size == 1)
 
 
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
     """Trains the workspace on the client's examples.
 
     A last batch of a single example is left out where the model has batch normalisation in training mode, which has
-    no variance of one value; as examples are shuffled anew in every epoch, it is another one each time.
+    no variance of one value, or where the loss has no negatives without other examples; as examples are shuffled anew
+    in every epoch, it is another one each time.
 
     Args:
         client: a client whose workspace :meth:`Client.load` has filled.
@@ -129,10 +130,10 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     if not parameters or epochs == 0:
         return 0.0
     model.train()
-    pairs = _needs_two(model)
+    pairs = _needs_two(client)
     if pairs and min(local.batch_size, len(client.data)) == 1:
         raise ValueError(
-            f"batch normalisation needs at least two examples per batch, client {client.info.id!r} has "
+            f"batch normalisation or the loss needs at least two examples per batch, client {client.info.id!r} has "
             f"{len(client.data)} training examples and local.batch_size is {local.batch_size}"
         )
     device = parameters[0].device
@@ -173,9 +174,11 @@ def trained(client: "Client") -> dict[str, Tensor]:
     }
 
 
-def _needs_two(model: nn.Module) -> bool:
-    """Whether the model normalises over the examples of a batch while it trains."""
-    return any(isinstance(module, BATCH_NORMS) and module.training for module in model.modules())
+def _needs_two(client: "Client") -> bool:
+    """Whether the model normalises over the examples of a batch while it trains, or the loss compares them."""
+    if getattr(client.task, "contrast", None) is not None:
+        return True
+    return any(isinstance(module, BATCH_NORMS) and module.training for module in client.model.modules())
 
 
 def _rows(batch: Batch) -> int:

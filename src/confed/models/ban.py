@@ -7,6 +7,9 @@ included), v_r the regions, G glimpses and the low rank 3 d of every bilinear fo
 - ``b_g = pool_3(sum_(l,r) A_g(l,r) ReLU(U_g q_l) * ReLU(V_g v_r))``, the sum over 3 neighbours, with the q so far
 - ``q_l = q_l + P_g b_g`` for g = 1..G in turn
 - ``f = dropout(ReLU(W sum_l q_l))``, which the weight-normalised answer head reads
+
+All layers start with PyTorch's initial values; OpenVQA draws p_g and b_g of the maps from a standard normal
+distribution.
 """
 
 from collections.abc import Sequence
@@ -16,14 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
-from confed.models.region_layers import (
-    RegionModel,
-    State,
-    WeightNormLinear,
-    assemble,
-    masked_softmax,
-    reads_regions,
-)
+from confed.models.region_layers import WeightNormLinear, masked_softmax
+from confed.models.region_model import RegionModel, State, assemble, reads_regions
 from confed.registry import register_model
 
 __all__ = ["BAN", "ban_4", "ban_8", "ban_mini"]
@@ -33,7 +30,7 @@ RANK = 3
 
 
 class BAN(RegionModel):
-    """BAN; see :class:`confed.models.region_layers.RegionModel` for its batches.
+    """BAN; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
         answers: number of answers C.
@@ -45,7 +42,7 @@ class BAN(RegionModel):
         features: what the answer head reads, D.
         dropout: dropout probability in front of the linear layers.
         classifier_dropout: dropout probability of the features and of the regions in the attention.
-        max_length: the most words.
+        max_length: the most tokens.
     """
 
     def __init__(
@@ -143,7 +140,7 @@ def ban_4(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
-        max_length: the most words.
+        max_length: the most tokens.
         dropout: dropout probability in front of the linear layers; the features have 0.5.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.

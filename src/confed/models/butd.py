@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
-from confed.models.region_layers import RegionModel, State, WeightNormLinear, assemble, reads_regions
+from confed.models.region_layers import WeightNormLinear
+from confed.models.region_model import RegionModel, State, assemble, reads_regions
 from confed.registry import register_model
 
 __all__ = ["BUTD", "butd", "butd_mini"]
 
 
 class BUTD(RegionModel):
-    """BUTD; see :class:`confed.models.region_layers.RegionModel` for its batches.
+    """BUTD; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
         answers: number of answers C.
@@ -36,7 +37,7 @@ class BUTD(RegionModel):
         features: what the answer head reads, D.
         dropout: dropout probability in front of the attention's hidden layer.
         classifier_dropout: dropout probability of the features.
-        max_length: the most words.
+        max_length: the most tokens.
         gain: factor on the initial lengths of all weights. PyTorch's initial values are small for a product of two
             small answers: with few features of a region the model then learns from the question alone for long.
     """
@@ -110,7 +111,7 @@ def butd(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
-        max_length: the most words.
+        max_length: the most tokens.
         dropout: dropout probability in the attention; the features have 0.5.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.

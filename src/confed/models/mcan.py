@@ -18,23 +18,15 @@ from torch import Tensor, nn
 
 from confed.models.adapters import Host
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
-from confed.models.region_layers import (
-    MLP,
-    AttFlat,
-    LayerNorm,
-    MultiHeadAttention,
-    RegionModel,
-    State,
-    assemble,
-    reads_regions,
-)
+from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention
+from confed.models.region_model import RegionModel, State, assemble, reads_regions
 from confed.registry import register_model
 
 __all__ = ["MCAN", "mcan_l_mini", "mcan_large", "mcan_s_mini", "mcan_small"]
 
 
 class MCAN(RegionModel):
-    """MCAN; see :class:`confed.models.region_layers.RegionModel` for its batches.
+    """MCAN; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
         answers: number of answers C.
@@ -47,7 +39,7 @@ class MCAN(RegionModel):
         flat_hidden: width of the MLP of AttFlat.
         features: what the answer head reads, D.
         dropout: dropout probability.
-        max_length: the most words.
+        max_length: the most tokens.
     """
 
     def __init__(
@@ -143,7 +135,7 @@ def mcan_small(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
-        max_length: the most words.
+        max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.

@@ -12,8 +12,9 @@ With q_l the states of the words (LSTM), v_r the regions, and two glimpses each,
 - ``v = [sum_r c_g(r) v_r]_g``, ``c = softmax_r(MLP(MFB(v_r, q)))``
 - ``f = MFB(v, q)``, which the linear answer head reads
 
-Padding is masked in both attentions, and padded regions are no part of the norm. The objective that belongs to it is
-"kl" of :class:`confed.tasks.vqa.VQA`.
+Padding is masked in both attentions, and padded regions are no part of the norm; OpenVQA masks neither, so that there
+an example's scores change with its padding. Dropout is where OpenVQA has it: on the words' embeddings and states, the
+regions, the MLPs and the products. The objective that belongs to it is "kl" of :class:`confed.tasks.vqa.VQA`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
-from confed.models.region_layers import MLP, RegionModel, State, assemble, masked_softmax, reads_regions
+from confed.models.region_layers import MLP, masked_softmax
+from confed.models.region_model import RegionModel, State, assemble, reads_regions
 from confed.registry import register_model
 
 __all__ = ["MFB", "mfb", "mfb_mini"]
@@ -33,7 +35,7 @@ FACTORS = 5
 
 
 class MFB(RegionModel):
-    """MFB; see :class:`confed.models.region_layers.RegionModel` for its batches.
+    """MFB; see :class:`confed.models.region_model.RegionModel` for its batches.
 
     Args:
         answers: number of answers C.
@@ -45,7 +47,7 @@ class MFB(RegionModel):
         glimpses: of both attentions.
         features: outputs of the pooling, which the answer head reads, O = D.
         dropout: dropout probability.
-        max_length: the most words.
+        max_length: the most tokens.
     """
 
     def __init__(
@@ -70,14 +72,19 @@ class MFB(RegionModel):
         self.fusion = _Fusion(glimpses * region_width, glimpses * states, features, dropout)
         self.classifier = nn.Linear(features, answers)
 
+    def embed(self, text: Tensor) -> Tensor:
+        """See :class:`confed.models.region_model.RegionModel`."""
+        return self.dropout(self.embedding(text))
+
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and the mean of the glimpses' weights of the regions (B, R)."""
         words = self.dropout(state.words)
         asking = masked_softmax(self.word_scores(words).transpose(1, 2), state.asked.unsqueeze(1))
         question = (asking @ words).flatten(1)
-        fused = self.region_fusion(state.regions, question.unsqueeze(1), state.present.unsqueeze(-1))
+        regions = self.dropout(state.regions)
+        fused = self.region_fusion(regions, question.unsqueeze(1), state.present.unsqueeze(-1))
         weights = masked_softmax(self.region_scores(fused).transpose(1, 2), state.present.unsqueeze(1))
-        seen = (weights @ state.regions).flatten(1)
+        seen = (weights @ regions).flatten(1)
         return self.fusion(seen, question), weights.mean(1)
 
     def places(self) -> Places:
@@ -127,7 +134,7 @@ def mfb(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
-        max_length: the most words.
+        max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.

@@ -20,17 +20,8 @@ from torch import Tensor, nn
 
 from confed.models.adapters import Host
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
-from confed.models.region_layers import (
-    MLP,
-    AttFlat,
-    LayerNorm,
-    MultiHeadAttention,
-    RegionModel,
-    State,
-    assemble,
-    box_geometry,
-    reads_regions,
-)
+from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention, box_geometry
+from confed.models.region_model import RegionModel, State, assemble, reads_regions
 from confed.registry import register_model
 
 __all__ = ["DECODER", "ENCODER", "MMNasNet", "mmnas_l_mini", "mmnas_large", "mmnas_s_mini", "mmnas_small"]
@@ -55,7 +46,7 @@ MINI: dict[str, Any] = {"head_width": 16, "relation": 16, "encoder": SMALL_ENCOD
 
 
 class MMNasNet(RegionModel):
-    """MMNasNet; see :class:`confed.models.region_layers.RegionModel` for its batches, which need ``boxes``.
+    """MMNasNet; see :class:`confed.models.region_model.RegionModel` for its batches, which need ``boxes``.
 
     Args:
         answers: number of answers C.
@@ -70,7 +61,7 @@ class MMNasNet(RegionModel):
         flat_hidden: width of the MLP of AttFlat.
         features: what the answer head reads, D.
         dropout: dropout probability.
-        max_length: the most words.
+        max_length: the most tokens.
     """
 
     needs_boxes = True
@@ -191,7 +182,7 @@ def mmnas_small(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
-        max_length: the most words.
+        max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.

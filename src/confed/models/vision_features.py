@@ -99,14 +99,21 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
         device: where it computes.
 
     Raises:
-        ValueError: there is no such model, or it reads no pictures.
+        ValueError: there is no such model, its checkpoint lacks tensors, or it reads no pictures.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModel
 
+    loaded: Any
     try:
-        whole: Any = AutoModel.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        loaded = AutoModel.from_pretrained(name, output_loading_info=True)
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {error}") from error
+    whole, found = loaded
+    # The library fills these with random numbers. The last states do not pass through a pooler.
+    missing = sorted(tensor for tensor in found["missing_keys"] if "pooler." not in tensor)
+    if missing:
+        raise ValueError(f"the checkpoint {name!r} lacks {len(missing)} tensors of its model, the first: {missing[0]}")
     model = getattr(whole, "vision_model", whole)
     config = model.config
     reads = getattr(model, "main_input_name", "nothing known")

@@ -7,17 +7,23 @@ by sampling, because a receiver sees which rows belong to which step.
 """
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = ["Adjacency", "epsilon", "noise_for", "releases_of"]
+__all__ = ["Adjacency", "available", "epsilon", "noise_for", "releases_of"]
 
 Adjacency = Literal["replace", "zero-out"]
 """What two neighbouring data sets differ in: one example is another one, or its rows are zeros."""
 
 FINEST = 1e-4
 """Width of the intervals in which the library counts privacy losses; wider ones where epsilon is huge."""
+
+
+def available() -> bool:
+    """Whether dp-accounting is installed."""
+    return importlib.util.find_spec("dp_accounting") is not None
 
 
 def releases_of(epochs: int, kinds: int = 2) -> int:

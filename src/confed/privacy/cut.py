@@ -18,10 +18,12 @@ v_MHA and v_APN make two releases per example and epoch. ``confed.privacy.accoun
 batching are not counted in favour of privacy, because the receiver sees which row belongs to which step.
 
 **What the guarantee needs.** (1) A row depends on its own example only: no batch normalisation on the client's side of
-the cut. (2) The client's part must not itself tell of the example: it is frozen, or nobody but the client sees what it
-learnt. Where clients train their part on raw data and send it to a server to be averaged, the epsilon covers the rows
-given the weights, and the weights have no guarantee. (3) Gaussian numbers in floating point are an approximation
-(Mironov, "On significance of the least significant bits for differential privacy", 2012).
+the cut. (2) The client's part is frozen. A part that learns carries what it learnt from an example into the later rows
+of all others, even if its weights never leave the client: the epsilon then covers each row given the weights, and
+neither the weights nor the losses that clients report have a guarantee. (3) Nobody else can make the noise again. Here
+it is a function of the run's seed, so that runs can be repeated: whoever knows the seed can subtract it. (4) Gaussian
+numbers in floating point are an approximation (Mironov, "On significance of the least significant bits for
+differential privacy", 2012).
 
 **Gradients.** Where rows that go up are noised, gradients that come back are a function of what the server already has
 and cost nothing more. Where the client computes the loss (split learning whose top is at the client), the gradients it

@@ -15,6 +15,7 @@ Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017 (k
 two. Only ``clip`` uses weights p_k: a count of examples is what a client says of itself. Of integers (counters of
 batches) every rule keeps the maximum, as the plain mean does.
 
+The guarantee of Krum's authors needs K >= 2 f + 3; with fewer replies liars that agree can be in the midst.
 None is a guarantee against backdoors: an update that stays within the norm or the range of the others passes, and with
 clients that differ honestly, what these rules cut off is also what honest minorities have learned.
 """

@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from confed.results import formats
+
 if TYPE_CHECKING:
     from confed.results.runs import Run
 
 __all__ = [
-    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "is_shown", "with_deployed", "with_deployed_of",
+    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "is_shown", "personal_note",
+    "with_deployed", "with_deployed_of", "without_personal",
 ]  # fmt: skip
 
 HEADLINES = ("personal", "global_seen")
@@ -99,21 +102,45 @@ def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
         firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
     """
     of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
+    heads = any(_own_heads(firsts[label]) for label in of["global_seen"])
+    shared = "what is global, with each client's own head where it has one" if heads else "the global model"
     parts = [
-        f"what is global, with each client's own head where it has one ({', '.join(of['global_seen'])})",
-        f"each client's own model ({', '.join(of['personal'])})",
+        f"{shared} ({formats.names(of['global_seen'])})",
+        f"each client's own model ({formats.names(of['personal'])})",
     ]
     return f"Deployed, on each client's test data: {', or '.join(parts if of['personal'] else parts[:1])}."
 
 
+def without_personal(summary: Mapping[str, Any]) -> bool:
+    """Whether a run's method makes no models of the clients' own; the global one stands where these would."""
+    return not _property(summary, "has_personal", True)
+
+
+def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which methods' personal values are the global model's, in a sentence; the empty text if none are.
+
+    Args:
+        firsts: label of a method -> a summary of one of its runs.
+    """
+    labels = [label for label, summary in firsts.items() if without_personal(summary)]
+    if not labels:
+        return ""
+    return f"{formats.names(labels)}: no models of the clients' own, so under personal stands the global model."
+
+
 def _own_heads(summary: Mapping[str, Any]) -> bool:
-    """Whether a run's method has heads of each client's own; older summaries do not say so themselves."""
-    stated = summary.get("own_heads")
+    """Whether a run's method has heads of each client's own."""
+    return _property(summary, "own_heads", False)
+
+
+def _property(summary: Mapping[str, Any], name: str, default: bool) -> bool:
+    """What a run's summary states of its method, or the method itself: older summaries do not say it."""
+    stated = summary.get(name)
     if isinstance(stated, bool):
         return stated
     from confed.registry import algorithms
 
     try:
-        return bool(getattr(algorithms[str(summary.get("algorithm", ""))], "own_heads", False))
+        return bool(getattr(algorithms[str(summary.get("algorithm", ""))], name, default))
     except ValueError:  # a method that is not registered here
-        return False
+        return default

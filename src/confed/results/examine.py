@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from confed.engines.local import Simulation
-from confed.federation.algorithm import read_tallies
+from confed.federation.algorithm import Algorithm, read_tallies
 from confed.federation.state import ServerState
 from confed.materials import Materials
 from confed.tasks.vqa import summarise
@@ -81,12 +81,7 @@ def examine(
     same = not materials.dataset.pools and not materials.dataset.tasks
     several = not algorithm.pooled and algorithm.has_personal
     everywhere = len(seen) <= MATRIX_LIMIT and several and same
-    if not algorithm.has_personal:
-        found.notes.append("the method makes no personal models: the global model is everybody's")
-    if not same:
-        found.notes.append("clients have answers or tasks of their own: personal models are tried at home only")
-    if same and not everywhere and several:
-        found.notes.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
+    found.notes += _on_personal(algorithm, same, several and not everywhere)
     for owner, tensors in found.personal.items():
         jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]
     if algorithm.has_global:
@@ -99,3 +94,15 @@ def examine(
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
         tell(f"evaluated the {key[0]} model on {key[2]}")
     return found
+
+
+def _on_personal(algorithm: Algorithm, same: bool, at_home: bool) -> list[str]:
+    """Where personal models are tried: clients may have other answers (not ``same``), or there are too many."""
+    lines: list[str] = []
+    if not algorithm.has_personal:
+        lines.append("the method makes no personal models: the global model is everybody's")
+    if not same:
+        lines.append("clients have answers or tasks of their own: personal models are tried at home only")
+    elif at_home:
+        lines.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
+    return lines

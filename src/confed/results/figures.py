@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from confed.results import convergence, filter_size, lines, plots, similarity, steps
+from confed.results import convergence, filter_size, lines, plots, privacy_curve, similarity, steps
 from confed.results.drawing import Drawing
 from confed.results.runs import Study, load
 
@@ -19,6 +19,7 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
     "filter-size": filter_size.drawing,
     "similarity": similarity.figure,
     "steps": steps.drawing,
+    "accuracy-by-epsilon": privacy_curve.accuracy_against_epsilon,
 }
 """Name of a file -> what draws it."""
 

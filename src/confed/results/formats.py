@@ -1,8 +1,9 @@
 """Numbers as people read them: percentages, bytes, durations, counts, p-values."""
 
 import math
+from collections.abc import Sequence
 
-__all__ = ["MISSING", "count", "duration", "p_value", "percent", "points", "size"]
+__all__ = ["MISSING", "count", "duration", "names", "p_value", "percent", "points", "size"]
 
 MISSING = "–"
 """What stands where there is no value."""
@@ -55,6 +56,11 @@ def p_value(p: float | None) -> str:
     if p is None or not math.isfinite(p):
         return MISSING
     return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def names(labels: Sequence[str]) -> str:
+    """Names side by side: with commas between them, or with semicolons where a name has a comma itself."""
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
 
 
 def _scaled(number: float, units: tuple[str, ...], gap: str) -> str:

@@ -1,12 +1,13 @@
 """The files of several models: tables beside their grids, and a page that leads to the report of each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from confed.results import model_tables, page
 from confed.results.over_models import OVERALL, ModelStudies, model_studies
 from confed.results.page import Tabs
-from confed.results.runs import Study, load
+from confed.results.runs import Study, distinct_labels, load
 from confed.results.writers import Table, to_html
 
 __all__ = ["load_models", "render", "write_models"]
@@ -24,14 +25,16 @@ def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> Mo
         ValueError: not one of them has a run.
     """
     found: dict[str, Study] = {}
-    for row, label in models.items():
+    absent: dict[str, str] = {}
+    labels = distinct_labels(models)
+    for row, label in labels.items():
         try:
             found[label] = load(root / row)
-        except ValueError:  # nothing has been run there yet
-            continue
+        except ValueError as error:  # not one run is there; an index may tell why
+            absent[label] = str(error) if (root / row / "summary.json").is_file() else "nothing has been run yet"
     if not any(run.complete for study in found.values() for run in study.runs):
         raise ValueError(f"{root} must hold a finished run of at least one of {', '.join(models)}, found none")
-    return model_studies(found, headline)
+    return replace(model_studies(found, headline), absent=absent)
 
 
 def write_models(
@@ -51,7 +54,11 @@ def write_models(
         ValueError: no finished run, or an unknown reference.
     """
     studies = load_models(root, models)
-    links = {label: f"{row}/report.html" for row, label in models.items() if (root / row / "report.html").is_file()}
+    links = {
+        label: f"{row}/report.html"
+        for row, label in distinct_labels(models).items()
+        if (root / row / "report.html").is_file()
+    }
     texts = {**model_tables.files(studies, references), "report.html": render(studies, references, links)}
     paths: list[Path] = []
     for name, text in texts.items():

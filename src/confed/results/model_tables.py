@@ -8,7 +8,7 @@ from itertools import combinations
 
 from confed.metrics.statistics import smallest_p
 from confed.results import formats
-from confed.results.deployed import deployed_note
+from confed.results.deployed import deployed_note, personal_note
 from confed.results.measured import metric_note, metric_of
 from confed.results.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
 from confed.results.runs import average
@@ -81,7 +81,7 @@ def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = 
         pairs: of :func:`confed.results.over_models.pairs_over_models`.
         measure: which measure they are of.
     """
-    paired, unpaired, ranks = "paired t-test over models", "unpaired t-test", "Wilcoxon over models"
+    paired, unpaired, ranks = "paired t-test over models", "unpaired t-test", "Wilcoxon"
     columns = (
         Column("first", words=True),
         Column("second", words=True),
@@ -98,7 +98,7 @@ def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = 
         Column("p", unpaired),
         Column("p", ranks),
         Column("p uncorrected", ranks, detail=True),
-        Column("least p", ranks),
+        Column("least p", ranks, detail=True),
     )
     of = "" if measure == OVERALL else f", questions of type {measure}"
     rows = tuple(_pair_row(models, pair) for pair in pairs)
@@ -106,16 +106,19 @@ def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = 
 
 
 def difference_of_models(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = OVERALL) -> Table:
-    """What the tests over models are of: each pair's difference for each model, in points."""
-    names = [f"{models.labels[pair.first]} − {models.labels[pair.second]}" for pair in pairs]
-    columns = (Column("model", words=True), *(Column(name, unit="points") for name in names))
+    """What the tests over models are of: a row per pair of methods, its difference for each model, in points."""
+    columns = (Column("first", words=True), Column("second", words=True))
+    columns += tuple(Column(model, unit="points") for model in models.studies)
     rows = tuple(
-        (Cell(model), *(_points(pair.differences.get(model)) for pair in pairs))
-        for model in models.studies
-        if any(model in pair.differences for pair in pairs)
+        (
+            Cell(models.labels[pair.first]),
+            Cell(models.labels[pair.second]),
+            *(_points(pair.differences.get(model)) for model in models.studies),
+        )
+        for pair in pairs
     )
     of = "" if measure == OVERALL else f", questions of type {measure}"
-    return Table(f"Differences model by model{of}, in points, means over seeds", columns, (rows,))
+    return Table(f"Differences model by model{of}: first minus second, in points, means over seeds", columns, (rows,))
 
 
 def model_tables(models: ModelStudies, references: Sequence[str] | None = None) -> dict[str, Table]:
@@ -165,9 +168,6 @@ def files(models: ModelStudies, references: Sequence[str] | None = None) -> dict
             for measure in models.measures
             if (name := kind if measure == OVERALL else f"{kind} {measure}") in tables
         }
-        # Types may lack a pair that has too few models.
-        columns = next((table.columns for table in by_measure.values()), ())
-        by_measure = {measure: table for measure, table in by_measure.items() if table.columns == columns}
         if by_measure:
             texts[f"models{suffix}.csv"] = to_csv(joined("questions", by_measure))
     return texts
@@ -221,8 +221,10 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     if models.kind == "deployed":
         notes = [deployed_note({label: run.summary for label, run in there.items()})]
     notes[0] += " In each row the best federated method is bold and the second best underlined."
+    if models.kind == "personal":
+        notes += filter(None, [personal_note({label: run.summary for label, run in there.items()})])
     if models.bounds:
-        labels = ", ".join(models.labels[method] for method in models.bounds)
+        labels = formats.names([models.labels[method] for method in models.bounds])
         notes.append(f"{labels}: all data in one place, which privacy forbids; a bound, not ranked.")
     metric = metric_note(runs)
     notes += [metric] if metric else []
@@ -230,6 +232,7 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     if len(sizes) > 1:
         notes.append(f"Cells have {min(sizes)} to {max(sizes)} finished seeds.")
     notes += [f"{model}: {text}" for model, study in models.studies.items() for text in study.failed]
+    notes += [f"{model}: {text}" for model, text in models.absent.items()]
     return tuple(notes)
 
 

@@ -4,7 +4,7 @@ A model counts once, with its mean over seeds, so that n models give n pairs. Di
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
 from confed.metrics.unpaired import UnpairedT, unpaired_t
@@ -60,12 +60,14 @@ class ModelStudies:
         labels: method -> its name as people write it, in order.
         kind: "deployed" or "personal": which models at the clients are judged.
         measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
+        absent: label of a model without any run -> why.
     """
 
     studies: Mapping[str, Study]
     labels: Mapping[str, str]
     kind: str
     measures: Mapping[str, Cells]
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def bounds(self) -> tuple[str, ...]:

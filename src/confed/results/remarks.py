@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from confed.metrics.statistics import smallest_p
-from confed.results.deployed import deployed_note, is_shown
+from confed.results import formats
+from confed.results.deployed import deployed_note, is_shown, personal_note
 from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
 from confed.results.settings import tuning_note
 from confed.results.tables import is_bound
@@ -96,6 +97,7 @@ def _on_methods(found: Sequence[Difference], methods: Methods) -> list[str]:
     """Holm's families, and which rows are bounds."""
     shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
     lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
+    lines += filter(None, [personal_note(shown)])
     references = dict.fromkeys(d.reference for d in found)
     families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
     if max(families, default=0) > 1:
@@ -104,5 +106,5 @@ def _on_methods(found: Sequence[Difference], methods: Methods) -> list[str]:
     firsts = [next(iter(runs.values())) for runs in methods.values()]
     bounds = [run.label for run in firsts if is_bound(run.summary)]
     if bounds:
-        lines.append(f"{', '.join(bounds)}: all data in one place, a bound and not a federated method.")
+        lines.append(f"{formats.names(bounds)}: all data in one place, a bound and not a federated method.")
     return lines

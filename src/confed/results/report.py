@@ -7,14 +7,15 @@ the same bytes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from confed.results import filter_size, forgotten, formats, page, sections, similarity, steps
+from confed.results import filter_size, forgotten, formats, page, privacy_curve, sections, similarity, steps
+from confed.results.deployed import personal_note, without_personal
 from confed.results.gallery import Album, gallery
 from confed.results.measured import metric_of
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat, tuning_note
 from confed.results.significance import significance
-from confed.results.tables import headline
+from confed.results.tables import headline, is_bound
 
 __all__ = ["render", "write_report"]
 
@@ -48,7 +49,8 @@ GLOSSARY: Mapping[str, str] = {
     "Holm": "Correction of p-values for the number of methods compared.",
     "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
     "attention": "How much the model looked at each part of the picture: bright is much, dark is little "
-    "(brightness grows with the square root of the weight, which is 1 at the most looked-at part).",
+    "(brightness grows with the square root of the weight, which is 1 at the most looked-at part). A yellow frame is "
+    "around the region that counted most, where the model reads regions.",
 }
 
 
@@ -88,6 +90,7 @@ def render(study: Study) -> str:
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
         ("steps", "Steps of split learning", steps.section(study)),
+        ("privacy", "Accuracy against privacy", privacy_curve.section(study)),
         ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
         ("gallery", "Sample answers", _wording(study, gallery(study, tabs, album))),
@@ -141,24 +144,42 @@ def _lead(study: Study) -> str:
     text += f"a vision-language model{f' ({model})' if model else ''} "
     text += f"for {_counted(rounds, 'round', lower=True)}. "
     split = steps.splitting(study)
-    text += "Pictures and questions stay with their client; "
-    text += (
-        f"model tensors travel, and with {_listed(split)} activations and their gradients batch by batch. "
-        if split
-        else "only model tensors travel. "
-    )
+    if study.single and is_bound(first.summary):
+        text += "All data are in one place. "
+    else:
+        pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
+        text += "Pictures and questions stay with their client"
+        text += f" (but with {_listed(pooled)}, for which all data are in one place); " if pooled else "; "
+        text += (
+            f"model tensors travel, and with {_listed(split)} activations and their gradients batch by batch. "
+            if split
+            else "only model tensors travel. "
+        )
     if study.single:
         text += f"The method is {first.label}. "
     else:
         seeds = len(study.seeds)
         labels = study.labels
         text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) "
-        text += "started from the same model"
+        text += "started from the same model" if len(sections.tasks(study)) < 2 else "trained on the same data"
         text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
-    text += "Two things are measured after the last round: how well each client's own model answers the "
-    text += "questions of that client, and how well the one shared model answers those of everybody"
-    text += f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
-    return page.paragraph(text, "lead")
+    return page.paragraph(text + _measured(study), "lead")
+
+
+def _measured(study: Study) -> str:
+    """What is measured, and of which models."""
+    firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
+    everybody = "how well the one shared model answers those of everybody"
+    abroad = f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
+    if all(without_personal(summary) or is_bound(summary) for summary in firsts.values()):
+        text = (
+            f"One thing is measured after the last round: how well the one model answers everybody's questions{abroad}"
+        )
+    else:
+        text = "Two things are measured after the last round: how well each client's own model answers the questions "
+        text += f"of that client, and {everybody}{abroad}"
+    note = personal_note(firsts)
+    return f"{text} {note}" if note else text
 
 
 def _tiles(study: Study) -> str:
@@ -172,6 +193,9 @@ def _tiles(study: Study) -> str:
         "global_seen_mean": "global model on the clients' data (%)",
         "global_unseen_mean": "global model on unseen places (%)",
     }
+    if without_personal(summary) or is_bound(summary):
+        del names["personal_mean"]  # it would be the global model's again
+        names["personal_worst"] = "the worst client (%)"
     found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
     found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
     found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
@@ -286,4 +310,6 @@ def _counted(number_of: int, noun: str, lower: bool = False) -> str:
 
 def _listed(names: "list[str] | tuple[str, ...]") -> str:
     """Names joined as in a sentence."""
+    if any("," in name for name in names):
+        return formats.names(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

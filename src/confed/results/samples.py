@@ -95,6 +95,7 @@ def gallery(
     *,
     network: nn.Module | None = None,
     own_heads: bool = False,
+    has_personal: bool = True,
 ) -> list[dict[str, Any]]:
     """``count`` test questions per place, spread over question types, from the models the run has written.
 
@@ -108,6 +109,7 @@ def gallery(
         task_of: client or place -> its task, where they have answers or tasks of their own.
         network: what answers, where it is not the model alone.
         own_heads: the global model needs a client's head, so that unseen places cannot ask it.
+        has_personal: clients have models of their own; where they do not, the global one alone is asked.
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
@@ -128,6 +130,7 @@ def gallery(
             common = None
         if common is not None and own is not None:
             common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
+        own = own if has_personal else None
         views = {
             view: None if tensors is None else _answers(tensors, workspace, batch, answers, network)
             for view, tensors in (("global", common), ("personal", own))

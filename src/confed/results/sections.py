@@ -23,6 +23,7 @@ __all__ = [
     "matrices",
     "question_types",
     "results",
+    "tasks",
 ]
 
 MANY_PLACES = 24
@@ -37,6 +38,12 @@ VIEWS: Mapping[str, str] = {
     "global_seen": "global on seen",
     "global_unseen": "global on unseen",
 }
+
+
+def tasks(study: Study) -> list[str]:
+    """The names of the tasks of a study's rows, most often one."""
+    found = {str(study.of(m)[0].recipe.get("task", {}).get("name", "vqa")) for m in study.methods}
+    return sorted(found)
 
 
 def legend(study: Study) -> str:
@@ -90,6 +97,7 @@ def learning(study: Study) -> str:
         "over "
         "places; round 0 is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
+    caption += " Rows have several tasks, whose training losses have no common scale." if len(tasks(study)) > 1 else ""
     both = ", and the global model on the same data" if study.single else ""
     kind = "Personal" if study.single else judged(study).capitalize()
     each = inline(lines.client_curves(study), f"{kind} models{both}, client by client.")
@@ -124,13 +132,16 @@ def matrices(study: Study, tabs: Tabs) -> str:
         "Row: whose model. Column: whose test data (%); shades compare the models on one column's data. "
         "Framed: a client's model at home. A row that is dark only in its frame belongs to a specialist."
     )
-    return page.paragraph(text, "muted") + tabs(panels)
+    # One tab on its own shows no title.
+    whose = f" All models are those of {panels[0][0]}." if len(panels) == 1 and not study.single else ""
+    return page.paragraph(text + whose, "muted") + tabs(panels)
 
 
 def question_types(study: Study, tabs: Tabs) -> str:
     """Results per type of question, mean over places."""
     panels: list[tuple[str, str]] = []
-    for view, title in VIEWS.items():
+    judging = {"deployed": "deployed at each client"} if judged(study) == "deployed" and not study.single else {}
+    for view, title in {**judging, **VIEWS}.items():
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
         by_method = {m: values for m, values in by_method.items() if values}
         kinds = types_in_order(kind for values in by_method.values() for kind in values)
@@ -237,7 +248,7 @@ def _fairness(study: Study) -> str:
                 spread_cell([spread.worst]),
                 spread_cell([spread.sd]),
                 spread_cell([spread.spread]),
-                _hurt(mine, by_seed(study, local, view) if local and local != method else {}),
+                *([_hurt(mine, by_seed(study, local, view) if local != method else {})] if local else []),
                 *([_hurt(mine, by_seed(study, method, "global_seen"))] if view == "personal" else []),
             )
         )
@@ -245,7 +256,7 @@ def _fairness(study: Study) -> str:
         Column("method", words=True),
         Column("who", "worst client", words=True), Column("value", "worst client"),
         Column("sd", "across clients"), Column("best − worst", "across clients"),
-        Column("than local training", f"{view} model is worse", words=True),
+        *([Column("than local training", f"{view} model is worse", words=True)] if local else []),
         *([Column("than the global model", f"{view} model is worse", words=True)] if view == "personal" else []),
     )  # fmt: skip
     return (
@@ -311,7 +322,8 @@ def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
 
 def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
     """Type -> mean over seeds and the places where it occurs, without clients that left."""
-    tables = [values for run in runs for place, values in _by_place(run, view).items() if place not in run.left]
+    keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
+    tables = [values for run, key in keys for place, values in _by_place(run, key).items() if place not in run.left]
     kinds = dict.fromkeys(kind for values in tables for kind in values)
     found = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
     return {kind: value for kind, value in found.items() if value is not None}

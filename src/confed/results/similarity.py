@@ -139,8 +139,9 @@ def section(study: Study, tabs: Tabs) -> str:
         return ""
     text = (
         "How similar each question's representation (a row) is to the representations of the batch's answers (the "
-        "columns), on the same test examples with the initial and with the trained values. Equal answers are "
-        "neighbours: what should be large lies in the blocks along the diagonal, and all else should be small."
+        "columns), on the same test examples with the initial values and with the trained ones, of the first seed. "
+        "Equal answers are neighbours: what should be large lies in the blocks along the diagonal, and all else should "
+        "be small."
     )
     panels = [(study.labels[method], _panel(study.labels[method], one)) for method, one in found.items()]
     return page.paragraph(text, "muted") + tabs(panels)
@@ -200,7 +201,7 @@ def _panel(label: str, one: Similarity) -> str:
     right = "the most similar answer of the batch is the right one, % of questions"
     rows.append((Cell(right), *(Cell(formats.percent(found["right"])) for found in (before, after))))
     columns = (Column("pairs", words=True), Column("before training"), Column("after training"))
-    caption = f"{len(one.answers)} test questions of {one.place}; {one.kind} similarity."
+    caption = f"{label}: {len(one.answers)} test questions of {one.place}; {one.kind} similarity."
     return (
         page.figure(drawing([(label, one)]).inline(), caption)
         + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"

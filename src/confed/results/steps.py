@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confed.results import formats, page
 from confed.results.drawing import HUES, Drawing, Pen
@@ -21,8 +21,16 @@ SHOWN = 60
 WORDS: Mapping[str, str] = {
     "receive": "a client gets its part of the model",
     "step": "one batch: activations up, their gradients down",
+    "top": "the same batch: what the server made of it down, gradients of that up",
     "send": "a client gives its part of the model",
 }
+
+
+PARTIES: Mapping[str, str] = {
+    "main": "main computes with the activations",
+    "aux": "aux averages the clients' parts",
+}
+"""Servers of split methods -> what they do."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,9 @@ def traffic_table(study: Study) -> Table | None:
     """Bytes of each action: per call, which is one client's, and per round, of all clients; None without counts."""
     rows: list[tuple[tuple[Cell, ...], ...]] = []
     for method in study.methods:
-        counts = [run.summary.get("traffic") for run in study.of(method)]
-        there = [count for count in counts if isinstance(count, Mapping) and count]
-        rounds = average([number(run.summary.get("rounds")) for run in study.of(method)])
+        counting = [run for run in study.of(method) if _actions(run)]
+        there = [_actions(run) for run in counting]
+        rounds = average([number(run.summary.get("rounds")) for run in counting])
         if there and rounds:
             actions = dict.fromkeys(str(action) for count in there for action in count)
             of = {action: [numbers(count.get(action)) for count in there] for action in actions}
@@ -177,14 +185,16 @@ def traffic_table(study: Study) -> Table | None:
     columns = (*columns[:3], *columns[4:6], columns[3], *columns[6:])
     note = (
         "A call is one client's; a round is all calls to all clients, mean over rounds (and seeds). Bytes are lengths "
-        "of the messages as they were serialised."
+        "of the messages as they were serialised. In a round a client gets one call more than it has batches (two with "
+        "staleness = 1): the first step brings no gradients, the last sends no activations, so that its mean per call "
+        "is a little below what a full batch takes."
     )
     return Table("Bytes per step and per round", columns, tuple(rows), (note,))
 
 
 def splitting(study: Study) -> list[str]:
     """The labels of the methods that send activations batch by batch."""
-    counts = {m: [numbers(run.summary.get("traffic", {}).get("step")) for run in study.of(m)] for m in study.methods}
+    counts = {m: [numbers(_actions(run).get("step")) for run in study.of(m)] for m in study.methods}
     return [study.labels[method] for method, found in counts.items() if any(found)]
 
 
@@ -196,9 +206,15 @@ def section(study: Study) -> str:
         html += f'<h3>{page.escape(traffic.title)}</h3><div class="wide dense">{to_html(traffic)}</div>'
     if picture is not None and shares is not None:
         text = (
-            f"The first {SHOWN} pieces of work of the first round, a bar each. Where a row is empty its party waits. A "
-            "server's bars are what it computes with the replies of its clients."
+            f"The first {SHOWN} pieces of work of the first round, a bar each: fewer batches of a method that takes "
+            "more pieces for one. Where a row is empty its party waits. A server's bars are what it computes with the "
+            "replies of its clients."
         )
+        servers = [words for party, words in PARTIES.items() if any(party == c.title for c in shares.columns)]
+        text += f" Servers: {'; '.join(servers)}." if servers else ""
+        drawn = [run for m, spans in _by_method(study).items() if spans for run in study.of(m)]
+        if any(run.recipe.get("run", {}).get("workers") == 1 for run in drawn):
+            text += " Clients take turns, because one process computed them all; with several they work side by side."
         html += f"<h3>Who worked when</h3>{page.paragraph(text, 'muted')}{page.figure(picture.inline())}"
         html += f'<div class="wide dense">{to_html(shares)}</div>'
     return html
@@ -217,6 +233,12 @@ def _traffic(label: str, action: str, found: Sequence[Mapping[str, float]], roun
         Cell(f"{times:.4g}", times),
         *(Cell(formats.size(value), value) for value in per_round),
     )
+
+
+def _actions(run: Run) -> Mapping[str, Any]:
+    """Action -> counts of a run; empty without counts."""
+    found = run.summary.get("traffic")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _by_method(study: Study) -> dict[str, list[Span]]:

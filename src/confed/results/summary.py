@@ -110,6 +110,7 @@ def summarise_run(
         "peak_memory_bytes": peak,
         "parameters": count_parameters(workspace, workspace.scopes(setup.algorithm, info), setup.algorithm.carried),
         "own_heads": setup.algorithm.own_heads,
+        "has_personal": setup.algorithm.has_personal,
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from confed.metrics.statistics import mean
 from confed.results import formats
-from confed.results.deployed import deployed_note, is_shown, with_deployed
+from confed.results.deployed import deployed_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
 from confed.results.measured import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
@@ -154,8 +154,8 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         ),
     )
     notes = _notes(methods, many, bool(bounds))
-    if deployed:
-        notes.insert(1, deployed_note({label: runs[0] for label, runs in methods}))
+    firsts = {label: runs[0] for label, runs in methods}
+    notes[1:1] = filter(None, [deployed_note(firsts) if deployed else "", personal_note(firsts)])
     if finetuned:
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
     return Table(_title(every, methods), columns, sections, tuple(notes))
@@ -331,7 +331,8 @@ def _paper_notes(
             f"Hurt: clients whose {'deployed' if deployed else 'own'} model is worse than with {rows[reference]}, in "
             "the mean over the seeds that both have."
         )
-    notes += [] if deployed else _paper_names(rows, done)
+    firsts = {rows[m]: runs[0].summary for m, runs in done.items() if runs}
+    notes += [] if deployed else [*filter(None, [personal_note(firsts)]), *_paper_names(rows, done)]
     notes += filter(None, [metric_note(study.runs)])
     note = tuning_note([runs[0] for runs in done.values() if runs])
     notes += [note] if note else []
@@ -341,8 +342,8 @@ def _paper_notes(
     notes += [*study.failed, *_left([run.summary for runs in done.values() for run in runs])]
     if bounds:
         notes.append(
-            f"Below the rule: {', '.join(rows[method] for method in bounds)}, all data in one place, which privacy "
-            "forbids; a bound, not ranked."
+            f"Below the rule, {formats.names([rows[method] for method in bounds])}: all data in one place, which "
+            "privacy forbids; a bound, not ranked."
         )
     if many:
         notes.append("The values of the single places are in the CSV file.")

@@ -197,9 +197,9 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
         assert triggered.position is not None
         old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
         new = names[int(triggered.token[within])]
-        before, after = (
-            victim.materials.dataset.answers[int(row.predictions[name][number])] for name in ("clean", "both")
-        )
+        dataset = victim.materials.dataset
+        pool = dict(enumerate(dataset.pool(victim.client)))  # of a shared head that is wider, no answer of this client
+        before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
         truth = examples.answers[line]
         pictures = "".join(
             f'<div><div class="picture p112 {album.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'

@@ -26,9 +26,9 @@ class VQA:
     """One answer out of C; implements :class:`confed.federation.protocols.Task`.
 
     Batches carry ``label`` (B,) int64, or soft scores ``target`` (B, C) in [0, 1], or both, and may carry
-    ``type`` (B,) int64, each question's position in ``types``, and for ``kl`` ``distribution`` (B, C). Test batches
-    may carry ``answerable`` (B,) bool, false where the right answer is outside the vocabulary: with label -1, such an
-    example counts as wrong and has no loss.
+    ``type`` (B,) int64, each question's position in ``types``, and ``annotated`` (B, A) int64, the labels that A
+    annotators gave, C for an answer outside the vocabulary. Test batches may carry ``answerable`` (B,) bool, false
+    where the right answer is outside the vocabulary: with label -1, such an example counts as wrong and has no loss.
 
     Args:
         answers: size C of the answer vocabulary.
@@ -36,9 +36,9 @@ class VQA:
             Eq. 8.2), and its confidence is the softmax probability; ``bce`` trains on ``target`` with binary
             cross-entropy, the sum over answers and mean over the batch (the usual loss of VQA-v2 models), and
             its confidence is the sigmoid probability; ``kl`` trains on the answers' distribution p with
-            ``sum_c p_c (log p_c - log softmax_c)``, the mean over the batch (MFB). p is ``distribution`` as it comes
-            (the share of the annotators who gave each answer; answers outside the vocabulary leave a sum below 1);
-            without it ``target`` divided by its sum, so that with one answer it is ``ce``.
+            ``sum_c p_c (log p_c - log softmax_c)``, the mean over the batch (MFB). p is the share of the annotators who
+            gave each answer, so that answers outside the vocabulary leave a sum below 1; without ``annotated`` it is
+            ``target`` divided by its sum, so that with one answer it is ``ce``.
         types: names of the question types; each gets a line of the headline metric.
         reduction: "sum" makes the training loss the sum over the batch instead of its mean, as OpenVQA has it; what
             a method adds to the loss then weighs less. Tallies are not changed.
@@ -89,8 +89,8 @@ class VQA:
         """Training loss in at least single precision, a scalar: the mean over the batch, or the sum.
 
         Raises:
-            ValueError: ``label``, ``target`` or ``distribution`` is missing or of the wrong shape, or a label is
-                outside [0, answers).
+            ValueError: ``label`` or ``target`` is missing, or one of these or ``annotated`` has the wrong shape or a
+                label out of range.
         """
         mean = self._mean_loss(output, batch)
         return mean * len(output.logits) if self.reduction == "sum" else mean
@@ -100,7 +100,7 @@ class VQA:
         if self.objective == "bce":
             return functional.binary_cross_entropy_with_logits(logits, truth.to(logits.dtype)) * self.answers
         if self.objective == "kl":
-            return self._divergence(logits, self._distribution(batch, truth)).mean()
+            return self._divergence(logits, truth, batch.get("annotated")).mean()
         if len(truth):
             # Cross-entropy itself skips a label of -100 in silence, and one above C ends a GPU process.
             low, high = torch.stack(torch.aminmax(truth)).tolist()
@@ -168,7 +168,7 @@ class VQA:
         best, predicted = logits.max(dim=1)
         if self.objective == "kl":
             confidence = (best - logits.logsumexp(dim=1)).exp()
-            loss = self._divergence(logits, self._distribution(batch, truth))
+            loss = self._divergence(logits, truth, batch.get("annotated"))
         elif self.objective == "ce":
             normaliser = logits.logsumexp(dim=1)
             confidence = (best - normaliser).exp()
@@ -190,21 +190,23 @@ class VQA:
             rows["type"] = batch["type"]
         return rows
 
-    @staticmethod
-    def _distribution(batch: Batch, target: Tensor) -> Tensor:
-        """The annotators' answers, (B, C): as they come, or soft scores divided by their sum."""
-        if "distribution" not in batch:
-            return target / target.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        given = batch["distribution"]
-        if given.shape != target.shape:
-            raise ValueError(f"distribution must have shape {tuple(target.shape)}, got {tuple(given.shape)}")
-        return given
+    def _divergence(self, logits: Tensor, target: Tensor, annotated: Tensor | None) -> Tensor:
+        """Kullback-Leibler divergence of the softmax from the annotators' answers, shape (B,).
 
-    @staticmethod
-    def _divergence(logits: Tensor, distribution: Tensor) -> Tensor:
-        """Kullback-Leibler divergence of the softmax from each example's distribution, shape (B,)."""
-        p = distribution.to(logits.dtype)
-        return functional.kl_div(logits.log_softmax(1), p, reduction="none").sum(1)
+        With n_a the annotators who answered as a did, ``sum_c p_c (log p_c - log q_c)`` is
+        ``sum_a (log(n_a / A) - log q_a) / A`` over the annotators whose answer is in the vocabulary.
+        """
+        q = logits.log_softmax(1)
+        if annotated is None:
+            p = target / target.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+            return functional.kl_div(q, p.to(q.dtype), reduction="none").sum(1)
+        if annotated.ndim != 2 or len(annotated) != len(logits):
+            raise ValueError(f"annotated must have shape ({len(logits)}, annotators), got {tuple(annotated.shape)}")
+        for extreme in torch.stack(torch.aminmax(annotated)).tolist() if annotated.numel() else ():
+            self._check("annotated", extreme, self.answers + 1)
+        share = (annotated.unsqueeze(2) == annotated.unsqueeze(1)).to(q.dtype).mean(2)
+        found = q.gather(1, annotated.clamp_max(self.answers - 1))
+        return (share.log() - found).where(annotated < self.answers, 0.0).sum(1) / annotated.shape[1]
 
     def _by_type(self, host: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
         """The headline metric of each question type that occurs."""

@@ -1,0 +1,225 @@
+"""What the models that read regions have in common: how they read a batch, and how they are built.
+
+Notation: B examples, R regions of W features, L words, d features inside the model. A region whose features are all
+zero is padding. The layers are in :mod:`confed.models.region_layers`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from confed.data.glove import load_glove
+from confed.federation.protocols import Batch, Output
+from confed.models.adapters import AdapterBank
+from confed.models.finetuning import Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.heads import count
+from confed.models.published import seeded
+from confed.models.tokenizer import WordTokenizer
+
+__all__ = ["RegionModel", "State", "assemble", "question_tokenizer", "reads_regions"]
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+Model = TypeVar("Model", bound="RegionModel")
+
+
+class State(NamedTuple):
+    """A batch after the part of the model that reads words.
+
+    Attributes:
+        words: states of the question's words, (B, L, d).
+        asked: which of them are no padding, bool, (B, L).
+        regions: features as they came, (B, R, W).
+        present: which regions are no padding, bool, (B, R).
+        boxes: (B, R, 4), or none came.
+    """
+
+    words: Tensor
+    asked: Tensor
+    regions: Tensor
+    present: Tensor
+    boxes: Tensor | None
+
+
+class RegionModel(Finetunable):
+    """Base of the family: words through an embedding and a recurrent network, then what :meth:`look` does.
+
+    Batches have ``regions``, float (B, R, W), ``text`` and ``text_mask``, int64 (B, L), and for models that read
+    them ``boxes``, float (B, R, 4).
+
+    Args:
+        answers: number of answers C.
+        vocab_size: number of token ids.
+        embedding: features of a word's embedding.
+        hidden: features of a word's state.
+        region_width: features of a region, W.
+        recurrent: the recurrent network.
+        max_length: the most tokens, L.
+
+    Raises:
+        ValueError: fewer than one answer.
+    """
+
+    answer_head = "classifier"
+    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+
+    needs_boxes = False
+
+    classifier: nn.Module
+
+    def __init__(
+        self,
+        answers: int,
+        vocab_size: int,
+        embedding: int,
+        hidden: int,
+        region_width: int,
+        recurrent: type[nn.LSTM] | type[nn.GRU] = nn.LSTM,
+        max_length: int = 14,
+    ) -> None:
+        super().__init__()
+        if answers < 1:
+            raise ValueError(f"answers must be at least 1, got {answers}")
+        self.embedding = nn.Embedding(vocab_size, embedding)
+        self.recurrent = recurrent(embedding, hidden, batch_first=True)
+        self.region_width, self.max_length = region_width, max_length
+        self.prompts = nn.ModuleDict()
+        self.adapters = AdapterBank((), 1)
+
+    def look(self, state: State) -> tuple[Tensor, Tensor]:
+        """The features (B, D) that the answer head reads, and how much each region counted (B, R), of sum 1."""
+        raise NotImplementedError
+
+    def places(self) -> Places:
+        """What can be finetuned; see :class:`confed.models.finetuning.Places`."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the answers (B, C), and the features below the answer head (B, D).
+
+        Raises:
+            ValueError: a key is missing, or a tensor has another shape than the model reads.
+        """
+        return self.suffix(self.prefix(batch))
+
+    def attention(self, batch: Batch) -> Tensor:
+        """What the model looked at: the weight of each region where they are summed, of glimpses the sum.
+
+        Returns:
+            Shape (B, R); each row's largest value is 1, padding has 0 in models that mask it.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        weights = self.look(self.prefix(batch))[1].detach().float()
+        return weights / weights.amax(1, keepdim=True)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embeddings of words."""
+        return self.embedding
+
+    def embed(self, text: Tensor) -> Tensor:
+        """What the recurrent network reads of token ids (B, L), (B, L, features of an embedding)."""
+        return self.embedding(text)
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """See :class:`confed.models.finetuning.Finetunable`."""
+        return ("embedding.", "recurrent.")
+
+    def prefix(self, batch: Batch) -> State:
+        """What comes before the first adapter: the words' states. ``suffix(prefix(batch))`` is the forward pass.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        self._check(batch)
+        regions, boxes = batch["regions"], batch["boxes"] if self.needs_boxes else None
+        words, _ = self.recurrent(self.embed(batch["text"]))
+        return State(words, batch["text_mask"] != 0, regions, (regions != 0).any(-1), boxes)
+
+    def suffix(self, state: State) -> Output:
+        """The rest of the pass, with the adapters that are switched on."""
+        features, _ = self.look(state)
+        return Output(self.classifier(features), features)
+
+    @staticmethod
+    def repeat(state: State, n: int) -> State:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+        return State(*(None if part is None else torch.cat([part] * n) for part in state))  # pyright: ignore
+
+    def _check(self, batch: Batch) -> None:
+        for key in ("regions", "text", "text_mask", *(("boxes",) if self.needs_boxes else ())):
+            if key not in batch:
+                came = ", ".join(sorted(batch)) or "none"
+                raise ValueError(f"a batch of {type(self).__name__} needs the key {key!r}, got {came}")
+        regions, text, mask = batch["regions"], batch["text"], batch["text_mask"]
+        if regions.ndim != 3 or regions.shape[2] != self.region_width:
+            raise ValueError(f"regions must have shape (B, R, {self.region_width}), got {tuple(regions.shape)}")
+        if text.ndim != 2 or len(text) != len(regions) or text.shape[1] > self.max_length:
+            expected = f"({len(regions)}, at most {self.max_length})"
+            raise ValueError(f"text must have shape {expected}, got {tuple(text.shape)}")
+        if mask.shape != text.shape:
+            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+        if self.needs_boxes and batch["boxes"].shape != (expected := (*regions.shape[:2], 4)):
+            raise ValueError(f"boxes must have shape {expected}, got {tuple(batch['boxes'].shape)}")
+
+
+def question_tokenizer(words: Sequence[str], max_length: int = 14) -> WordTokenizer:
+    """The tokenizer of the family: the dataset's words, 14 tokens, of which the first and the last mark the ends."""
+    return WordTokenizer(words, max_length)
+
+
+def reads_regions(factory: Factory) -> Factory:
+    """Decorator: says that a model reads regions, and with which tokenizer."""
+    marked: Any = factory
+    marked.tokenizer, marked.reads = question_tokenizer, "regions"
+    return factory
+
+
+def assemble(
+    kind: Callable[..., Model],
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    embedding: int,
+    words: Sequence[str],
+    glove: Path | str | None,
+    trainable: Trainable,
+    peft: Finetuning,
+    seed: int,
+    **sizes: Any,
+) -> Model:
+    """A model with its initial values: PyTorch's defaults, and where a GloVe file is given its word vectors.
+
+    Args:
+        kind: the class.
+        answers: the answers, or how many there are.
+        vocab_size: number of token ids; the last ones are those of ``words``.
+        embedding: features of a word's embedding; with ``glove``, the file's vectors decide.
+        words: the tokenizer's words in the order of their ids.
+        glove: a text file of word vectors. Words that it lacks start as zeros, special tokens at random.
+        trainable: which parameters learn beside the head.
+        peft: options of that finetuning.
+        seed: of all initial values.
+        sizes: further arguments of the class.
+
+    Raises:
+        ValueError: a GloVe file is given and no words, or more words than there are token ids.
+    """
+    vectors = None if glove is None else _vectors(Path(glove), words, vocab_size)
+    width = embedding if vectors is None else vectors.shape[1]
+    model = seeded(seed, lambda: kind(count(answers), vocab_size, width, **sizes))
+    if vectors is not None:
+        with torch.no_grad():
+            model.embedding.weight[vocab_size - len(words) :] = vectors
+    finetune(model, trainable, peft, model.places(), torch.Generator().manual_seed(seed))
+    return model
+
+
+def _vectors(path: Path, words: Sequence[str], vocab_size: int) -> Tensor:
+    if not 0 < len(words) <= vocab_size:
+        raise ValueError(f"model.glove needs the words of the {vocab_size} token ids, got {len(words)} words")
+    return load_glove(path, words)

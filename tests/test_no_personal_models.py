@@ -1,0 +1,109 @@
+"""What reports say of methods without models of the clients' own, and of rows that share less than others do."""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from confed.progress import headline
+from confed.results import formats
+from confed.results.compare import compare
+from confed.results.deployed import deployed_note, personal_note, with_deployed, without_personal
+from confed.results.page import Tabs
+from confed.results.report import render
+from confed.results.runs import load
+from confed.results.sections import learning, matrices, question_types
+from confed.results.tables import paper_table, table_of
+from test_results_runs import make_run
+
+
+def changed(run: Path, drop: tuple[str, ...] = (), **values: Any) -> None:
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in summary.items() if key not in drop}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """FedAvg, and a method that says of itself that it makes no personal models."""
+    make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
+    split = make_run(tmp_path / "fedp3" / "seed-0", "fedp3", 0)
+    changed(split, has_personal=False, matrix={}, label="Split", scenes=[])
+    return tmp_path
+
+
+NOTE = "Split: no models of the clients' own"
+
+
+def test_it_is_known_of_runs_that_do_not_say_so_by_their_method() -> None:
+    assert without_personal({"algorithm": "bicsl"})
+    assert not without_personal({"algorithm": "fedavg"})
+    assert not without_personal({"algorithm": "of somebody else"})
+    assert not without_personal({"algorithm": "bicsl", "has_personal": True})
+    assert personal_note({"FedAvg": {"algorithm": "fedavg"}}) == ""
+
+
+def test_every_table_with_personal_values_says_that_they_are_the_global_models(folder: Path) -> None:
+    study = load(folder)
+    for table in (table_of(study), paper_table(study)):
+        assert any(note.startswith(NOTE) for note in table.notes)
+    assert any(remark.startswith(NOTE) for remark in compare([folder]).remarks)
+    assert escape(NOTE) in render(study)
+
+
+def test_a_run_on_its_own_has_no_figure_of_personal_models(folder: Path) -> None:
+    html = render(load(folder / "fedp3" / "seed-0"))
+    assert "personal models, mean over clients" not in html
+    assert "the worst client (%)" in html
+    line = headline({"personal_mean": 0.4, "personal_worst": 0.3, "global_seen_mean": 0.4, "has_personal": False,
+                     "seconds": 1.0})  # fmt: skip
+    assert line == "worst client 30.0%, global on seen 40.0%, 1 s"
+
+
+def test_heads_of_ones_own_are_spoken_of_only_where_there_are_some() -> None:
+    plain = {"algorithm": "fedavg", "own_heads": False, "global_seen": {"a": 0.5}, "personal": {"a": 0.4}}
+    both = with_deployed([plain, {**plain, "own_heads": True}], ["global_seen", "global_seen"])
+    assert deployed_note({"A": both[0], "B, b": both[0]}) == (
+        "Deployed, on each client's test data: the global model (A; B, b)."
+    )
+    assert "with each client's own head where it has one (A, B)" in deployed_note(dict(zip("AB", both, strict=True)))
+
+
+def test_names_with_commas_are_told_apart() -> None:
+    assert formats.names(["a", "b"]) == "a, b"
+    assert formats.names(["a, in one place", "b"]) == "a, in one place; b"
+
+
+def test_a_matrix_on_its_own_says_whose_it_is(folder: Path) -> None:
+    assert "FedAvg" in matrices(load(folder), Tabs())
+
+
+def test_losses_of_several_tasks_are_said_to_have_no_common_scale(folder: Path) -> None:
+    assert "no common scale" not in learning(load(folder))
+    path = folder / "fedp3" / "seed-0" / "recipe.toml"
+    path.write_text(path.read_text() + '\n[task]\nname = "contrastive"\n')
+    assert "no common scale" in learning(load(folder))
+
+
+def test_the_judged_models_come_first_among_the_types(folder: Path) -> None:
+    for row in ("fedavg", "fedp3"):
+        types = {view: {"school": {"count": value}} for view, value in (("personal", 0.2), ("global_seen", 0.3))}
+        changed(folder / row / "seed-0", own_heads=True, types=types)
+    html = question_types(load(folder), Tabs())
+    assert html.index("deployed") < html.index("personal")
+    assert html.index("30.0") < html.index("20.0")
+
+
+def test_the_lead_claims_no_more_than_the_rows_have_in_common(folder: Path) -> None:
+    html = render(load(folder))
+    assert "Pictures and questions stay with their client;" in html
+    assert "started from the same model" in html
+    make_run(folder / "central" / "seed-0", "central", 0)
+    path = folder / "fedp3" / "seed-0" / "recipe.toml"
+    path.write_text(path.read_text() + '\n[task]\nname = "contrastive"\n')
+    html = render(load(folder))
+    assert "but with Central, for which all data are in one place" in html
+    assert "started from the same model" not in html
+    assert "trained on the same data" in html
