@@ -52,7 +52,9 @@ def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> lis
         ]
     rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "algorithms": lambda: [_algorithm(name) for name in registry.algorithms.names()],
-        "models": lambda: _constructors(registry.models, {"answers", "vocab_size", "seed", "heads", "region_width", "words"}),
+        "models": lambda: _constructors(
+            registry.models, {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+        ),
         "tasks": lambda: _constructors(registry.tasks, {"answers", "types"}),
         "datasets": lambda: _constructors(registry.datasets, set()),
         "recipes": _recipes,
