@@ -1,8 +1,8 @@
 """A round of BiCSL in the simulator against training the whole network end to end on the same batches.
 
 For 1 and for 4 clients; "plain" is a loop over the same modules, loss and optimisers without any federation, client by
-client. Both take turns in one process; times are processor time. Also: bytes of a step against B (D + H) values each way,
-and the evaluation of 10,000 questions over 3,129 answers against the backbone's forward pass alone.
+client. Both take turns in one process; times are processor time. Also: bytes of a step against B (D + H) values, each
+way, and the evaluation of 10,000 questions over 3,129 answers against the forward pass of the backbone alone.
 """
 
 import sys
