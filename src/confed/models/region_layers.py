@@ -21,8 +21,10 @@ MASKED = -1e9
 """Score of what must not be attended to. It is finite: where all is masked, the weights are uniform and not NaN."""
 
 
-class LayerNorm(nn.Module):
-    """``a (x - mean) / (std + eps) + b`` with the unbiased standard deviation; not ``torch.nn.LayerNorm``.
+class LayerNorm(nn.LayerNorm):
+    """``a (x - mean) / (std + eps) + b`` with the unbiased standard deviation, unlike ``torch.nn.LayerNorm``.
+
+    It derives from that one so that methods which look for normalisation layers find it.
 
     Args:
         width: features, d.
@@ -30,15 +32,12 @@ class LayerNorm(nn.Module):
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
+        super().__init__(width, eps)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The normalised features, same shape as ``x`` (..., d)."""
-        centred = x - x.mean(-1, keepdim=True)
-        variance = x.var(-1, keepdim=True)
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised features, same shape as ``input`` (..., d)."""
+        centred = input - input.mean(-1, keepdim=True)
+        variance = input.var(-1, keepdim=True)
         # The gradient of the root is infinite at 0.
         std = torch.where(variance > 0, variance, 1.0).sqrt() * (variance > 0)
         return self.weight * centred / (std + self.eps) + self.bias
