@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
-from confed.federation.params import Mean, Params, Rules, Scope, pick
+from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
-from confed.federation.split import Cut, Half, ServerPart, steps_of
+from confed.federation.split import Cut, Half, steps_of
+from confed.federation.split_server import ServerPart, hand_out, two_servers
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, heads_of
 from confed.privacy.cut import CutPrivacy
@@ -113,10 +114,7 @@ class SplitLearning(Algorithm):
 
     def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
         """aux holds the clients' part, main the layers in the middle."""
-        return {
-            "aux": ServerState(0, pick(params, scopes, Scope.SHARED)),
-            "main": ServerState(0, pick(params, scopes, Scope.SERVER)),
-        }
+        return two_servers(params, scopes)
 
     def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
         """Hand out, learn, collect."""
@@ -128,12 +126,7 @@ class SplitLearning(Algorithm):
         Raises:
             RuntimeError: no client could begin.
         """
-        replies = yield [Call(c, "receive", self.broadcast(server, c), session=True) for c in cohort]
-        failed = [reply for reply in replies if reply.error is not None]  # has no open round: its first step says so
-        if len(failed) == len(cohort):
-            last = f"{failed[-1].client.id}: {failed[-1].error}"
-            raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
-        return server
+        return (yield from hand_out(self.broadcast, server, cohort))
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """main leads the clients through their batches and averages its layers.

@@ -11,7 +11,6 @@ from the same weights, under a seed derived from (round, client, step), so that 
 the same bits.
 """
 
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +26,7 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, isolated
 from confed.federation.train import Local, make_optimizer, to_device, trained
 
-__all__ = ["Bottom", "Cut", "Half", "ServerPart", "restored", "steps_of", "stored"]
+__all__ = ["Bottom", "Cut", "Half", "restored", "steps_of", "stored"]
 
 
 class Cut(NamedTuple):
@@ -325,60 +324,3 @@ def _revived(client: Client, bottom: Bottom, ahead: int) -> Half:
     for name, gradient in groups["split/gradients"].items():
         half.parameters[name].grad = gradient.to(half.device).clone()
     return half
-
-
-# The server's side ----------------------------------------------------------------------------------------------
-
-
-class ServerPart:
-    """A server's layers while they learn with one client.
-
-    Args:
-        modules: the layers, of any values; copied.
-        params: their values.
-        local: how they are trained: as the clients' part.
-        round: number of the round, from 0.
-        rounds: rounds of the run.
-        steps: batches of this client in a round.
-        moments: of the optimiser, where they are kept from round to round.
-    """
-
-    def __init__(
-        self, modules: nn.Module, params: Params, local: Local, round: int, rounds: int, steps: int,
-        moments: Params | None = None,
-    ) -> None:  # fmt: skip
-        self.modules: Any = copy.deepcopy(modules).train()
-        self._tensors = self.modules.state_dict(keep_vars=True)
-        copy_into([self._tensors[name] for name in params], list(params.values()))
-        self._trained = dict(self.modules.named_parameters())
-        self._optimizer = make_optimizer(list(self._trained.values()), local)
-        restored(self._optimizer, self._trained, moments or {})
-        self._local, self._round, self._rounds, self._steps, self._step = local, round, rounds, max(steps, 1), 0
-
-    def learn(self, loss: Tensor) -> None:
-        """One step along the gradient of a loss; gradients at the cut are left in its leaves."""
-        self.step(loss.backward)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-
-    def step(self, backward: Callable[[], None]) -> None:
-        """One step with the gradients that ``backward`` leaves behind."""
-        self._optimizer.zero_grad(set_to_none=True)
-        backward()
-        progress = (self._round + self._step / self._steps) / self._rounds
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._local.lr * self._local.factor(progress)
-        if self._local.clip is not None:
-            nn.utils.clip_grad_norm_(list(self._trained.values()), self._local.clip)
-        self._optimizer.step()
-        self._step += 1
-
-    def values(self) -> dict[str, Tensor]:
-        """All values as trained, buffers included."""
-        return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
-
-    def finite(self) -> bool:
-        """Whether every value is a finite number; a copy that has diverged must not be averaged."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.values())
-
-    def moments(self) -> dict[str, Tensor]:
-        """The optimiser's moments, under the names of :func:`stored`."""
-        return stored(self._optimizer, self._trained)

@@ -1,9 +1,9 @@
 """The steps of split learning: who worked when, how busy everybody was, and what a step sends."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from confed.engines.timeline import Span
 from confed.results import formats, page
 from confed.results.drawing import HUES, Drawing, Pen
 from confed.results.folder import RunFolder, read_jsonl
@@ -31,23 +31,6 @@ PARTIES: Mapping[str, str] = {
     "aux": "aux averages the clients' parts",
 }
 """Servers of split methods -> what they do."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """One party at work.
-
-    Attributes:
-        party: a server's name or a client's.
-        what: the action.
-        start: seconds since the round began.
-        end: seconds since the round began.
-    """
-
-    party: str
-    what: str
-    start: float
-    end: float
 
 
 def spans_of(run: Run) -> list[Span]:
