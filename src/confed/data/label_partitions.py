@@ -1,0 +1,194 @@
+"""Dealing rows with several labels each to clients.
+
+Rows are arrays of :class:`confed.data.ml_files.table.MultiLabelTable`: ``offsets`` (N + 1,) and ``values``, the label
+numbers of all rows. One client per user is ``MultiLabelTable.of_users``; equal random shares are
+:func:`confed.data.partitions.iid`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from confed.data.partitions import Owners, dirichlet
+
+__all__ = ["dirichlet_label_sets", "draw_preferences", "label_sets", "label_skew", "users_within"]
+
+_TRIES = 100
+
+
+def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.ndarray:
+    """One class per row: its set of labels.
+
+    Args:
+        offsets: where the labels of each row begin, shape (N + 1,).
+        values: label numbers, ascending within a row.
+        minimum: rows whose set occurs less often are put into the class of their rarest label (ties: the lower
+            number), which tells them best from others.
+
+    Returns:
+        Texts such as "3 7" (a set), "3" (label 3 alone, or the rarest one of a rare set) or "" (no label), shape (N,).
+    """
+    bounds, numbers = offsets.tolist(), values.tolist()
+    rows = [tuple(numbers[start:stop]) for start, stop in pairwise(bounds)]
+    sizes, frequency = Counter(rows), Counter(numbers)
+    classes = [
+        row if sizes[row] >= minimum or not row else (min(row, key=lambda label: (frequency[label], label)),)
+        for row in rows
+    ]
+    return np.array([" ".join(map(str, row)) for row in classes])
+
+
+def dirichlet_label_sets(
+    offsets: np.ndarray,
+    values: np.ndarray,
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    minimum: int = 10,
+    *,
+    rare: int = 10,
+    groups: Sequence | np.ndarray | None = None,
+) -> Owners:
+    """Skew of whole label sets: every set is spread over the clients by its own draw from a Dirichlet(alpha).
+
+    :func:`confed.data.partitions.dirichlet` with a row's set of labels as its class.
+
+    Args:
+        offsets: where the labels of each row begin, shape (N + 1,).
+        values: label numbers, ascending within a row.
+        clients: number of clients.
+        alpha: concentration; small is skewed, large is nearly IID.
+        rng: source of the draws.
+        minimum: smallest number of rows that a client may hold.
+        rare: sets of fewer rows count as their rarest label.
+        groups: what must stay together, one entry per row (the captions of a picture).
+
+    Returns:
+        Client id -> row numbers, ascending.
+
+    Raises:
+        ValueError: as :func:`confed.data.partitions.dirichlet`.
+    """
+    return dirichlet(label_sets(offsets, values, rare), clients, alpha, rng, minimum, groups=groups)
+
+
+def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """How much every client likes every label: for each label a draw from a Dirichlet(alpha) over the clients.
+
+    Drawn once and used for training and test rows, so that a client's test rows are skewed as its training rows are.
+
+    Returns:
+        float64, shape (K, C); every column sums to 1.
+
+    Raises:
+        ValueError: fewer than one client or label, or ``alpha`` is not positive.
+    """
+    if labels < 1 or clients < 1:
+        raise ValueError(f"expected at least one label and one client, got {labels} and {clients}")
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    return rng.dirichlet(np.full(clients, alpha), size=labels).T
+
+
+def label_skew(
+    offsets: np.ndarray,
+    values: np.ndarray,
+    preferences: np.ndarray,
+    rng: np.random.Generator,
+    minimum: int = 1,
+    *,
+    groups: Sequence | np.ndarray | None = None,
+) -> Owners:
+    """Skew of single labels, for pictures and for texts: a row goes to a client that likes its labels.
+
+    The probability of a client is the mean of its preferences for the row's labels; a row without labels goes to any
+    client alike. Other than with whole sets, clients differ in how often each label occurs however many sets there
+    are. A group counts as one row with all its rows' labels.
+
+    Args:
+        offsets: where the labels of each row begin, shape (N + 1,).
+        values: label numbers.
+        preferences: of :func:`draw_preferences`, shape (K, C).
+        rng: source of the draws.
+        minimum: smallest number of groups that a client may hold; drawn again until all have them.
+        groups: what must stay together, one entry per row.
+
+    Returns:
+        Client id -> row numbers, ascending.
+
+    Raises:
+        ValueError: ``groups`` of another length, a label that no client likes, too few groups for the clients, or no
+            draw that gave every client its minimum.
+    """
+    n, (clients, labels) = len(offsets) - 1, preferences.shape
+    if groups is not None and len(groups) != n:
+        raise ValueError(f"groups must have one entry per row ({n}), got {len(groups)}")
+    if (preferences < 0).any() or not (preferences.sum(axis=0) > 0).all() or (len(values) and values.max() >= labels):
+        raise ValueError("preferences must not be negative, and positive for one client at least, for all labels")
+    unit = np.arange(n) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    units = int(unit.max(initial=-1)) + 1
+    if minimum * clients > units or clients > units:
+        raise ValueError(f"{clients} clients of at least {max(minimum, 1)} need more than the {units} there are")
+    # Distinct pairs of a group and a label, so that a label counts once in a group.
+    pairs = np.unique(np.repeat(unit, np.diff(offsets)) * labels + values)
+    of, label = pairs // labels, pairs % labels
+    held = np.bincount(of, minlength=units)
+    cumulative = np.empty((units, clients))
+    total = np.zeros(units)
+    for client in range(clients):
+        liking = np.bincount(of, weights=preferences[client, label], minlength=units)
+        total += np.where(held > 0, liking / np.maximum(held, 1), 1 / clients)
+        cumulative[:, client] = total
+    cumulative /= cumulative[:, -1:]
+    for _ in range(_TRIES):
+        owner = np.minimum((rng.random((units, 1)) >= cumulative).sum(axis=1), clients - 1)
+        if np.bincount(owner, minlength=clients).min() >= minimum:
+            own = owner[unit]
+            return {f"client-{client:02d}": np.flatnonzero(own == client) for client in range(clients)}
+    raise ValueError(
+        f"no draw out of {_TRIES} gave each of {clients} clients {minimum} of the {units} rows: raise alpha or take "
+        "fewer clients"
+    )
+
+
+def users_within(
+    groups: Sequence | np.ndarray,
+    rng: np.random.Generator,
+    *,
+    median: float = 2.0,
+    sigma: float = 1.0,
+    largest: int = 40,
+) -> Owners:
+    """Cuts groups (scenes) into users with few rows each, as the users of FLAIR have.
+
+    User sizes are log-normal, rounded, at least 1 and at most ``largest``; a group's last user takes what is left.
+
+    Args:
+        groups: one group per row, N in all; no user has rows of two.
+        rng: source of the sizes and of the shuffle.
+        median: median size before rounding (FLAIR: 2).
+        sigma: standard deviation of the logarithm of a size.
+        largest: most rows of a user.
+
+    Returns:
+        "{group}-{number}" -> row numbers, ascending.
+
+    Raises:
+        ValueError: ``median`` is not positive, ``sigma`` is negative, or ``largest`` is below 1.
+    """
+    if not (np.isfinite(median) and median > 0) or not (np.isfinite(sigma) and sigma >= 0) or largest < 1:
+        raise ValueError(
+            f"expected a positive median, a sigma of at least 0 and at least 1 as largest, got {median}, {sigma} and "
+            f"{largest}"
+        )
+    groups = np.asarray(groups)
+    owners: Owners = {}
+    for group in np.unique(groups):
+        rows, start, number = rng.permutation(np.flatnonzero(groups == group)), 0, 0
+        while start < len(rows):
+            size = int(np.clip(np.rint(rng.lognormal(np.log(median), sigma)), 1, largest))
+            owners[f"{group}-{number:03d}"] = np.sort(rows[start : start + size])
+            start, number = start + size, number + 1
+    return owners

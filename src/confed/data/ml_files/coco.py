@@ -1,0 +1,184 @@
+"""COCO (Lin et al., ECCV 2014): objects as labels of pictures, and of the captions about them.
+
+Chen et al., "Microsoft COCO captions", arXiv:1504.00325, give about five captions to a picture.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.ml_files.records import LabelRecord
+from confed.data.vl_files.records import Distinct, number, text
+from confed.data.vl_files.stream import Window, json_items
+
+__all__ = ["COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_records", "coco_text_records"]
+
+COCO_LABELS = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
+    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
+    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
+    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
+    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
+    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
+    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)  # fmt: skip
+"""The 80 categories in the order of their ids."""
+
+COCO_SUPERCATEGORIES = (
+    "person", "vehicle", "outdoor", "animal", "accessory", "sports", "kitchen", "food", "furniture", "electronic",
+    "appliance", "indoor",
+)  # fmt: skip
+"""Their 12 groups in the order of the ids."""
+
+
+@dataclass
+class _Instances:
+    """An instances file without boxes and outlines."""
+
+    images: dict[int, str] = field(default_factory=dict[int, str])
+    rows: dict[int, int] = field(default_factory=dict[int, int])
+    categories: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    of_image: array = field(default_factory=lambda: array("q"))
+    of_category: array = field(default_factory=lambda: array("q"))
+
+
+def coco_records(
+    file: Path,
+    *,
+    level: Literal["category", "supercategory"] = "category",
+    unlabelled: bool = True,
+    crowds: bool = True,
+    split: str = "",
+) -> Iterator[LabelRecord]:
+    """The pictures of an instances file, in its order; labels are the categories of a picture's objects.
+
+    The file is read value by value: outlines, most of its hundreds of megabytes, are never in memory together.
+
+    Args:
+        file: ``instances_*.json``.
+        level: 80 categories or their 12 groups.
+        unlabelled: whether pictures without any object are kept; published multi-label results leave them out
+            (82,081 of the 82,783 training pictures of 2014 remain).
+        crowds: whether groups of objects outlined as one (``iscrowd``) count.
+        split: what to call the split.
+
+    Raises:
+        ValueError: a missing or cut-off file, a faulty entry, an id twice, or an object of an unknown picture or
+            category (names the row).
+    """
+    if level not in ("category", "supercategory"):
+        raise ValueError(f"level must be category or supercategory, got {level!r}")
+    content = _instances(file, crowds)
+    for image, labels in _labels(content, level):
+        if labels or unlabelled:
+            yield LabelRecord(
+                file, content.rows[image], f"coco-{image}", labels, picture=content.images[image], split=split
+            )
+
+
+def coco_text_records(
+    instances: Path,
+    captions: Path,
+    *,
+    level: Literal["category", "supercategory"] = "category",
+    crowds: bool = True,
+    split: str = "",
+) -> Iterator[LabelRecord]:
+    """Captions as texts with several labels: those of the objects in the picture that a caption is about.
+
+    The picture is given as well, so that its captions can be kept together when rows are dealt to clients. A caption
+    need not mention all objects, and may use other words for them.
+
+    Args:
+        instances: ``instances_*.json``.
+        captions: ``captions_*.json`` of the same pictures, or of some of them.
+        level: 80 categories or their 12 groups.
+        crowds: whether groups of objects outlined as one count.
+        split: what to call the split.
+
+    Raises:
+        ValueError: as :func:`coco_records`, or a caption of a picture that is not in ``instances``.
+    """
+    content = _instances(instances, crowds)
+    labels, distinct = dict(_labels(content, level)), Distinct("id")
+    for row, entry in json_items(captions, "annotations"):
+        key, image = number(entry, "id", captions, row), number(entry, "image_id", captions, row)
+        distinct.add(key, captions, row)
+        if image not in labels:
+            raise ValueError(f"{captions}, row {row}: the picture {image} is not in {instances.name}")
+        words = text(entry, "caption", captions, row).strip()
+        yield LabelRecord(
+            captions,
+            row,
+            f"coco-caption-{key}",
+            labels[image],
+            picture=content.images[image],
+            text=words,
+            split=split,
+        )
+
+
+def _instances(file: Path, crowds: bool) -> _Instances:
+    """Reads the three lists in one pass, in whatever order they stand."""
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    content, found, distinct = _Instances(), set[str](), Distinct("id")
+    with file.open("rb") as stream:
+        window = Window(file, stream)
+        if window.peek() != "{":
+            raise ValueError(f"{file}: expected an object with images, annotations and categories")
+        for key in window.members():
+            if key not in ("images", "annotations", "categories") or key in found:
+                window.value()
+                continue
+            found.add(key)
+            if window.peek() != "[":
+                raise ValueError(f"{file}: expected a list under {key!r}")
+            for row, entry in window.items():
+                _add(content, key, entry, file, row, crowds, distinct)
+        window.finish()
+    missing = [key for key in ("images", "annotations", "categories") if key not in found]
+    if missing:
+        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
+    return content
+
+
+def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds: bool, annotations: Distinct) -> None:
+    own = number(entry, "id", file, row)
+    if key == "images":
+        if own in content.images:
+            raise ValueError(f"{file}, row {row} of images: the id {own} is that of row {content.rows[own]} already")
+        content.images[own], content.rows[own] = text(entry, "file_name", file, row), row
+    elif key == "categories":
+        if own in content.categories:
+            raise ValueError(f"{file}, row {row} of categories: the id {own} comes twice")
+        content.categories[own] = text(entry, "name", file, row), str(entry.get("supercategory") or "")
+    else:
+        annotations.add(own, file, row)
+        if crowds or not entry.get("iscrowd"):
+            content.of_image.append(number(entry, "image_id", file, row))
+            content.of_category.append(number(entry, "category_id", file, row))
+
+
+def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Every picture's id and labels, each once, in the order of the categories' ids."""
+    images, categories = (np.array(part, dtype=np.int64) for part in (content.of_image, content.of_category))
+    for what, ids, known in (("picture", images, content.images), ("category", categories, content.categories)):
+        strange = np.setdiff1d(ids, np.fromiter(known, dtype=np.int64, count=len(known)))
+        if len(strange):
+            raise ValueError(
+                f"an object has the {what} {strange[0]}, which the file does not describe ({len(strange)} such ids)"
+            )
+    # One sorted row per picture and category: all labels of a picture stand together.
+    pairs = np.unique(np.stack([images, categories], axis=1), axis=0) if len(images) else np.zeros((0, 2), np.int64)
+    starts = np.searchsorted(pairs[:, 0], np.fromiter(content.images, dtype=np.int64), side="left")
+    stops = np.searchsorted(pairs[:, 0], np.fromiter(content.images, dtype=np.int64), side="right")
+    part = 0 if level == "category" else 1
+    for image, start, stop in zip(content.images, starts.tolist(), stops.tolist(), strict=True):
+        names = [content.categories[category][part] for category in pairs[start:stop, 1].tolist()]
+        yield image, tuple(dict.fromkeys(names))

@@ -1,0 +1,195 @@
+"""FLAIR (Song et al., NeurIPS 2022): photographs of 51,414 users with 17 coarse and 1,628 fine labels.
+
+Understood are the metadata file with a folder of pictures, and the HDF5 files that the published scripts make of
+them: grouped by user, with labels as joined texts (FLAIR's own) or as index pairs (pfl-research's), or not grouped.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from confed.data.ml_files.records import LabelRecord
+from confed.data.vl_files.records import Distinct, text, texts
+from confed.data.vl_files.stream import json_items
+
+__all__ = ["FLAIR_LABELS", "flair_fine_labels", "flair_hdf5_records", "flair_records", "flair_relationship"]
+
+FLAIR_LABELS = (
+    "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid",
+    "material", "music", "outdoor", "plant", "recreation", "religion", "structure",
+)  # fmt: skip
+"""The 17 coarse labels in alphabetical order, which is that of the published label mappings."""
+
+_SPLITS = ("train", "val", "test")
+
+
+def flair_records(file: Path) -> Iterator[LabelRecord]:
+    """All pictures of the metadata file in its order, read value by value.
+
+    Args:
+        file: ``labels_and_metadata.json``; pictures are ``{image_id}.jpg``, in ``small_images``.
+
+    Raises:
+        ValueError: a missing or cut-off file, a faulty entry, a picture twice, or a user in two partitions (names the
+            row).
+    """
+    distinct, home = Distinct("image_id"), dict[str, str]()
+    for row, entry in json_items(file):
+        image, user, split = (text(entry, key, file, row) for key in ("image_id", "user_id", "partition"))
+        distinct.add(image, file, row)
+        _check_home(home, user, split, f"{file}, row {row}")
+        yield LabelRecord(
+            file,
+            row,
+            image,
+            tuple(texts(entry, "labels", file, row)),
+            tuple(texts(entry, "fine_grained_labels", file, row)),
+            f"{image}.jpg",
+            user=user,
+            split=split,
+        )
+
+
+def flair_relationship(file: Path) -> dict[str, str]:
+    """Every fine label's coarse one, from ``label_relationship.txt``: "fine -> coarse" a line.
+
+    A comma or a tab between the two, and brackets around them, are understood as well.
+
+    Raises:
+        ValueError: the file is missing, a line has another shape, a coarse label is none of the 17, or a fine label
+            has two coarse ones (names the line).
+    """
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    found: dict[str, str] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines()):
+        if not line.strip():
+            continue
+        parts = [part.strip(" '\"") for part in re.split(r"->|\t|,", line.strip().strip("()"))]
+        if len(parts) != 2 or not all(parts):
+            raise ValueError(f"{file}, row {number}: expected 'fine label -> coarse label', got {line!r:.80}")
+        fine, coarse = parts
+        if coarse not in FLAIR_LABELS:
+            raise ValueError(f"{file}, row {number}: expected one of the 17 coarse labels, got {coarse!r}")
+        if found.setdefault(fine, coarse) != coarse:
+            raise ValueError(f"{file}, row {number}: {fine!r} belongs to {found[fine]!r} already, got {coarse!r}")
+    return found
+
+
+def flair_fine_labels(file: Path) -> tuple[str, ...]:
+    """The fine labels of ``label_relationship.txt`` in alphabetical order, that of the published label mappings.
+
+    Raises:
+        ValueError: as :func:`flair_relationship`.
+    """
+    return tuple(sorted(flair_relationship(file)))
+
+
+def flair_hdf5_records(file: Path) -> Iterator[LabelRecord]:
+    """All pictures of an HDF5 file, user by user; labels are read, pictures are not.
+
+    Args:
+        file: ``/{partition}/{user}/{images, image_ids, labels, fine_grained_labels}``, where labels are texts joined
+            by "|", or ``{labels, fine_grained_labels}_{row, col}`` with the names under ``/metadata``; or
+            ``/{partition}/{image}/{image, user_id, labels, fine_grained_labels}``.
+
+    Raises:
+        ValueError: h5py is not installed, the file is missing, damaged or of another shape (names the group), a
+            picture twice, or a user in two partitions.
+    """
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    try:
+        h5py: Any = import_module("h5py")
+    except ImportError as error:
+        raise ValueError(f"reading {file} needs the package h5py: pip install h5py") from error
+    distinct, home, row = Distinct("image_id"), dict[str, str](), 0
+    try:
+        with h5py.File(file, "r") as content:
+            mappings = _mappings(content, file)
+            splits = [split for split in _SPLITS if split in content]
+            if not splits:
+                raise ValueError(f"{file}: expected the groups {', '.join(_SPLITS)}, got {', '.join(content)}")
+            for split in splits:
+                for key in content[split]:
+                    where = f"{file}, /{split}/{key}"
+                    for image, user, picture, labels, fine in _group(content[split][key], key, split, where, mappings):
+                        distinct.add(image, file, row)
+                        _check_home(home, user, split, where)
+                        yield LabelRecord(file, row, image, labels, fine, picture, user=user, split=split)
+                        row += 1
+    except (OSError, KeyError, RuntimeError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: expected a complete HDF5 file of FLAIR, got: {error}") from error
+
+
+_Labels = tuple[str, ...]
+
+
+def _group(
+    group: Any, key: str, split: str, where: str, mappings: dict[str, list[str]]
+) -> Iterator[tuple[str, str, str, _Labels, _Labels]]:
+    """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group."""
+    if "image" in group:
+        coarse, fine = (_joined(group[level][()]) for level in ("labels", "fine_grained_labels"))
+        yield key, _decoded(group["user_id"][()]), f"{split}/{key}/image", coarse, fine
+        return
+    if "images" not in group or "image_ids" not in group:
+        raise ValueError(f"{where}: expected images and image_ids, got {', '.join(group)}")
+    names = [_decoded(name) for name in group["image_ids"][()]]
+    if len(group["images"]) != len(names):
+        raise ValueError(f"{where}: expected as many pictures as names, got {len(group['images'])} and {len(names)}")
+    levels = [_level(group, level, len(names), where, mappings) for level in ("labels", "fine_grained_labels")]
+    for number, name in enumerate(names):
+        yield name, key, f"{split}/{key}/images#{number}", levels[0][number], levels[1][number]
+
+
+def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, list[str]]) -> list[_Labels]:
+    if level in group:
+        labels = [_joined(value) for value in group[level][()]]
+        if len(labels) != count:
+            raise ValueError(f"{where}: expected the {level} of {count} pictures, got those of {len(labels)}")
+        return labels
+    if f"{level}_row" not in group or f"{level}_col" not in group or level not in mappings:
+        raise ValueError(f"{where}: expected {level}, or {level}_row, {level}_col and their names under /metadata")
+    found, names = [list[str]() for _ in range(count)], mappings[level]
+    rows, columns = group[f"{level}_row"][()].tolist(), group[f"{level}_col"][()].tolist()
+    if len(rows) != len(columns) or max(rows, default=0) >= max(count, 1) or max(columns, default=0) >= len(names):
+        raise ValueError(f"{where}: expected {level} of {count} pictures and {len(names)} labels, got others")
+    for row, column in zip(rows, columns, strict=True):
+        found[row].append(names[column])
+    return [tuple(labels) for labels in found]
+
+
+def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
+    """The names behind label indices, where the file has them."""
+    found: dict[str, list[str]] = {}
+    metadata = content.get("metadata", {})
+    for level, key in (("labels", "label_mapping"), ("fine_grained_labels", "fine_grained_label_mapping")):
+        if key in metadata:
+            try:
+                mapping = json.loads(metadata[key][()])
+            except ValueError as error:
+                raise ValueError(f"{file}, /metadata/{key}: expected JSON text, got: {error}") from error
+            # Files that are not grouped by user hold counts under this name, and need no mapping.
+            if isinstance(mapping, dict) and {*map(str, mapping.values())} == {*map(str, range(len(mapping)))}:
+                found[level] = sorted(mapping, key=lambda name, ids=mapping: ids[name])
+    return found
+
+
+def _joined(value: Any) -> _Labels:
+    joined = _decoded(value)
+    return tuple(joined.split("|")) if joined else ()
+
+
+def _decoded(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _check_home(home: dict[str, str], user: str, split: str, where: str) -> None:
+    if split not in _SPLITS:
+        raise ValueError(f"{where}: expected the partition train, val or test, got {split!r}")
+    if home.setdefault(user, split) != split:
+        raise ValueError(f"{where}: the user {user} is in the partition {home[user]} already, got {split}")

@@ -1,0 +1,220 @@
+"""Pictures of a :class:`~confed.data.ml_files.table.MultiLabelTable`, read when a batch asks for them.
+
+They lie in a folder, in an uncompressed tar archive, or in an HDF5 file. Nothing is kept and no file stays open, so
+that memory does not grow and processes may fork.
+"""
+
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.ml_files.table import MultiLabelTable, PackedTexts
+from confed.data.picture_files import PictureFiles
+from confed.data.pictures import read_picture, resize
+
+__all__ = ["Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
+
+Check = Literal["present", "decoded"]
+
+
+class LazyPictures:
+    """Pictures that stay where they are, the base of three kinds; :class:`confed.data.picture_tables.Pictures`.
+
+    Args:
+        source: where the pictures lie.
+        names: their names there, M.
+        size: side of the square pictures in pixels; other proportions are squeezed.
+
+    Raises:
+        ValueError: ``size`` is not positive, or there is nothing at ``source``.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"image_size must be at least 1 pixel, got {size}")
+        if not source.exists():
+            raise ValueError(f"the pictures {source} do not exist")
+        self.source, self.names, self.size = source, names, size
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, S, S, 3)."""
+        return len(self.names), self.size, self.size, 3
+
+    def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
+        """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
+
+        Raises:
+            ValueError: a picture is missing or unreadable (names it).
+        """
+        if isinstance(index, int | np.integer):
+            return self._read([int(index)])[0]
+        rows = np.asarray(index).tolist()
+        return self._read(rows) if rows else np.zeros((0, *self.shape[1:]), dtype=np.uint8)
+
+    def _read(self, rows: Sequence[int]) -> np.ndarray:
+        raise NotImplementedError
+
+    def present(self, row: int) -> bool:
+        """Whether there is a picture that is not empty; it is not read."""
+        raise NotImplementedError
+
+
+class NamedPictures(LazyPictures):
+    """Picture files below a folder; a batch is decoded by as many threads as torch uses."""
+
+    def _read(self, rows: Sequence[int]) -> np.ndarray:
+        files = [self.source / self.names[row] for row in rows]
+        return PictureFiles(files, self.size)[np.arange(len(files))]
+
+    def present(self, row: int) -> bool:
+        """See :meth:`LazyPictures.present`."""
+        try:
+            return (self.source / self.names[row]).stat().st_size > 0
+        except OSError:
+            return False
+
+
+class TarPictures(LazyPictures):
+    """Members of an uncompressed tar archive, which is read in place.
+
+    Raises:
+        ValueError: as above, or the archive cannot be read.
+    """
+
+    def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
+        super().__init__(source, names, size)
+        try:
+            with tarfile.open(source, "r:") as tar:
+                members = {
+                    member.name.removeprefix("./"): (member.offset_data, member.size)
+                    for member in tar
+                    if member.isfile()
+                }
+        except (OSError, tarfile.TarError) as error:
+            raise ValueError(f"{source}: expected a complete, uncompressed tar archive, got: {error}") from error
+        self._spans = np.array([members.get(name, (0, 0)) for name in names], dtype=np.int64).reshape(-1, 2)
+
+    def _read(self, rows: Sequence[int]) -> np.ndarray:
+        pictures: list[np.ndarray] = []
+        with self.source.open("rb") as archive:
+            for row in rows:
+                if not self.present(row):
+                    raise ValueError(f"picture {self.names[row]!r}: expected it in {self.source}")
+                start, length = self._spans[row].tolist()
+                archive.seek(start)
+                picture = read_picture(archive.read(length), name=f"{self.source}:{self.names[row]}")
+                pictures.append(resize(picture, self.size))
+        return np.stack(pictures)
+
+    def present(self, row: int) -> bool:
+        """See :meth:`LazyPictures.present`."""
+        return bool(self._spans[row, 1] > 0)
+
+
+class Hdf5Pictures(LazyPictures):
+    """Arrays (H, W, 3), or rows of arrays (M, H, W, 3), of an HDF5 file, uint8.
+
+    Raises:
+        ValueError: as above, or h5py is not installed.
+    """
+
+    def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
+        super().__init__(source, names, size)
+        try:
+            self._h5py: Any = import_module("h5py")
+        except ImportError as error:
+            raise ValueError(f"reading {source} needs the package h5py: pip install h5py") from error
+
+    def _read(self, rows: Sequence[int]) -> np.ndarray:
+        try:
+            with self._h5py.File(self.source, "r") as content:
+                return np.stack([self._one(content, self.names[row]) for row in rows])
+        except (OSError, KeyError, IndexError, RuntimeError) as error:
+            names = ", ".join(self.names[row] for row in rows[:3])
+            raise ValueError(f"{self.source}: expected the pictures {names} ..., got: {error}") from error
+
+    def _one(self, content: Any, key: str) -> np.ndarray:
+        name, _, number = key.partition("#")
+        picture = np.asarray(content[name][int(number)] if number else content[name][()])
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise ValueError(
+                f"{self.source}, {key}: expected a picture (H, W, 3) of uint8, got {picture.dtype} {picture.shape}"
+            )
+        return resize(picture, self.size)
+
+    def present(self, row: int) -> bool:
+        """See :meth:`LazyPictures.present`. The reader of the labels has met the array already."""
+        return True
+
+
+def open_pictures(source: Path, names: PackedTexts, size: int) -> LazyPictures:
+    """The pictures of M names in a folder, a tar archive (``.tar``) or an HDF5 file (``.h5``, ``.hdf5``).
+
+    Raises:
+        ValueError: there is nothing at ``source``, or it cannot be read.
+    """
+    makers: dict[str, Callable[[Path, PackedTexts, int], LazyPictures]] = {
+        ".tar": TarPictures,
+        ".h5": Hdf5Pictures,
+        ".hdf5": Hdf5Pictures,
+    }
+    return (NamedPictures if source.is_dir() else makers.get(source.suffix.lower(), NamedPictures))(source, names, size)
+
+
+def drop_unreadable(
+    table: MultiLabelTable, source: Path, size: int, *, at_most: float = 0.01, check: Check = "decoded"
+) -> tuple[MultiLabelTable, LazyPictures]:
+    """Leaves out the rows whose pictures cannot be read, unless there are too many of them.
+
+    Args:
+        table: rows with pictures.
+        source: where these lie.
+        size: side of the square pictures in pixels.
+        at_most: share of the rows that may be left out.
+        check: "decoded" reads every picture once; "present" only looks whether it is there and not empty, which is
+            what hundreds of thousands of pictures allow at every start. A damaged one then stops training later.
+
+    Returns:
+        The table without them, with their names in ``unreadable``, and its pictures.
+
+    Raises:
+        ValueError: more than ``at_most`` cannot be read (names the first few), the share is outside [0, 1], the check
+            is unknown, or there is nothing at ``source``.
+    """
+    if not 0 <= at_most <= 1:
+        raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
+    if check not in ("present", "decoded"):
+        raise ValueError(f"check must be present or decoded, got {check!r}")
+    pictures = open_pictures(source, table.pictures, size)
+    readable, reason = np.ones(len(table), dtype=bool), ""
+    for row in range(len(table)):
+        try:
+            if check == "decoded":
+                pictures[row]
+            elif not pictures.present(row):
+                raise ValueError(f"picture {table.pictures[row]}: it is missing or empty")
+        except ValueError as error:
+            readable[row], reason = False, reason or str(error)
+    lost = np.flatnonzero(~readable)
+    if len(lost) > at_most * len(table):
+        raise ValueError(
+            f"{len(lost)} of {len(table)} pictures in {source} cannot be read, more than the share of {at_most:g} that "
+            f"may be left out; the first: {reason}"
+        )
+    if not len(lost):
+        return table, pictures
+    names = tuple(table.pictures[row] for row in lost.tolist())
+    kept = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
+    return kept, open_pictures(source, kept.pictures, size)

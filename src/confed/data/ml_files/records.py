@@ -1,0 +1,104 @@
+"""One picture or text with its labels, as any dataset's file has it, and the JSON-lines layout of such rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from confed.data.vl_files.records import Distinct, text, texts
+from confed.data.vl_files.stream import json_lines
+
+__all__ = ["LabelRecord", "line_records", "optional_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRecord:
+    """A picture, a text, or both, with their labels.
+
+    Attributes:
+        file: the annotation file.
+        row: its row there, from 0.
+        name: identifier, distinct within the dataset.
+        labels: names of the labels that are present; may be empty.
+        fine: names of finer labels, where the dataset has two levels.
+        picture: a path below the dataset's folder of pictures; in an HDF5 file the array's key, and behind "#" the row
+            where it holds several; empty if there is none.
+        text: empty if there is none.
+        user: whose it is; empty if the dataset has no users.
+        split: empty if the file has no splits.
+    """
+
+    file: Path
+    row: int
+    name: str
+    labels: tuple[str, ...]
+    fine: tuple[str, ...] = ()
+    picture: str = ""
+    text: str = ""
+    user: str = ""
+    split: str = ""
+
+    def __post_init__(self) -> None:
+        # A name without a folder, which most have, is checked without parsing it: there are hundreds of thousands.
+        if self.picture in (".", "..") or ("/" in self.picture and not _stays_inside(PurePosixPath(self.picture))):
+            raise ValueError(
+                f"{self.where}: expected a picture's name, without a way out of its folder, got {self.picture!r}"
+            )
+        if not self.picture and not self.text:
+            raise ValueError(f"{self.where}: expected a picture or a text, got neither")
+        for label in (*self.labels, *self.fine):
+            if not label.strip():
+                raise ValueError(f"{self.where}: expected the names of labels, got an empty one")
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+
+def _stays_inside(path: PurePosixPath) -> bool:
+    return not path.is_absolute() and ".." not in path.parts and bool(path.name)
+
+
+def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
+    """A text that may be missing.
+
+    Raises:
+        ValueError: there is something else under this key (names file, row and key).
+    """
+    return text(entry, key, file, row) if entry.get(key) not in (None, "") else ""
+
+
+def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterator[LabelRecord]:
+    """Rows of a JSON-lines file, for multi-label pictures and for multi-label texts.
+
+    One object a line: ``labels``, a list of names that may be empty, and ``image`` (a picture's path below the
+    folder of pictures), ``text``, or both. Optional: ``id`` (text; by default the picture's name, or the line's
+    number), ``fine_labels`` (list), ``user`` and ``split`` (texts). Other keys are left alone.
+
+    Args:
+        file: the JSON-lines file.
+        user: under which key the user stands.
+        prefix: what all identifiers begin with.
+
+    Raises:
+        ValueError: a missing or cut-off file, a faulty line, or an identifier twice (names file and row).
+    """
+    distinct = Distinct("id")
+    for row, entry in json_lines(file):
+        if not isinstance(entry, dict):
+            raise ValueError(f"{file}, row {row}: expected an object, got {entry!r:.80}")
+        picture, words = optional_text(entry, "image", file, row), optional_text(entry, "text", file, row)
+        key = optional_text(entry, "id", file, row) or picture or str(row)
+        distinct.add(key, file, row)
+        yield LabelRecord(
+            file,
+            row,
+            f"{prefix}{key}",
+            tuple(texts(entry, "labels", file, row)),
+            tuple(texts(entry, "fine_labels", file, row)) if "fine_labels" in entry else (),
+            picture,
+            words,
+            optional_text(entry, user, file, row) if user else "",
+            optional_text(entry, "split", file, row),
+        )

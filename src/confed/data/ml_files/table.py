@@ -1,0 +1,352 @@
+"""Hundreds of thousands of labelled rows as a few arrays, grouped by user."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, overload
+
+import numpy as np
+
+from confed.data.ml_files.records import LabelRecord
+
+__all__ = ["MultiLabelTable", "PackedTexts", "UserRows", "collect"]
+
+_LISTED = 5
+"""How many offenders a message names."""
+
+
+class PackedTexts(Sequence[str]):
+    """N texts in one block of bytes, which takes a fraction of what as many strings take.
+
+    Args:
+        content: all texts behind one another, UTF-8.
+        offsets: where each begins, and at last where the last one ends, int64, shape (N + 1,).
+    """
+
+    def __init__(self, content: bytes, offsets: np.ndarray) -> None:
+        self.content, self.offsets = content, offsets
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "PackedTexts":
+        """Packs texts one by one; they are never in memory together."""
+        content, ends = bytearray(), array("q", [0])
+        for text in texts:
+            content += text.encode("utf-8", "surrogatepass")
+            ends.append(len(content))
+        return cls(bytes(content), np.array(ends, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PackedTexts": ...
+    def __getitem__(self, index: int | slice) -> "str | PackedTexts":
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"text {index} of {len(self)}")
+        start, stop = self.offsets[position : position + 2].tolist()
+        return self.content[start:stop].decode("utf-8", "surrogatepass")
+
+    def take(self, rows: np.ndarray) -> "PackedTexts":
+        """The texts of the given rows, in that order."""
+        offsets, places = _gather(self.offsets, rows)
+        return PackedTexts(np.frombuffer(self.content, dtype=np.uint8)[places].tobytes(), offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return len(self.content) + self.offsets.nbytes
+
+
+@dataclass(frozen=True)
+class MultiLabelTable:
+    """N rows with any number of C labels each, in which a user's rows stand together.
+
+    Attributes:
+        labels: names of the C labels; a label's number is its position.
+        offsets: where the labels of each row begin in ``values``, and at last its length, int64, shape (N + 1,).
+        values: the numbers of all rows' labels, ascending within a row, int32.
+        names: N identifiers.
+        pictures: N names of pictures, as :class:`~confed.data.ml_files.records.LabelRecord` has them; empty texts in a
+            dataset of texts.
+        texts: N texts, where the dataset has texts.
+        users: U names of users, in the order of their first row; none if the dataset has no users.
+        user_offsets: where each user's rows begin, and at last N, int64, shape (U + 1,); (1,) without users.
+        unreadable: names of pictures that were left out because they could not be read.
+    """
+
+    labels: tuple[str, ...]
+    offsets: np.ndarray
+    values: np.ndarray
+    names: PackedTexts
+    pictures: PackedTexts
+    texts: PackedTexts | None
+    users: PackedTexts
+    user_offsets: np.ndarray
+    unreadable: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def targets(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The labels of B rows as zeros and ones, float32, shape (B, C)."""
+        rows = np.asarray(rows, dtype=np.int64)
+        starts, places = _gather(self.offsets, rows)
+        result = np.zeros((len(rows), len(self.labels)), dtype=np.float32)
+        result[np.repeat(np.arange(len(rows)), np.diff(starts)), self.values[places]] = 1
+        return result
+
+    def labels_of(self, row: int) -> tuple[str, ...]:
+        """The names of one row's labels."""
+        start, stop = self.offsets[row : row + 2].tolist()
+        return tuple(self.labels[value] for value in self.values[start:stop].tolist())
+
+    def counts(self) -> np.ndarray:
+        """How many rows have each label, int64, shape (C,)."""
+        return np.bincount(self.values, minlength=len(self.labels))
+
+    def of_users(self) -> "UserRows":
+        """User -> its rows, one client per user.
+
+        Raises:
+            ValueError: the dataset has no users.
+        """
+        if not len(self.users):
+            raise ValueError("the dataset has no users to take as clients: deal its rows instead")
+        return UserRows(self.users, self.user_offsets)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows of each user, int64, shape (U,)."""
+        return np.diff(self.user_offsets)
+
+    @property
+    def rows_without_labels(self) -> int:
+        """Rows of which every label is absent."""
+        return int((np.diff(self.offsets) == 0).sum())
+
+    @property
+    def users_without_labels(self) -> int:
+        """Users in all of whose rows every label is absent. They are kept: what they lack is information too."""
+        return int((np.diff(self.offsets[self.user_offsets]) == 0).sum()) if len(self.users) else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the table holds."""
+        texts = self.texts.nbytes if self.texts is not None else 0
+        arrays = self.offsets.nbytes + self.values.nbytes + self.user_offsets.nbytes
+        return arrays + self.names.nbytes + self.pictures.nbytes + self.users.nbytes + texts
+
+    def keep(self, mask: np.ndarray) -> "MultiLabelTable":
+        """The rows that a mask (N,) is true for; users without any row are left out.
+
+        Raises:
+            ValueError: the mask has another shape.
+        """
+        if mask.shape != (len(self),):
+            raise ValueError(f"the mask must have shape ({len(self)},), got {mask.shape}")
+        if mask.all():
+            return self
+        rows = np.flatnonzero(mask)
+        offsets, places = _gather(self.offsets, rows)
+        kept = np.concatenate([[0], np.cumsum(mask)])[self.user_offsets]
+        staying = np.flatnonzero(np.diff(kept))
+        return replace(
+            self,
+            offsets=offsets,
+            values=self.values[places],
+            names=self.names.take(rows),
+            pictures=self.pictures.take(rows),
+            texts=None if self.texts is None else self.texts.take(rows),
+            users=self.users.take(staying),
+            user_offsets=np.concatenate([kept[:1], kept[staying + 1]]),
+        )
+
+    def in_order(self, labels: Sequence[str]) -> "MultiLabelTable":
+        """The same rows with label numbers that are positions in another list, matched by name.
+
+        Raises:
+            ValueError: the list has a name twice, or lacks one of the table's labels (names the first few).
+        """
+        _check_distinct(labels)
+        position = {name: number for number, name in enumerate(labels)}
+        missing = [name for name in self.labels if name not in position]
+        if missing:
+            raise ValueError(f"the list of {len(labels)} labels lacks {_first(missing)}")
+        new = np.array([position[name] for name in self.labels], dtype=np.int32)
+        return replace(self, labels=tuple(labels), values=_sorted_within(self.offsets, new[self.values]))
+
+    def facts(self) -> dict[str, str]:
+        """What there is, in words, for a description of the dataset."""
+        per_row, n = np.diff(self.offsets), len(self)
+        facts = {
+            "rows": f"{n} with {len(self.values) / max(n, 1):.2f} of {len(self.labels)} labels on average, "
+            f"{self.rows_without_labels} without any, at most {int(per_row.max(initial=0))}",
+            "labels": f"{int((self.counts() == 0).sum())} of {len(self.labels)} labels are on no row",
+        }
+        if len(self.users):
+            facts["users"] = (
+                f"{len(self.users)} with {np.median(self.sizes):g} rows in the median, at most {self.sizes.max()}; "
+                f"{self.users_without_labels} without any label"
+            )
+        if self.unreadable:
+            facts["unreadable"] = f"{len(self.unreadable)} pictures left out: {_first(self.unreadable)}"
+        return facts
+
+
+class UserRows(Mapping[str, np.ndarray]):
+    """User -> row numbers, ascending; made when asked for, so that tens of thousands of users cost little.
+
+    Args:
+        users: their names.
+        offsets: where each one's rows begin, and at last the number of rows.
+    """
+
+    def __init__(self, users: PackedTexts, offsets: np.ndarray) -> None:
+        self._offsets = offsets
+        self._numbers = {name: number for number, name in enumerate(users)}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __getitem__(self, user: str) -> np.ndarray:
+        number = self._numbers[user]
+        return np.arange(self._offsets[number], self._offsets[number + 1])
+
+
+def collect(
+    records: Iterable[LabelRecord],
+    labels: Sequence[str] | None = None,
+    *,
+    level: Literal["labels", "fine"] = "labels",
+) -> dict[str, MultiLabelTable]:
+    """Records as tables, one per split, with the rows of each user together.
+
+    Rows keep their order within a user, users that of their first row. Records are taken one by one.
+
+    Args:
+        records: of any reader.
+        labels: the names of all labels; by default those that occur, in alphabetical order.
+        level: the records' ``labels`` or their ``fine`` ones.
+
+    Returns:
+        Split -> table, in the order of first rows; the key is "" where the file has no splits.
+
+    Raises:
+        ValueError: labels outside the list (the first few of them, each with where it stands), an identifier twice
+            within a split, rows with and without a user, or no record at all.
+    """
+    if level not in ("labels", "fine"):
+        raise ValueError(f"level must be labels or fine, got {level!r}")
+    numbers: dict[str, int] = {}
+    if labels is not None:
+        _check_distinct(labels)
+        numbers = {name: number for number, name in enumerate(labels)}
+    parts: dict[str, _Part] = {}
+    outside, places = Counter[str](), dict[str, str]()
+    for record in records:
+        if record.split not in parts:
+            parts[record.split] = _Part()
+        own = set[int]()
+        for name in record.labels if level == "labels" else record.fine:
+            number = numbers.get(name) if labels is not None else numbers.setdefault(name, len(numbers))
+            if number is None:
+                outside[name] += 1
+                places.setdefault(name, record.where)
+            else:
+                own.add(number)
+        parts[record.split].add(record, own)
+    if outside:
+        first = list(outside)[:_LISTED]
+        listed = ", ".join(f"{name!r} ({outside[name]} times, first in {places[name]})" for name in first)
+        rest = f" and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
+        raise ValueError(f"{len(outside)} labels are outside the {len(numbers)} that are known: {listed}{rest}")
+    if not parts:
+        raise ValueError("expected at least one picture or text with labels, got none")
+    order = tuple(sorted(numbers)) if labels is None else tuple(labels)
+    new = np.zeros(len(numbers), dtype=np.int32)
+    for position, name in enumerate(order):
+        new[numbers[name]] = position
+    return {split: part.table(order, new) for split, part in parts.items()}
+
+
+class _Part:
+    """The rows of one split while they come in."""
+
+    def __init__(self) -> None:
+        self.offsets, self.values, self.user_of = array("q", [0]), array("i"), array("q")
+        self.users: dict[str, int] = {}
+        # Three growing blocks of bytes with the end of each text, instead of as many strings.
+        self.texts = [(bytearray(), array("q", [0])) for _ in range(3)]
+
+    def add(self, record: LabelRecord, labels: Iterable[int]) -> None:
+        self.values.extend(labels)
+        self.offsets.append(len(self.values))
+        self.user_of.append(self.users.setdefault(record.user, len(self.users)))
+        for (content, ends), text in zip(self.texts, (record.name, record.picture, record.text), strict=True):
+            content.extend(text.encode("utf-8", "surrogatepass"))
+            ends.append(len(content))
+
+    def table(self, labels: tuple[str, ...], new: np.ndarray) -> MultiLabelTable:
+        anonymous = "" in self.users
+        if anonymous and len(self.users) > 1:
+            raise ValueError("expected a user of every row, or of none; some rows have one and others do not")
+        user_of = np.array(self.user_of, dtype=np.int64)
+        order = np.argsort(user_of, kind="stable")
+        offsets, places = _gather(np.array(self.offsets, dtype=np.int64), order)
+        values = new[np.array(self.values, dtype=np.int32)[places]] if len(places) else np.zeros(0, np.int32)
+        names, pictures, texts = (
+            PackedTexts(bytes(content), np.array(ends, dtype=np.int64)).take(order) for content, ends in self.texts
+        )
+        _check_names(names)
+        sizes = np.zeros(0, np.int64) if anonymous else np.bincount(user_of, minlength=len(self.users))
+        return MultiLabelTable(
+            labels,
+            offsets,
+            _sorted_within(offsets, values),
+            names,
+            pictures,
+            texts if texts.content else None,
+            PackedTexts.of([] if anonymous else self.users),
+            np.concatenate([[0], np.cumsum(sizes)]),
+        )
+
+
+def _gather(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets of the chosen rows behind one another, and where their values stand now."""
+    starts, lengths = offsets[:-1][rows], np.diff(offsets)[rows]
+    new = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    return new, np.arange(new[-1]) + np.repeat(starts - new[:-1], lengths)
+
+
+def _sorted_within(offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The same values, ascending within each row."""
+    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return np.ascontiguousarray(values[np.lexsort((values, row))], dtype=np.int32)
+
+
+def _check_names(names: PackedTexts) -> None:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"the identifier {name!r} comes twice")
+        seen.add(name)
+
+
+def _check_distinct(labels: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(labels).items() if count > 1]
+    if twice:
+        raise ValueError(f"the names of labels must differ, got {_first(twice)} more than once")
+
+
+def _first(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + rest

@@ -1,0 +1,40 @@
+"""Multi-label UC Merced: 1,680 aerial photographs with 17 labels of objects and surfaces.
+
+Pictures: Y. Yang, S. Newsam, "Bag-of-visual-words and spatial extensions for land-use classification", ACM SIGSPATIAL
+GIS 2010. Labels: B. Chaudhuri et al., "Multilabel remote sensing image retrieval using a semisupervised graph-theoretic
+method", IEEE TGRS 56(2), 2018.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from confed.data.ml_files.records import LabelRecord, line_records
+
+__all__ = ["UCM_LABELS", "ucm_records"]
+
+UCM_LABELS = (
+    "airplane", "bare-soil", "buildings", "cars", "chaparral", "court", "dock", "field", "grass", "mobile-home",
+    "pavement", "sand", "sea", "ship", "tanks", "trees", "water",
+)  # fmt: skip
+"""The 17 labels in alphabetical order."""
+
+
+def ucm_records(folder: Path, user: Literal["scene", "land_use", ""] = "scene") -> Iterator[LabelRecord]:
+    """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``.
+
+    Args:
+        folder: the data set's folder, as :func:`confed.data.ucm_vqa.ucm_vqa` reads it.
+        user: what counts as a user: one of six scenes, one of 21 land uses, or nothing.
+
+    Raises:
+        ValueError: the file is missing, cut off or faulty (names the row), or ``user`` is unknown.
+    """
+    if user not in ("scene", "land_use", ""):
+        raise ValueError(f"user must be scene, land_use or empty, got {user!r}")
+    for record in line_records(folder / "labels.jsonl", user=user, prefix="ucm-"):
+        if record.split not in ("train", "val", "test"):
+            raise ValueError(f"{record.where}: expected the split train, val or test, got {record.split!r}")
+        if user and not record.user:
+            raise ValueError(f"{record.where}: expected a text as {user!r}, got none")
+        yield record
