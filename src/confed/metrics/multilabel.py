@@ -1,0 +1,407 @@
+"""Quality of multi-label predictions: average precision, precision, recall and F1, per class and overall.
+
+N examples, C classes; an entry is one class of one example. With tp_c true positives, n_c predicted positives and m_c
+positives of class c at a threshold on the probability:
+
+- C-P = mean_c tp_c / n_c, C-R = mean_c tp_c / m_c, C-F1 = 2 C-P C-R / (C-P + C-R): the harmonic mean of the two means,
+  not the mean of the classes' F1;
+- O-P = sum_c tp_c / sum_c n_c, O-R = sum_c tp_c / sum_c m_c, O-F1 likewise, over all entries at once;
+- C-AP = mean_c AP_c, and O-AP is the AP of all entries as one class, where
+
+      AP = sum_t (R_t - R_{t-1}) P_t
+
+  over the distinct scores t from the largest down, P_t and R_t counting entries whose score is at least t. This is the
+  non-interpolated form (Zhu, "Recall, precision and average precision", 2004), and scikit-learn's.
+
+These are the conventions of FedLGT's released evaluation, which follows Lanchantin et al., "General multi-label image
+classification with transformers" (CVPR 2021); :data:`Undefined` says what becomes of classes without positives.
+FLAIR's own benchmark (Song et al., "FLAIR: Federated learning annotated image repository", NeurIPS 2022) uses the same
+F1 but takes AP from counts at 200 thresholds: :func:`bin_counts`, :func:`binned_average_precision`. Such counts
+add up over batches, clients and processes; exact AP needs all scores in one place.
+
+A ``mask`` (N, C) restricts everything to the entries where it is true: those whose label the model was not told.
+All results are fractions in [0, 1].
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from torch import Tensor
+
+__all__ = [
+    "Array",
+    "LabelCounts",
+    "Undefined",
+    "average_precision",
+    "bin_counts",
+    "binned_average_precision",
+    "class_average_precision",
+    "flair_metrics",
+    "label_counts",
+    "mean_over_classes",
+    "multilabel_metrics",
+    "overall_average_precision",
+]
+
+Array = np.ndarray | Tensor
+"""A NumPy array, or a tensor of any precision on any device."""
+
+Undefined = Literal["zero", "omit"]
+"""Classes without positives count as 0 in every mean over classes ("zero", as in scikit-learn and FLAIR's benchmark),
+or are left out of every such mean ("omit"). A class with positives that is never predicted has precision 0 in both."""
+
+_BLOCK = 1 << 22  # entries handled at once: 16 MiB in single precision
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """What precision and recall are made of, per class; counts of disjoint examples add up.
+
+    Attributes:
+        true_positives: entries that are predicted and positive, int64, shape (C,).
+        predicted: entries that are predicted, int64, shape (C,).
+        positives: entries that are positive, int64, shape (C,).
+    """
+
+    true_positives: np.ndarray
+    predicted: np.ndarray
+    positives: np.ndarray
+
+    def __add__(self, other: "LabelCounts") -> "LabelCounts":
+        """The counts of both sets of examples."""
+        hits, predicted = self.true_positives + other.true_positives, self.predicted + other.predicted
+        return LabelCounts(hits, predicted, self.positives + other.positives)
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Share of a class's predictions that are right, 0 without predictions, shape (C,)."""
+        return _ratio(self.true_positives, self.predicted)
+
+    @property
+    def recall(self) -> np.ndarray:
+        """Share of a class's positives that are found, 0 without positives, shape (C,)."""
+        return _ratio(self.true_positives, self.positives)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """F1 of each class, 0 with neither predictions nor positives, shape (C,)."""
+        return _ratio(2 * self.true_positives, self.predicted + self.positives)
+
+    def summary(self, undefined: Undefined = "zero") -> dict[str, float]:
+        """``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R`` and ``O-F1``; what has nothing to count is 0.
+
+        Raises:
+            ValueError: ``undefined`` is unknown.
+        """
+        per_class = [mean_over_classes(values, self.positives, undefined) for values in (self.precision, self.recall)]
+        hits = self.true_positives.sum()
+        overall = [float(_ratio(hits, counts.sum())) for counts in (self.predicted, self.positives)]
+        return {
+            f"{kind}-{name}": value
+            for kind, (p, r) in (("C", per_class), ("O", overall))
+            for name, value in (("P", p), ("R", r), ("F1", float(_ratio(2 * p * r, p + r))))
+        }
+
+
+def mean_over_classes(values: np.ndarray, positives: np.ndarray, undefined: Undefined = "zero") -> float:
+    """Mean over classes of one value per class.
+
+    Args:
+        values: shape (C,); where a class has no positives, anything, NaN included.
+        positives: number of positives of each class, shape (C,).
+        undefined: whether a class without positives counts as 0 or is left out.
+
+    Returns:
+        The mean; 0 where no class is left.
+
+    Raises:
+        ValueError: ``undefined`` is unknown.
+    """
+    if undefined not in get_args(Undefined):
+        raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {undefined!r}")
+    if undefined == "omit":
+        kept = values[positives > 0]
+        return float(kept.mean()) if len(kept) else 0.0
+    return float(np.where(positives > 0, values, 0.0).mean())
+
+
+def label_counts(
+    probabilities: Array,
+    truth: Array,
+    mask: Array | None = None,
+    *,
+    threshold: float = 0.5,
+    top: int | None = None,
+    strict: bool = False,
+) -> LabelCounts:
+    """Counts of predictions at a threshold.
+
+    Args:
+        probabilities: shape (N, C); any scores, if the threshold fits them.
+        truth: positive where not 0, shape (N, C).
+        mask: entries that count, shape (N, C); all where None.
+        threshold: an entry is predicted where its probability is at least this.
+        top: if given, an entry must also be among its example's ``top`` largest probabilities, all that tie with the
+            last of them included (the top-3 metrics of COCO and Visual Genome); among entries that count.
+        strict: predict only above the threshold, as FLAIR's benchmark does.
+
+    Raises:
+        ValueError: a shape is wrong, a probability is NaN, or ``top`` is below 1.
+    """
+    scores, positive, counted = _arrays(probabilities, truth, mask)
+    n, c = scores.shape
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
+    total = LabelCounts(*(np.zeros(c, np.int64) for _ in range(3)))
+    for rows in _blocks(n, c):
+        values, real = _wide(scores[rows]), positive[rows].astype(bool)
+        if np.isnan(values).any():
+            raise ValueError("probabilities must be numbers, got NaN")
+        inside = None if counted is None else counted[rows].astype(bool)
+        predicted = values > threshold if strict else values >= threshold
+        if inside is not None:
+            predicted, real, values = predicted & inside, real & inside, np.where(inside, values, -np.inf)
+        if top is not None and top < c:
+            predicted &= values >= np.partition(values, c - top, axis=1)[:, c - top, None]
+        total += LabelCounts(*(x.sum(0, dtype=np.int64) for x in (predicted & real, predicted, real)))
+    return total
+
+
+def average_precision(scores: Array, truth: Array) -> float:
+    """AP of one class.
+
+    Args:
+        scores: any real scores, larger for likelier entries, shape (N,).
+        truth: positive where not 0, shape (N,).
+
+    Returns:
+        NaN without positives.
+
+    Raises:
+        ValueError: the shapes differ, or a score is NaN.
+    """
+    column, positive, _ = _arrays(scores, truth, None, dimensions=1)
+    return _average_precision(_wide(column), positive.astype(bool))
+
+
+def class_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> np.ndarray:
+    """AP of every class.
+
+    Args:
+        scores: shape (N, C).
+        truth: positive where not 0, shape (N, C).
+        mask: entries that count, shape (N, C); all where None.
+
+    Returns:
+        float64, shape (C,); NaN for a class without positives among the entries that count.
+
+    Raises:
+        ValueError: a shape is wrong, or a score is NaN.
+    """
+    values, positive, counted = _arrays(scores, truth, mask)
+    n, c = values.shape
+    result = np.empty(c)
+    # A class is a column; columns are read in blocks, since one alone would touch a cache line per entry.
+    for columns in _blocks(c, n):
+        block, real = _wide(values[:, columns].T), positive[:, columns].T.astype(bool)
+        inside = None if counted is None else counted[:, columns].T.astype(bool)
+        for i, (column, hit) in enumerate(zip(block, real, strict=True)):
+            kept = slice(None) if inside is None else inside[i]
+            result[columns.start + i] = _average_precision(column[kept], hit[kept])
+    return result
+
+
+def overall_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> float:
+    """AP of all entries as one class; as :func:`class_average_precision`, over all classes at once.
+
+    Exact: all scores are sorted once, in a copy of their own size. 0 without positives.
+
+    Raises:
+        ValueError: a shape is wrong, or a score is NaN.
+    """
+    values, positive, counted = _arrays(scores, truth, mask)
+    flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
+    if counted is not None:
+        kept = counted.reshape(-1).astype(bool, copy=False)
+        flat, hits = flat[kept], hits[kept]
+    found = _average_precision(_wide(flat), hits)
+    return 0.0 if np.isnan(found) else found
+
+
+def multilabel_metrics(
+    probabilities: Array,
+    truth: Array,
+    mask: Array | None = None,
+    *,
+    threshold: float = 0.5,
+    top: int | None = None,
+    undefined: Undefined = "zero",
+) -> dict[str, float]:
+    """``C-AP``, ``C-P``, ``C-R``, ``C-F1``, ``O-AP``, ``O-P``, ``O-R`` and ``O-F1``.
+
+    FedLGT's released evaluation is ``undefined="zero"`` without a mask. Where it knows some labels it takes the mean AP
+    over the classes that have positives among the unknown entries (``undefined="omit"`` with a mask) but everything
+    else over all entries; here the mask holds for all eight.
+
+    Args:
+        probabilities: shape (N, C).
+        truth: positive where not 0, shape (N, C).
+        mask: entries that count, shape (N, C); all where None.
+        threshold: see :func:`label_counts`.
+        top: see :func:`label_counts`; AP does not depend on it.
+        undefined: what becomes of classes without positives.
+
+    Raises:
+        ValueError: see :func:`label_counts`; or ``undefined`` is unknown.
+    """
+    counts = label_counts(probabilities, truth, mask, threshold=threshold, top=top)
+    values = counts.summary(undefined)
+    per_class = class_average_precision(probabilities, truth, mask)
+    values["C-AP"] = mean_over_classes(per_class, counts.positives, undefined)
+    values["O-AP"] = overall_average_precision(probabilities, truth, mask)
+    return {f"{kind}-{name}": values[f"{kind}-{name}"] for kind in "CO" for name in ("AP", "P", "R", "F1")}
+
+
+def bin_counts(probabilities: Array, truth: Array, mask: Array | None = None, *, thresholds: int = 200) -> np.ndarray:
+    """Entries per bin of probability, for AP from counts that add up.
+
+    The T thresholds are one below 0, then i / (T - 1) for i = 1 .. T - 2, then one above 1. Bin i holds the
+    probabilities in (i / (T - 1), (i + 1) / (T - 1)], and 0 lies in bin 0: an entry is predicted where its probability
+    is above the threshold.
+
+    Args:
+        probabilities: in [0, 1], shape (N, C).
+        truth: positive where not 0, shape (N, C).
+        mask: entries that count, shape (N, C); all where None.
+        thresholds: T.
+
+    Returns:
+        All entries and positive entries, int64, shape (2, C, T - 1).
+
+    Raises:
+        ValueError: a shape is wrong, a probability is outside [0, 1], or there are fewer than two thresholds.
+    """
+    scores, positive, counted = _arrays(probabilities, truth, mask)
+    if thresholds < 2:
+        raise ValueError(f"thresholds must be at least 2, got {thresholds}")
+    n, c = scores.shape
+    bins = thresholds - 1
+    result = np.zeros((2, c * bins), np.int64)
+    offset = np.arange(c, dtype=np.int64) * bins
+    for rows in _blocks(n, c):
+        values = _wide(scores[rows])
+        outside = values[~((values >= 0) & (values <= 1))]
+        if len(outside):
+            raise ValueError(f"probabilities must lie in [0, 1], got {outside[0]}")
+        place = np.maximum(np.ceil(values * values.dtype.type(bins)).astype(np.int64) - 1, 0) + offset
+        real = positive[rows].astype(bool)
+        if counted is not None:
+            inside = counted[rows].astype(bool)
+            place, real = place[inside], real[inside]
+        result[0] += np.bincount(place.reshape(-1), minlength=c * bins)
+        result[1] += np.bincount(place[real], minlength=c * bins)
+    return result.reshape(2, c, bins)
+
+
+def binned_average_precision(bins: np.ndarray) -> np.ndarray:
+    """AP from counts, as FLAIR's benchmark takes it.
+
+    With precision P_i and recall R_i at threshold i, ``AP = sum_i (R_i - R_{i+1}) P_i``; 0 where undefined. Scores that
+    share a bin are as if equal, so that it is exact where no two distinct scores do.
+
+    Args:
+        bins: added results of :func:`bin_counts`, shape (2, C, T - 1); ``bins.sum(1, keepdims=True)`` gives O-AP.
+
+    Returns:
+        float64, shape (C,).
+
+    Raises:
+        ValueError: the shape is wrong.
+    """
+    if bins.ndim != 3 or len(bins) != 2:
+        raise ValueError(f"bins must have shape (2, C, T - 1), got {bins.shape}")
+    predicted, hits = bins[:, :, ::-1].cumsum(2)[:, :, ::-1]
+    recall = _ratio(bins[1], hits[:, :1])  # R_i - R_{i+1}: the share of the positives in bin i
+    return (recall * _ratio(hits, predicted)).sum(1)
+
+
+def flair_metrics(
+    probabilities: Array, truth: Array, mask: Array | None = None, *, thresholds: int = 200
+) -> dict[str, float]:
+    """The eight metrics as FLAIR's benchmark takes them.
+
+    AP is that of :func:`binned_average_precision`; an entry is predicted where its probability is above one half;
+    every class counts, those without positives with 0.
+
+    Raises:
+        ValueError: see :func:`bin_counts`.
+    """
+    bins = bin_counts(probabilities, truth, mask, thresholds=thresholds)
+    values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
+    values["C-AP"] = float(binned_average_precision(bins).mean())
+    values["O-AP"] = float(binned_average_precision(bins.sum(1, keepdims=True))[0])
+    return {f"{kind}-{name}": values[f"{kind}-{name}"] for kind in "CO" for name in ("AP", "P", "R", "F1")}
+
+
+def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """AP of scores (M,), NaN without positives.
+
+    A threshold at which k positives lie raises recall by k over the number of positives, so that AP is the mean over
+    the positives of the precision at their own scores: only they have to be looked up among the sorted scores.
+    """
+    hits = np.sort(scores[positive])
+    ranked = np.sort(scores)
+    if len(ranked) and np.isnan(ranked[-1]):
+        raise ValueError("scores must be numbers, got NaN")
+    if not len(hits):
+        return float("nan")
+    total = 0.0
+    for start in range(0, len(hits), _BLOCK):
+        own = hits[start : start + _BLOCK]
+        above = len(hits) - np.searchsorted(hits, own)
+        total += float((above / (len(ranked) - np.searchsorted(ranked, own))).sum())
+    return total / len(hits)
+
+
+def _arrays(
+    scores: Array, truth: Array, mask: Array | None, dimensions: int = 2
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """All three as NumPy arrays of one shape, without copies where possible."""
+    first, second = _array(scores), _array(truth)
+    third = None if mask is None else _array(mask)
+    if first.ndim != dimensions or not first.shape[-1]:
+        shape = "(N, C)" if dimensions == 2 else "(N,)"
+        raise ValueError(f"scores must have shape {shape} and not be empty, got {first.shape}")
+    for name, other in (("truth", second), ("mask", third)):
+        if other is not None and other.shape != first.shape:
+            raise ValueError(f"{name} must have the shape of the scores, {first.shape}, got {other.shape}")
+    return first, second, third
+
+
+def _array(values: Array) -> np.ndarray:
+    if isinstance(values, Tensor):
+        host = values.detach().cpu()
+        # NumPy has no bfloat16; whatever is below single precision is exact in it.
+        return (host.float() if host.is_floating_point() and host.dtype.itemsize < 4 else host).numpy()
+    return np.asarray(values)
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    """In single precision at least, contiguous."""
+    kept = values.dtype in (np.float32, np.float64)
+    return np.ascontiguousarray(values if kept else values.astype(np.float32 if values.itemsize < 4 else np.float64))
+
+
+def _blocks(count: int, width: int) -> Iterator[slice]:
+    """Slices of at most :data:`_BLOCK` entries each, at least one row."""
+    step = max(1, _BLOCK // max(width, 1))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
+    """part / whole in double precision, 0 where whole is 0."""
+    a, b = np.broadcast_arrays(np.asarray(part, np.float64), np.asarray(whole, np.float64))
+    return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)

@@ -1,0 +1,334 @@
+"""Multi-label classification: which of C labels hold, where some may be known beforehand.
+
+Lanchantin, Wang, Ordonez and Qi, "General multi-label image classification with transformers" (C-Tran, CVPR 2021),
+train with a random part of the labels given (label-mask training); FedLGT's client-aware masked label embedding
+(CA-MLE) takes back those of which the global model is unsure. A label's state is -1 unknown, 0 known to be absent,
+1 known to be present.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.federation.protocols import Batch, Output, Tally
+from confed.metrics.multilabel import (
+    LabelCounts,
+    Undefined,
+    bin_counts,
+    binned_average_precision,
+    label_counts,
+    mean_over_classes,
+)
+from confed.registry import register_task
+
+__all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
+
+UNKNOWN = -1
+"""The state of a label that the model is not told."""
+
+Reduction = Literal["sum", "mean", "labels"]
+"""Of the loss: the sum over unknown labels and the batch; the mean over the batch of the sum over unknown labels; or
+the mean over all unknown labels of the batch."""
+
+# The finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
+# in two's complement: int64 products wrap around, equally on every device.
+_STEP, _MIX_1, _MIX_2 = (v - (1 << 64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@register_task
+@dataclass(frozen=True)
+class Multilabel:
+    """Any of C labels; implements :class:`confed.federation.protocols.Task`.
+
+    Batches carry ``labels`` (B, C) in {0, 1}, and may carry ``known`` (B, C) int8, the labels' states, -1, 0 or 1;
+    without it all labels are unknown. Only unknown labels count, in the loss and in every metric. Batches may carry
+    ``type`` (B,) int64, each example's position in ``types``.
+
+    Args:
+        answers: the number C of labels.
+        types: names of kinds of examples; each gets a line of the headline metric.
+        reduction: of the training loss; "sum" is FedLGT's. Tallies are not changed.
+        threshold: a label is predicted where its probability is at least this.
+        undefined: whether classes without positives count as 0 in means over classes or are left out.
+        thresholds: number of thresholds of average precision from counts (:meth:`counts`).
+
+    Raises:
+        ValueError: an option is unknown or outside its range, or a type is repeated.
+    """
+
+    answers: int
+    types: tuple[str, ...] = ()
+    reduction: Reduction = "sum"
+    threshold: float = 0.5
+    undefined: Undefined = "zero"
+    thresholds: int = 200
+
+    name: ClassVar[str] = "multilabel"
+    head: ClassVar[str] = "answers"
+
+    def __post_init__(self) -> None:
+        if self.answers < 1:
+            raise ValueError(f"answers must be at least 1, got {self.answers}")
+        if self.reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
+        if self.undefined not in get_args(Undefined):
+            raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {self.undefined!r}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold must lie between 0 and 1, got {self.threshold}")
+        if self.thresholds < 2:
+            raise ValueError(f"thresholds must be at least 2, got {self.thresholds}")
+        if len(set(self.types)) != len(self.types):
+            raise ValueError(f"types must be distinct, got {self.types}")
+
+    @property
+    def metric(self) -> str:
+        """``example_f1``, the mean of :meth:`predictions`: it is defined for every client, whatever its labels.
+
+        AP and the means over classes are not means over examples; they come from :meth:`counts` and :meth:`scores`.
+        """
+        return "example_f1"
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Binary cross-entropy with logits over unknown labels, a scalar in at least single precision.
+
+        Known labels get no gradient. 0 if there are no unknown ones.
+
+        Raises:
+            ValueError: ``labels`` is missing, or it, ``known`` or the logits have a wrong shape or value.
+        """
+        logits, truth, unknown = self._inputs(output, batch)
+        # A known label's entry is replaced, not multiplied by zero, so that an infinite loss there changes nothing.
+        entries = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none").where(unknown, 0.0)
+        if self.reduction == "sum":
+            return entries.sum()
+        return entries.sum() / (max(len(entries), 1) if self.reduction == "mean" else unknown.sum().clamp_min(1))
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights of every metric on this batch; one copy to the host.
+
+        Keys: ``loss`` (sum over unknown labels, mean over examples); ``example_f1``, overall and as
+        ``example_f1/<type>`` (see :meth:`predictions`); ``exact_match``, the share of examples with all unknown labels
+        right; ``label_accuracy``, the share of right unknown labels, one minus the Hamming loss; and ``O-P``, ``O-R``
+        and ``O-F1``, whose numerators and denominators are sums over entries, so that added tallies give them exactly.
+        The denominator of ``O-P`` is 0 without predictions, of ``O-R`` without positives, of ``O-F1`` without both.
+
+        Raises:
+            ValueError: as for :meth:`loss`; or a type is outside [0, number of types).
+        """
+        logits, truth, unknown = self._inputs(output, batch)
+        if not len(logits):
+            return {}
+        loss = functional.binary_cross_entropy_with_logits(logits.detach(), truth, reduction="none").where(unknown, 0.0)
+        hits, predicted, positives, right, asked = self._rows(logits, truth, unknown)
+        rows = [loss.sum(1), hits, predicted, positives, right, asked]
+        if self.types and "type" in batch:
+            rows.append(batch["type"])
+        # Numbers up to 2^24 are exact in single precision, which covers counts and types.
+        host = torch.stack([row.float() for row in rows]).cpu().double()
+        loss, hits, predicted, positives, right, asked = host[:6]
+        f1, count = _example_f1(hits, predicted, positives), float(len(loss))
+        sums = {
+            "loss": (loss, count),
+            "example_f1": (f1, count),
+            "exact_match": (right == asked, count),
+            "label_accuracy": (right, asked),
+            "O-P": (hits, predicted),
+            "O-R": (hits, positives),
+            "O-F1": (2 * hits, predicted + positives),
+        }
+        tally = {
+            key: (value.sum().item(), weight if isinstance(weight, float) else weight.sum().item())
+            for key, (value, weight) in sums.items()
+        }
+        return tally | (self._by_type(host[6].long(), f1) if len(host) > 6 else {})
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """Each example's F1 over its unknown labels, for tests that pair methods example by example.
+
+        ``2 tp / (predicted + positives)``; 1 where nothing is predicted and nothing is positive, for all is right.
+
+        Returns:
+            In [0, 1], float32, shape (B,).
+
+        Raises:
+            ValueError: as for :meth:`loss`.
+        """
+        hits, predicted, positives, _, _ = self._rows(*self._inputs(output, batch))
+        return _example_f1(hits, predicted, positives).float()
+
+    def counts(self, output: Output, batch: Batch) -> dict[str, Tensor]:
+        """What the metrics over classes are made of: counts that add up over batches, clients and processes.
+
+        Returns:
+            On the host, int64: ``true_positives``, ``predicted`` and ``positives`` (C,), and ``bins`` (2, C, T - 1),
+            see :func:`confed.metrics.multilabel.bin_counts`.
+
+        Raises:
+            ValueError: as for :meth:`loss`.
+        """
+        probabilities, truth, unknown = self.scores(output, batch)
+        found = label_counts(probabilities, truth, unknown, threshold=self.threshold)
+        bins = bin_counts(probabilities, truth, unknown, thresholds=self.thresholds)
+        arrays = {
+            "true_positives": found.true_positives,
+            "predicted": found.predicted,
+            "positives": found.positives,
+            "bins": bins,
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
+        """Metrics of added :meth:`counts`.
+
+        Returns:
+            ``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R``, ``O-F1``, and average precision at ``thresholds`` thresholds,
+            ``C-AP-binned`` and ``O-AP-binned``.
+        """
+        host = {name: value.cpu().numpy() for name, value in counts.items()}
+        found = LabelCounts(host["true_positives"], host["predicted"], host["positives"])
+        per_class = binned_average_precision(host["bins"])
+        return {
+            **found.summary(self.undefined),
+            "C-AP-binned": mean_over_classes(per_class, found.positives, self.undefined),
+            "O-AP-binned": float(binned_average_precision(host["bins"].sum(1, keepdims=True))[0]),
+        }
+
+    def scores(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """What exact average precision needs of every example (:func:`confed.metrics.multilabel.multilabel_metrics`).
+
+        Returns:
+            On the host, each (B, C): probabilities in at least single precision, the labels and which of them are
+            unknown, both bool. A logit that is NaN counts as 0, as in FedLGT's evaluation.
+
+        Raises:
+            ValueError: as for :meth:`loss`.
+        """
+        logits, truth, unknown = self._inputs(output, batch)
+        return _probabilities(logits).cpu(), truth.bool().cpu(), unknown.cpu()
+
+    def _rows(self, logits: Tensor, truth: Tensor, unknown: Tensor) -> tuple[Tensor, ...]:
+        """Per example, over unknown labels: true positives, predicted, positives, right and all, each (B,)."""
+        real = truth.bool() & unknown
+        predicted = (_probabilities(logits) >= self.threshold) & unknown
+        right = (predicted == real) & unknown
+        return tuple(entries.sum(1) for entries in (predicted & real, predicted, real, right, unknown))
+
+    def _by_type(self, kind: Tensor, f1: Tensor) -> dict[str, tuple[float, float]]:
+        low, high = torch.stack(torch.aminmax(kind)).tolist()
+        if low < 0 or high >= len(self.types):
+            raise ValueError(f"every type must lie in [0, {len(self.types)}), got {low if low < 0 else high}")
+        counts = torch.bincount(kind, minlength=len(self.types)).tolist()
+        sums = torch.bincount(kind, weights=f1, minlength=len(self.types)).tolist()
+        return {f"{self.metric}/{n}": (sums[i], float(counts[i])) for i, n in enumerate(self.types) if counts[i]}
+
+    def _inputs(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and labels in at least single precision, and which labels are unknown, each (B, C)."""
+        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        if logits.ndim != 2 or logits.shape[1] != self.answers:
+            raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
+        if "labels" not in batch:
+            raise ValueError(f"multi-label examples need batch['labels'], got keys {sorted(batch)}")
+        truth, known = batch["labels"], batch.get("known")
+        for key, value in (("labels", truth), ("known", known)):
+            if value is not None and value.shape != logits.shape:
+                raise ValueError(f"{key} must have shape {tuple(logits.shape)}, got {tuple(value.shape)}")
+        _check("labels", truth, (0, 1))
+        if known is None:
+            return logits, truth.to(logits.dtype), torch.ones_like(logits, dtype=torch.bool)
+        _check("known", known, (UNKNOWN, 0, 1))
+        return logits, truth.to(logits.dtype), known == UNKNOWN
+
+
+def label_states(labels: Tensor, index: Tensor, key: int, at_most: float = 0.75) -> Tensor:
+    """States for label-mask training: a random number of each example's labels is known, which ones is random too.
+
+    The number is uniform in {0, ..., floor(at_most C)}, the labels a uniform subset of that size (C-Tran's
+    training). Counter-based: an example's row is a function of ``key``, its number and C alone, whatever batch it is
+    in, on every device. ``key`` carries the rest, such as ``derive(seed, round, client, f"label states/{epoch}")`` of
+    :mod:`confed.federation.randomness`, or a number drawn from the generator that an epoch's order comes from.
+
+    Args:
+        labels: 0 or 1, shape (B, C).
+        index: the examples' numbers, int64, shape (B,).
+        key: the random stream, at least 0 and below 2^63.
+        at_most: the largest share of known labels, in [0, 1].
+
+    Returns:
+        -1 unknown, else the label itself, int8, shape (B, C).
+
+    Raises:
+        ValueError: a shape is wrong, or the key or the share is outside its range.
+    """
+    if labels.ndim != 2 or index.shape != labels.shape[:1]:
+        raise ValueError(
+            f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"
+        )
+    if not 0 <= at_most <= 1:
+        raise ValueError(f"at_most must lie in [0, 1], got {at_most}")
+    if not 0 <= key < 1 << 63:
+        raise ValueError(f"key must lie in [0, 2^63), got {key}")
+    c = labels.shape[1]
+    example = _mixed(_mixed(index.long() + 1) + key)
+    draws = _mixed(example.unsqueeze(1) + torch.arange(c + 1, device=labels.device))
+    # The upper 31 bits times the number of choices: no choice is likelier than another by more than 2^-31.
+    number = (_shifted(draws[:, 0], 33) * (math.floor(at_most * c) + 1)) >> 31
+    order = draws[:, 1:].argsort(dim=1, stable=True)
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(c, device=labels.device).expand_as(order))
+    return labels.to(torch.int8).where(rank < number.unsqueeze(1), UNKNOWN)
+
+
+def uncertain(probabilities: Tensor, tau: float = 0.5, eps: float = 0.02) -> Tensor:
+    """Which labels CA-MLE sets to unknown: those whose probability is in [tau - eps, tau + eps].
+
+    Args:
+        probabilities: the global model's, with all labels unknown, any shape.
+        tau: the threshold between absent and present.
+        eps: the margin around it.
+
+    Returns:
+        Bool, of the same shape.
+
+    Raises:
+        ValueError: tau is not in [0, 1], or eps is negative.
+    """
+    if not 0 <= tau <= 1:
+        raise ValueError(f"tau must lie in [0, 1], got {tau}")
+    if eps < 0:
+        raise ValueError(f"eps must not be negative, got {eps}")
+    # In double precision: in single precision 0.48 itself would be rounded.
+    wide = probabilities.double()
+    return (wide >= tau - eps) & (wide <= tau + eps)
+
+
+def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:
+    """Raises ValueError unless every value is one of those allowed."""
+    wrong = torch.stack([values != value for value in allowed]).all(0)
+    if bool(wrong.any()):
+        raise ValueError(f"every entry of {name} must be one of {allowed}, got {values[wrong][0].item()}")
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.detach().nan_to_num(0.0).sigmoid()
+
+
+def _example_f1(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
+    both = predicted + positives
+    return (2 * hits / both.clamp_min(1)).where(both > 0, 1.0)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """SplitMix64's output for counters, int64 in and out."""
+    x = values * _STEP
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """A shift to the right that fills with zeros; int64 itself would fill with the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,257 @@
+"""The multi-label task: loss and tallies by hand, label states against big integers, and CA-MLE's rule."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from confed.federation.protocols import Output, Task
+from confed.metrics.multilabel import multilabel_metrics
+from confed.registry import tasks
+from confed.tasks.multilabel import UNKNOWN, Multilabel, label_states, uncertain
+from confed.tasks.vqa import summarise
+
+# Logits, labels and states of two examples of three labels; log 3 is a probability of 3/4.
+LOGITS = torch.tensor([[math.log(3), -math.log(3), 0.0], [-math.log(3), math.log(3), -math.log(3)]])
+LABELS = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+KNOWN = torch.tensor([[-1, 1, -1], [0, -1, -1]], dtype=torch.int8)
+
+
+def output(logits):
+    return Output(logits, torch.zeros(len(logits), 1))
+
+
+def slow_states(labels, index, key, at_most):
+    """The documented construction with Python's integers, one example and label at a time."""
+    whole = (1 << 64) - 1
+
+    def mixed(counter):
+        x = counter * 0x9E3779B97F4A7C15 & whole
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & whole
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & whole
+        return x ^ x >> 31
+
+    rows = []
+    for row, number in zip(labels.int().tolist(), index.tolist(), strict=True):
+        example = mixed(mixed(number + 1) + key & whole)
+        count = (mixed(example) >> 33) * (int(at_most * len(row)) + 1) >> 31
+        draws = [mixed(example + c + 1 & whole) for c in range(len(row))]
+        # As signed numbers, which is how they are ordered.
+        order = sorted(range(len(row)), key=lambda c: draws[c] - (draws[c] >> 63 << 64))
+        rows.append([label if c in order[:count] else -1 for c, label in enumerate(row)])
+    return rows
+
+
+def test_is_registered_and_implements_the_protocol():
+    assert tasks["multilabel"] is Multilabel
+    assert isinstance(Multilabel(3), Task)
+    assert Multilabel(3).metric == "example_f1"
+
+
+def test_loss_by_hand():
+    # -log of the probability of the truth: 3/4, 1/4, 1/2 and 3/4, 1/4, 3/4.
+    entries = np.log([[4 / 3, 4, 2], [4 / 3, 4, 4 / 3]])
+    batch = {"labels": LABELS}
+    assert Multilabel(3).loss(output(LOGITS), batch).item() == pytest.approx(entries.sum())
+    assert Multilabel(3, reduction="mean").loss(output(LOGITS), batch).item() == pytest.approx(entries.sum() / 2)
+    assert Multilabel(3, reduction="labels").loss(output(LOGITS), batch).item() == pytest.approx(entries.mean())
+    # Unknown: the first and third label of one, the second and third of the other.
+    some = entries[0, 0] + entries[0, 2] + entries[1, 1] + entries[1, 2]
+    batch["known"] = KNOWN
+    assert Multilabel(3).loss(output(LOGITS), batch).item() == pytest.approx(some)
+    assert Multilabel(3, reduction="mean").loss(output(LOGITS), batch).item() == pytest.approx(some / 2)
+    assert Multilabel(3, reduction="labels").loss(output(LOGITS), batch).item() == pytest.approx(some / 4)
+
+
+def test_known_labels_have_no_gradient_and_no_loss():
+    logits = LOGITS.clone().requires_grad_()
+    Multilabel(3).loss(output(logits), {"labels": LABELS, "known": KNOWN}).backward()
+    assert logits.grad is not None
+    # The derivative of the rest: probability minus truth.
+    expected = torch.tensor([[-0.25, 0, 0.5], [0, 0.75, 0.25]])
+    torch.testing.assert_close(logits.grad, expected)
+    absurd = LOGITS.masked_fill(KNOWN != UNKNOWN, float("nan"))
+    assert Multilabel(3).loss(output(absurd), {"labels": LABELS, "known": KNOWN}).isfinite()
+    for reduction in ("sum", "mean", "labels"):
+        task = Multilabel(3, reduction=reduction)
+        assert task.loss(output(LOGITS), {"labels": LABELS, "known": LABELS.to(torch.int8)}).item() == 0
+
+
+def test_tally_by_hand():
+    task = Multilabel(3, types=("day", "night"))
+    batch = {"labels": LABELS, "type": torch.tensor([1, 0])}
+    tally = task.tally(output(LOGITS), batch)
+    # Predicted: labels 0 and 2 (probability one half) of the first, label 1 of the second.
+    assert tally["example_f1"] == (0.5, 2)
+    assert tally["example_f1/night"] == (0.5, 1)
+    assert tally["example_f1/day"] == (0, 1)
+    assert tally["exact_match"] == (0, 2)
+    assert tally["label_accuracy"] == (3, 6)
+    assert (tally["O-P"], tally["O-R"], tally["O-F1"]) == ((1, 3), (1, 2), (2, 5))
+    assert tally["loss"] == pytest.approx((np.log([4 / 3, 4, 2, 4 / 3, 4, 4 / 3]).sum(), 2))
+    known = torch.tensor([[-1, 1, 0], [0, -1, -1]], dtype=torch.int8)
+    some = task.tally(output(LOGITS), {**batch, "known": known})
+    assert some["exact_match"] == (1, 2)
+    assert some["label_accuracy"] == (2, 3)
+    assert (some["O-P"], some["O-R"]) == ((1, 2), (1, 1))
+    assert task.tally(output(LOGITS[:0]), {"labels": LABELS[:0]}) == {}
+
+
+def test_nothing_predicted_and_nothing_there_is_right():
+    task, batch = Multilabel(2), {"labels": torch.zeros(1, 2)}
+    assert task.predictions(output(torch.full((1, 2), -9.0)), batch).tolist() == [1.0]
+    tally = task.tally(output(torch.full((1, 2), -9.0)), batch)
+    assert tally["example_f1"] == (1, 1)
+    assert tally["O-F1"] == (0, 0)
+    assert summarise(tally).keys() == {"loss", "example_f1", "exact_match", "label_accuracy"}
+
+
+def added(task, parts):
+    tally, counts = {}, {}
+    for logits, batch in parts:
+        for key, (total, weight) in task.tally(output(logits), batch).items():
+            before = tally.get(key, (0.0, 0.0))
+            tally[key] = (before[0] + total, before[1] + weight)
+        for key, value in task.counts(output(logits), batch).items():
+            counts[key] = counts.get(key, 0) + value
+    return summarise(tally), counts
+
+
+def test_batches_add_up_to_the_metrics_of_all_examples():
+    rng = torch.Generator().manual_seed(3)
+    logits, labels = torch.randn(50, 7, generator=rng), (torch.rand(50, 7, generator=rng) < 0.3).float()
+    labels[:, 4] = 0
+    known = label_states(labels, torch.arange(50), key=1)
+    for undefined in ("zero", "omit"):
+        task = Multilabel(7, undefined=undefined)
+        cut = [slice(0, 16), slice(16, 32), slice(32, 50)]
+        parts = [(logits[c], {"labels": labels[c], "known": known[c]}) for c in cut]
+        tallied, counts = added(task, parts)
+        exact = multilabel_metrics(logits.sigmoid(), labels, known == UNKNOWN, undefined=undefined)
+        values = task.values(counts)
+        for key in ("C-P", "C-R", "C-F1", "O-P", "O-R", "O-F1"):
+            assert values[key] == pytest.approx(exact[key])
+        for key in ("O-P", "O-R", "O-F1"):
+            assert tallied[key] == pytest.approx(exact[key])
+        for key in ("C-AP", "O-AP"):
+            assert values[f"{key}-binned"] == pytest.approx(exact[key], abs=0.02)
+        whole = {"labels": labels, "known": known}
+        assert multilabel_metrics(*task.scores(output(logits), whole), undefined=undefined) == exact
+        mean = task.predictions(output(logits), whole).mean().item()
+        assert tallied[task.metric] == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_diverged_model_has_metrics():
+    task, batch = Multilabel(3), {"labels": LABELS}
+    broken = torch.full((2, 3), float("nan"))
+    assert math.isnan(task.tally(output(broken), batch)["loss"][0])
+    assert all(map(math.isfinite, multilabel_metrics(*task.scores(output(broken), batch)).values()))
+    assert task.counts(output(broken), batch)["predicted"].tolist() == [2, 2, 2]
+
+
+def test_half_precision_is_widened():
+    batch = {"labels": LABELS}
+    for kind in (torch.float16, torch.bfloat16):
+        low = LOGITS.to(kind)
+        assert Multilabel(3).loss(output(low), batch).dtype == torch.float32
+        assert Multilabel(3).tally(output(low), batch) == Multilabel(3).tally(output(low.float()), batch)
+
+
+def test_label_states_are_the_documented_function():
+    rng = torch.Generator().manual_seed(0)
+    labels = (torch.rand(40, 11, generator=rng) < 0.4).float()
+    index = torch.randint(0, 2**40, (40,), generator=rng)
+    for key, at_most in ((0, 0.75), (2**63 - 1, 1.0), (12345, 0.5)):
+        states = label_states(labels, index, key, at_most)
+        assert states.dtype == torch.int8
+        assert states.tolist() == slow_states(labels, index, key, at_most)
+
+
+def test_label_states_depend_on_the_example_and_the_key_alone():
+    labels, index = torch.ones(30, 8), torch.arange(30)
+    states = label_states(labels, index, 7)
+    order = torch.tensor([4, 29, 0, 17])
+    assert torch.equal(label_states(labels[order], index[order], 7), states[order])
+    assert not torch.equal(label_states(labels, index, 8), states)
+    # The labels' values decide what is said, not which are said.
+    assert torch.equal(label_states(0 * labels, index, 7) == UNKNOWN, states == UNKNOWN)
+
+
+def test_numbers_of_known_labels_are_uniform_and_so_is_which():
+    c, n = 10, 24_000
+    labels = torch.zeros(n, c)
+    known = label_states(labels, torch.arange(n), 99) != UNKNOWN
+    counts = torch.bincount(known.sum(1), minlength=c + 1).double()
+    # 0 to floor(7.5), eight numbers; six standard deviations of a binomial count.
+    spread = 6 * math.sqrt(n / 8 * 7 / 8)
+    assert counts[8:].sum() == 0
+    assert (counts[:8] - n / 8).abs().max() < spread
+    per_label = known.double().sum(0)
+    assert (per_label - n * 0.35).abs().max() < 6 * math.sqrt(n * 0.35 * 0.65)
+    # Given two known labels every pair is equally likely: 45 pairs.
+    two = known[known.sum(1) == 2].double()
+    pairs = (two.T @ two).triu(1)[tuple(torch.triu_indices(c, c, 1))]
+    assert (pairs - len(two) / 45).abs().max() < 6 * math.sqrt(len(two) / 45)
+
+
+def test_the_share_of_known_labels_has_a_floor():
+    labels, index = torch.ones(200, 1), torch.arange(200)
+    assert (label_states(labels, index, 1, at_most=0.75) == UNKNOWN).all()
+    assert (label_states(torch.ones(200, 5), index, 1, at_most=0.0) == UNKNOWN).all()
+    known = (label_states(torch.ones(200, 4), index, 1, at_most=1.0) != UNKNOWN).sum(1)
+    assert set(known.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_uncertain_is_the_closed_interval():
+    p = torch.tensor([0.4799, 0.48, 0.5, 0.52, 0.5201], dtype=torch.float64)
+    assert uncertain(p).tolist() == [False, True, True, True, False]
+    assert uncertain(p, tau=0.5, eps=0.0).tolist() == [False, False, True, False, False]
+    # The nearest number to 0.48 in single precision is below it.
+    assert uncertain(p.float()).tolist() == [False, False, True, True, False]
+
+
+def test_faulty_input_is_named():
+    task = Multilabel(3)
+    with pytest.raises(ValueError, match=r"logits must have shape \(B, 3\), got \(2, 4\)"):
+        task.loss(output(torch.zeros(2, 4)), {"labels": LABELS})
+    with pytest.raises(ValueError, match="need batch\\['labels'\\], got keys \\['label'\\]"):
+        task.loss(output(LOGITS), {"label": LABELS})
+    with pytest.raises(ValueError, match=r"known must have shape \(2, 3\), got \(1, 3\)"):
+        task.tally(output(LOGITS), {"labels": LABELS, "known": KNOWN[:1]})
+    with pytest.raises(ValueError, match=r"every entry of labels must be one of \(0, 1\), got 0.5"):
+        task.loss(output(LOGITS), {"labels": LABELS / 2})
+    with pytest.raises(ValueError, match=r"every entry of known must be one of \(-1, 0, 1\), got 2"):
+        task.loss(output(LOGITS), {"labels": LABELS, "known": KNOWN.abs() * 2})
+    with pytest.raises(ValueError, match=r"every type must lie in \[0, 1\), got 3"):
+        Multilabel(3, types=("a",)).tally(output(LOGITS), {"labels": LABELS, "type": torch.tensor([0, 3])})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answers": 0}, "answers must be at least 1, got 0"),
+        ({"reduction": "none"}, "reduction must be one of sum, mean, labels, got 'none'"),
+        ({"undefined": "nan"}, "undefined must be one of zero, omit, got 'nan'"),
+        ({"threshold": 1.0}, "threshold must lie between 0 and 1, got 1.0"),
+        ({"thresholds": 1}, "thresholds must be at least 2, got 1"),
+        ({"types": ("a", "a")}, "types must be distinct"),
+    ],
+)
+def test_faulty_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Multilabel(**{"answers": 3, **options})
+
+
+def test_faulty_states_are_named():
+    labels, index = torch.zeros(2, 3), torch.arange(2)
+    with pytest.raises(ValueError, match="shapes"):
+        label_states(labels, torch.arange(3), 0)
+    with pytest.raises(ValueError, match=r"at_most must lie in \[0, 1\], got 1.5"):
+        label_states(labels, index, 0, at_most=1.5)
+    with pytest.raises(ValueError, match=r"key must lie in \[0, 2\^63\), got -1"):
+        label_states(labels, index, -1)
+    with pytest.raises(ValueError, match="tau"):
+        uncertain(labels, tau=2.0)
+    with pytest.raises(ValueError, match=r"eps must not be negative, got -0\.1"):
+        uncertain(labels, eps=-0.1)
