@@ -1,0 +1,344 @@
+"""Text embeddings of labels, made once and never sent: FedLGT's universal label embedding (ULE).
+
+A label becomes a prompt, the prompt a vector of a text encoder, divided by its length; so do the words for the states
+"present" and "absent". The published ones are CLIP's. Where a coarse label stands for many fine ones there are the two
+variants of FedLGT's released code: one prompt that lists the fine names (``"concat"``), or the mean over one prompt per
+fine name, which is not divided by its length (``"avg"``).
+
+A file of them is safetensors; the labels' names are in its metadata, and rows are found by name, never by position.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from confed.models.pretrained import packaged, weights_file
+from confed.models.published import published
+
+__all__ = [
+    "TEMPLATE",
+    "Encode",
+    "LabelEmbeddings",
+    "clip_text_encoder",
+    "embed_labels",
+    "load_label_embeddings",
+    "mini_text_encoder",
+    "save_label_embeddings",
+    "sentence_encoder",
+    "write_mini_label_embeddings",
+]
+
+TEMPLATE = "The photo contains {label}."
+STATES = ("positive", "negative")
+CHUNK = 64
+
+Encode = Callable[[Sequence[str]], Tensor]
+"""A text encoder: N texts to N vectors (N, d), not divided by their lengths."""
+
+Coarse = Literal["name", "concat", "avg"]
+
+
+@dataclass(frozen=True)
+class LabelEmbeddings:
+    """Vectors of labels and of the two known states.
+
+    Attributes:
+        names: the labels.
+        vectors: one row per name, (C, d).
+        positive: of the state "present", (d,).
+        negative: of the state "absent", (d,).
+        source: what made them, in words.
+    """
+
+    names: tuple[str, ...]
+    vectors: Tensor
+    positive: Tensor
+    negative: Tensor
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        rows, width = self.vectors.shape if self.vectors.ndim == 2 else (-1, -1)
+        if rows != len(self.names) or any(state.shape != (width,) for state in (self.positive, self.negative)):
+            shapes = ", ".join(str(tuple(t.shape)) for t in (self.vectors, self.positive, self.negative))
+            raise ValueError(f"vectors must have shape ({len(self.names)}, d) and both states (d,), got {shapes}")
+        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+            raise ValueError(f"every label must have one row, {twice[0]!r} has {self.names.count(twice[0])}")
+        if not all(bool(t.isfinite().all()) for t in (self.vectors, self.positive, self.negative)):
+            raise ValueError("label embeddings must be finite numbers, some are not")
+
+    def select(self, labels: Sequence[str]) -> "LabelEmbeddings":
+        """The rows of some labels, in the order of ``labels``.
+
+        Raises:
+            ValueError: a label has no row (names the first few, and what is spelt alike).
+        """
+        place = {name: i for i, name in enumerate(self.names)}
+        missing = [label for label in labels if label not in place]
+        if missing:
+            near = get_close_matches(missing[0], self.names, 1)
+            hint = f"; {missing[0]!r} is spelt much like {near[0]!r}" if near else ""
+            shown = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            raise ValueError(f"the label embeddings have no row for {shown}{hint}")
+        rows = self.vectors[[place[label] for label in labels]]
+        return LabelEmbeddings(tuple(labels), rows, self.positive, self.negative, self.source)
+
+
+def embed_labels(
+    labels: Sequence[str],
+    encode: Encode,
+    *,
+    template: str = TEMPLATE,
+    coarse: Coarse = "name",
+    fine: Mapping[str, Sequence[str]] | None = None,
+    most: int = 20,
+    states: tuple[str, str] = STATES,
+    source: str = "",
+) -> LabelEmbeddings:
+    """Embeds labels and states.
+
+    Args:
+        labels: their names.
+        encode: the text encoder.
+        template: the prompt, with ``{label}`` where the name goes.
+        coarse: what stands for a label: its name; "concat": its fine names in one prompt, joined by commas; "avg":
+            the mean over the prompts of all its fine names, which have no closing full stop then.
+        fine: label -> its fine names, the most frequent first; for "concat" and "avg".
+        most: how many fine names a joint prompt has at most.
+        states: the words for "present" and "absent".
+        source: what made them, in words.
+
+    Raises:
+        ValueError: an option is out of range, a label has no fine names, or two labels get the same vector.
+    """
+    if "{label}" not in template:
+        raise ValueError(f"template must contain {{label}}, got {template!r}")
+    if coarse not in get_args(Coarse):
+        raise ValueError(f"coarse must be one of {', '.join(get_args(Coarse))}, got {coarse!r}")
+    if not labels or most < 1:
+        raise ValueError(f"there must be at least one label and most must be at least 1, got {len(labels)} and {most}")
+
+    def prompt(text: str, pattern: str = template) -> str:
+        return pattern.replace("{label}", text)
+
+    if coarse == "name":
+        vectors = F.normalize(_in_chunks(encode, [prompt(label) for label in labels]), dim=1)
+    else:
+        names = {label: list((fine or {}).get(label, ())) for label in labels}
+        if lacking := [label for label, its in names.items() if not its]:
+            raise ValueError(f"coarse = {coarse!r} needs fine names of every label, {lacking[0]!r} has none")
+        if coarse == "concat":
+            prompts = [prompt(",".join(names[label][:most])) for label in labels]
+            vectors = F.normalize(_in_chunks(encode, prompts), dim=1)
+        else:
+            pattern = template.removesuffix(".")
+            rows = [_in_chunks(encode, [prompt(name, pattern) for name in names[label]]) for label in labels]
+            vectors = torch.stack([row.mean(0) for row in rows])
+    _check_different(labels, vectors)
+    positive, negative = F.normalize(encode(states), dim=1)
+    return LabelEmbeddings(tuple(labels), vectors, positive, negative, source)
+
+
+def _in_chunks(encode: Encode, texts: Sequence[str]) -> Tensor:
+    return torch.cat([encode(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)])
+
+
+def _check_different(labels: Sequence[str], vectors: Tensor) -> None:
+    """A model could not tell labels with the same vector apart; encoders that ignore word order give such."""
+    seen: dict[tuple[float, ...], str] = {}
+    for label, row in zip(labels, vectors.tolist(), strict=True):
+        other = seen.setdefault(tuple(row), label)
+        if other is not label:
+            raise ValueError(f"the labels {other!r} and {label!r} must have different embeddings, they have the same")
+
+
+def clip_text_encoder(source: Path | str) -> Encode:
+    """CLIP's text encoder with its projection.
+
+    Args:
+        source: a folder written by ``save_pretrained``, or a hub name such as ``"openai/clip-vit-base-patch16"``.
+
+    Raises:
+        ValueError: there is no such checkpoint, or one of another model; when called, a text is too long.
+    """
+    from transformers import CLIPTextModelWithProjection
+
+    model = published(CLIPTextModelWithProjection, source, 0).eval()
+    tokenizer, longest = _tokenizer(source), int(model.config.max_position_embeddings)
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            output: Any = model(**_tokens(tokenizer, texts, longest))
+        return output.text_embeds.float()
+
+    return encode
+
+
+def sentence_encoder(source: Path | str) -> Encode:
+    """Any text encoder of ``transformers``: the mean of its last states over a text's tokens.
+
+    Args:
+        source: a folder written by ``save_pretrained``, or a hub name such as
+            ``"sentence-transformers/all-MiniLM-L6-v2"``.
+
+    Raises:
+        ValueError: there is no such checkpoint; when called, a text is too long.
+    """
+    from transformers import AutoModel
+
+    model: Any = published(AutoModel, source, 0)
+    model.eval()
+    longest = int(getattr(model.config, "max_position_embeddings", 512))
+    tokenizer = _tokenizer(source)
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        tokens = _tokens(tokenizer, texts, longest)
+        with torch.no_grad():
+            states: Tensor = model(**tokens).last_hidden_state.float()
+        mask = tokens["attention_mask"].unsqueeze(-1).float()
+        return (states * mask).sum(1) / mask.sum(1)
+
+    return encode
+
+
+def _tokenizer(source: Path | str) -> Any:
+    from transformers import AutoTokenizer
+
+    where = Path(source).expanduser()
+    try:
+        return AutoTokenizer.from_pretrained(str(where) if where.is_dir() else str(source))  # pyright: ignore
+    except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
+        raise ValueError(f"no tokenizer could be read from {str(source)!r}: {error}") from error
+
+
+def _tokens(tokenizer: Any, texts: Sequence[str], longest: int) -> dict[str, Tensor]:
+    # Cut texts would silently stand for fewer names than they list.
+    tokens = dict(tokenizer(list(texts), padding=True, return_tensors="pt"))
+    if tokens["input_ids"].shape[1] > longest:
+        worst = max(range(len(texts)), key=lambda i: int(tokens["attention_mask"][i].sum()))
+        used = int(tokens["attention_mask"][worst].sum())
+        raise ValueError(
+            f"a text must have at most {longest} tokens, {texts[worst][:80]!r} has {used}; list fewer fine names in it"
+        )
+    # A folder without a vocabulary gives a tokenizer that knows special tokens alone, and says nothing.
+    known = ~torch.isin(tokens["input_ids"], torch.tensor(tokenizer.all_special_ids))
+    if not bool(known.any(1).all()):
+        text = texts[int((~known.any(1)).nonzero()[0, 0])]
+        raise ValueError(f"the encoder's tokenizer must know a part of every text, it knows nothing of {text!r}")
+    return tokens
+
+
+def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
+    """The words of ``albef_mini`` as a text encoder, d = 64: offline, for the built-in benchmark.
+
+    A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
+    things which look alike lie near each other. Words that it does not know do not count; neither does their order.
+
+    Args:
+        pretrained: the packaged weights, or those of a file that ``confed pretrain`` wrote.
+
+    Raises:
+        ValueError: the weights are missing; when called, it knows no word of a text.
+    """
+    from safetensors.torch import load_file
+
+    from confed.models.pretrained import describe
+    from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
+
+    file = weights_file("albef_mini", pretrained)
+    tokenizer = WordTokenizer(describe(file)["words"], 64)
+    tensors: Mapping[str, Tensor] = load_file(file)
+    table = tensors["text_decoder.bert.embeddings.word_embeddings.weight"]
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        ids, _ = tokenizer(texts)
+        counts = (ids >= len(SPECIAL_TOKENS) + len(SUFFIXES)).unsqueeze(-1).float()
+        known = counts.sum(1)
+        if not bool(known.all()):
+            text = texts[int((known == 0).nonzero()[0, 0])]
+            raise ValueError(f"albef_mini must know a word of every label, it knows none of {text!r}")
+        return (table[ids] * counts).sum(1) / known
+
+    return encode
+
+
+def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> LabelEmbeddings:
+    """Makes embeddings of labels in the built-in benchmark's words by :func:`mini_text_encoder`, and writes them.
+
+    Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
+
+    Args:
+        labels: their names.
+        file: where to.
+
+    Raises:
+        ValueError: a label of which no word is known, or two labels with the same words.
+    """
+    table = embed_labels(
+        labels,
+        mini_text_encoder(),
+        template="{label}",
+        states=("yes", "no"),
+        source="mean over the word embeddings of albef_mini's answer decoder",
+    )
+    save_label_embeddings(table, file)
+    return table
+
+
+def save_label_embeddings(table: LabelEmbeddings, file: Path | str) -> None:
+    """Writes embeddings as safetensors; the file appears under its name only when it is complete."""
+    from safetensors.torch import save_file
+
+    file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".part")
+    tensors = {"labels": table.vectors, "positive": table.positive, "negative": table.negative}
+    metadata = {"names": json.dumps(table.names), "source": table.source}
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
+    unfinished.chmod(0o644)  # the library creates files for their owner alone
+    unfinished.replace(file)
+
+
+def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int) -> LabelEmbeddings:
+    """The embeddings of some labels from a file.
+
+    Args:
+        source: a file that :func:`save_label_embeddings` wrote, or the name of one that comes with the package.
+        labels: which, in this order.
+        width: features d that they must have.
+
+    Raises:
+        ValueError: no such file, not one of label embeddings, one that lacks a label, or one of another width.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    known = isinstance(source, str) and source.isidentifier() and packaged(source)
+    file = weights_file(str(source)) if known else Path(source).expanduser()
+    if not file.is_file():
+        raise ValueError(f"expected a file of label embeddings at {file}, found none")
+    try:
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata() or {}
+            found = set(content.keys())
+            if not {"labels", "positive", "negative"} <= found or "names" not in metadata:
+                raise ValueError(
+                    f"{file}: expected the tensors labels, positive and negative and the metadata names, got the "
+                    f"tensors {', '.join(sorted(found)) or 'none'} and the metadata {', '.join(metadata) or 'none'}"
+                )
+            vectors, positive, negative = (content.get_tensor(n).float() for n in ("labels", "positive", "negative"))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file}: expected a safetensors file, got: {error}") from error
+    try:
+        names = tuple(json.loads(metadata["names"]))
+        table = LabelEmbeddings(names, vectors, positive, negative, metadata.get("source", "")).select(labels)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if vectors.shape[1] != width:
+        raise ValueError(f"{file}: label embeddings must have the model's {width} features, got {vectors.shape[1]}")
+    return table

@@ -1,0 +1,342 @@
+"""ResNet for pictures with several labels each: C-Tran's picture encoder, and with a linear head FedAvg's baseline.
+
+He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; the modules, and hence the checkpoint
+names, are those of ``transformers``' ``ResNetModel``. Group normalisation: Wu and He, "Group Normalization", ECCV 2018.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.protocols import Batch, Output
+from confed.models.heads import count
+from confed.models.inputs import checked_image
+from confed.models.pretrained import States, weights_file
+from confed.models.published import published, seeded
+from confed.models.tokenizer import WordTokenizer
+from confed.registry import register_model
+
+if TYPE_CHECKING:
+    from transformers import ResNetModel
+
+__all__ = [
+    "Constants",
+    "FrozenBatchNorm2d",
+    "Norm",
+    "PictureModel",
+    "ResNetMultilabel",
+    "mini_resnet",
+    "renormalise",
+    "resnet18",
+    "resnet_multilabel",
+    "resnet_multilabel_mini",
+    "uniform_linear",
+]
+
+Norm = Literal["batch", "frozen", "group"]
+"""Batch normalisation; the same with all four of its tensors constant; group normalisation in its place."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CHANNELS_PER_GROUP = 16
+
+
+class Constants(nn.Module):
+    """A module whose buffers are constants, which nobody needs to send; other modules' are running statistics."""
+
+
+class FrozenBatchNorm2d(Constants):
+    """Batch normalisation with constant statistics, scale and shift: an affine map of every channel.
+
+    Args:
+        layer: a batch normalisation whose values are taken over.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.eps = layer.eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, getattr(layer, name).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map, (B, c, h, w) to the same shape."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+def renormalise(body: nn.Module, norm: Norm) -> None:
+    """Puts another kind of normalisation in the place of every batch normalisation.
+
+    Groups have 16 channels. Scales and shifts are taken over.
+
+    Args:
+        body: changed in place.
+        norm: the kind; nothing happens for "batch".
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    if norm not in get_args(Norm):
+        raise ValueError(f"model.norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    if norm == "batch":
+        return
+    for parent in list(body.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.BatchNorm2d):
+                setattr(parent, name, FrozenBatchNorm2d(layer) if norm == "frozen" else _group_norm(layer))
+
+
+def _group_norm(layer: nn.BatchNorm2d) -> nn.GroupNorm:
+    channels = layer.num_features
+    groups = channels // CHANNELS_PER_GROUP if channels % CHANNELS_PER_GROUP == 0 else 1
+    fresh = nn.GroupNorm(groups, channels)
+    fresh.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    return fresh
+
+
+def uniform_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
+    """A linear layer with weights and biases from U(-1 / sqrt(inputs), 1 / sqrt(inputs)), drawn from ``rng`` alone."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = 1 / math.sqrt(inputs)
+    nn.init.uniform_(layer.weight, -bound, bound, generator=rng)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=rng)
+    return layer
+
+
+class PictureModel(nn.Module):
+    """What models of pictures alone have in common: a ResNet body, and how it reads a batch.
+
+    Args:
+        body: the ``transformers`` model; its pooler is not used.
+        image_size: (H, W) in pixels.
+
+    Attributes:
+        width: channels of the last plane, d.
+        grid: its rows and columns (h, w).
+    """
+
+    answer_head = "classifier"
+    """Name of the submodule that scores labels: what methods with a head of each client's own keep private."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, body: "ResNetModel", image_size: tuple[int, int]) -> None:
+        super().__init__()
+        config: Any = body.config
+        if min(image_size) < 1:
+            raise ValueError(f"model.image_size must be at least 1 pixel, got {image_size}")
+        self.resnet = body.train()
+        self.width: int = config.hidden_sizes[-1]
+        self.image_size = image_size
+        halvings = 1 + len(config.hidden_sizes) + int(config.downsample_in_first_stage)
+        # Every halving rounds up, hence all of them together do.
+        self.grid = (-(-image_size[0] // 2**halvings), -(-image_size[1] // 2**halvings))
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD)[:, None, None], persistent=False)
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn and of the buffers that are constants (:class:`Constants`)."""
+        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+        for path, module in self.named_modules():
+            if isinstance(module, Constants):
+                names |= {f"{path}.{name}" for name, _ in module.named_buffers()}
+        return names
+
+    def plane(self, batch: Batch) -> Tensor:
+        """The last plane of the pictures, (B, d, h, w).
+
+        Raises:
+            ValueError: the picture is missing or has another shape than the model reads.
+        """
+        image = checked_image(batch, self.image_size, type(self).__name__)
+        if not image.is_floating_point():
+            image = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
+        return self.resnet.encoder(self.resnet.embedder(image)).last_hidden_state
+
+
+class ResNetMultilabel(PictureModel):
+    """A ResNet, the mean over its last plane, and a linear layer with one score per label.
+
+    Batches have ``image``, uint8 (B, 3, H, W) or floats that are already normalised by ImageNet's mean and deviation.
+
+    Args:
+        body: the ``transformers`` model.
+        labels: number of labels C.
+        rng: where the head's initial values come from, U(-1 / sqrt(d), 1 / sqrt(d)).
+        image_size: (H, W) in pixels.
+
+    Raises:
+        ValueError: no label, or pictures without pixels.
+    """
+
+    def __init__(
+        self, body: "ResNetModel", labels: int, rng: torch.Generator, image_size: tuple[int, int] = (256, 256)
+    ) -> None:
+        super().__init__(body, image_size)
+        if labels < 1:
+            raise ValueError(f"answers must be at least 1, got {labels}")
+        self.classifier = uniform_linear(self.width, labels, rng)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the labels (B, C) before the sigmoid, and the mean over the last plane (B, d).
+
+        Raises:
+            ValueError: the picture is missing or has another shape than the model reads.
+        """
+        features = self.plane(batch).mean((2, 3))
+        return Output(self.classifier(features), features)
+
+    def pretraining_states(self, batch: Batch) -> States:
+        """Scores; see :class:`confed.models.pretrained.States`."""
+        return States(loss_logits=self(batch).logits)
+
+
+def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetModel":
+    """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8).
+
+    Args:
+        pretrained: a folder written by ``save_pretrained`` or a hub name; None: random weights.
+        norm: see :data:`Norm`.
+        seed: of random weights.
+
+    Raises:
+        ValueError: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never trained.
+    """
+    from transformers import ResNetConfig, ResNetModel
+
+    if pretrained is not None:
+        body = published(ResNetModel, pretrained, seed)
+    else:
+        _check_frozen(norm)
+        config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512])
+        body = seeded(seed, lambda: ResNetModel(config))
+    renormalise(body, norm)
+    return body
+
+
+def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNetModel":
+    """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8).
+
+    Args:
+        pretrained: weights of :func:`resnet_multilabel_mini`, of which the body's are taken: True for the packaged
+            ones, or a file that ``confed pretrain`` wrote. False: random weights.
+        norm: see :data:`Norm`.
+        seed: of random weights.
+
+    Raises:
+        ValueError: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation that
+            was never trained.
+    """
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=32, layer_type="basic", depths=[2, 2], hidden_sizes=[32, 64])
+    body = seeded(seed, lambda: ResNetModel(config))
+    if pretrained:
+        _load_body(body, weights_file("resnet_multilabel_mini", pretrained))
+    else:
+        _check_frozen(norm)
+    renormalise(body, norm)
+    return body
+
+
+def _check_frozen(norm: str) -> None:
+    if norm == "frozen":
+        raise ValueError(
+            "model.norm = 'frozen' needs pretrained weights: statistics that were never computed would stay so; "
+            "'group' works from random weights"
+        )
+
+
+def _load_body(body: nn.Module, file: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not file.is_file():
+        raise ValueError(f"expected a weights file at {file}, found none")
+    try:
+        saved: Mapping[str, Tensor] = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: expected a safetensors file, got: {error}") from error
+    try:
+        body.load_state_dict({n.removeprefix("resnet."): t for n, t in saved.items() if n.startswith("resnet.")})
+    except RuntimeError as error:
+        raise ValueError(f"{file}: expected the tensors of a resnet_multilabel_mini, got: {error}") from error
+
+
+@register_model
+def resnet_multilabel(
+    answers: Sequence[str] | int,
+    vocab_size: int = 0,
+    *,
+    pretrained: Path | str | None = None,
+    norm: Norm = "batch",
+    image_size: int | tuple[int, int] = 256,
+    max_length: int = 16,
+    seed: int = 0,
+) -> ResNetMultilabel:
+    """ResNet-18 with a linear head: what FedLGT's tables call FedAvg.
+
+    Args:
+        answers: the labels, or how many there are.
+        vocab_size: ignored, as no words are read.
+        pretrained: a folder written by ``save_pretrained`` or a hub name such as ``"microsoft/resnet-18"``, whose
+            configuration then decides the sizes, and whose classifier is left out. None: random weights.
+        norm: "batch"; "frozen": batch normalisation whose four tensors are constant, as FLAIR's benchmark has it;
+            "group": group normalisation, for training from random weights.
+        image_size: pixels per side or (H, W).
+        max_length: of questions, which are ignored.
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: no checkpoint at the given path, or an option is out of range.
+    """
+    del vocab_size, max_length
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    rng = torch.Generator().manual_seed(seed)
+    return ResNetMultilabel(resnet18(pretrained, norm, seed), count(answers), rng, size)
+
+
+@register_model
+def resnet_multilabel_mini(
+    answers: Sequence[str] | int,
+    vocab_size: int = 0,
+    *,
+    pretrained: bool | Path | str = False,
+    norm: Norm = "batch",
+    max_length: int = 16,
+    seed: int = 0,
+) -> ResNetMultilabel:
+    """A ResNet of two stages for 64 x 64 pictures with a linear head, small enough to learn on one CPU core.
+
+    Args:
+        answers: the labels, or how many there are.
+        vocab_size: ignored, as no words are read.
+        pretrained: load the body of the packaged weights, or of a file that ``confed pretrain`` wrote; the head
+            starts fresh.
+        norm: see :func:`resnet_multilabel`.
+        max_length: of questions, which are ignored.
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: the weights are missing or another model's, or an option is out of range.
+    """
+    del vocab_size, max_length
+    rng = torch.Generator().manual_seed(seed)
+    return ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
+
+
+# What is asked of a dataset's pictures is not read, but batches may have it.
+resnet_multilabel.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
+resnet_multilabel_mini.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
