@@ -24,7 +24,7 @@ from confed.federation.client import Client
 from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, isolated
-from confed.federation.train import Local, make_optimizer, to_device, trained
+from confed.federation.train import Local, make_optimizer, scheduled_step, to_device, trained
 
 __all__ = ["Bottom", "Cut", "Half", "restored", "steps_of", "stored"]
 
@@ -148,11 +148,7 @@ class Half:
                 own = self.parameters[name].grad
                 self.parameters[name].grad = leaf.grad if own is None else own + leaf.grad
         progress = (client.round + oldest.step / self.steps) / client.rounds
-        for group in self.optimizer.param_groups:
-            group["lr"] = client.local.lr * client.local.factor(progress)
-        if client.local.clip is not None:
-            nn.utils.clip_grad_norm_(list(self.parameters.values()), client.local.clip)
-        self.optimizer.step()
+        scheduled_step(self.optimizer, self.parameters.values(), client.local, progress)
         self.optimizer.zero_grad(set_to_none=True)
 
     def advance(self, client: Client) -> Params:

@@ -14,7 +14,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Params, Scope, copy_into, pick
 from confed.federation.split import restored, stored
 from confed.federation.state import ServerState
-from confed.federation.train import Local, make_optimizer
+from confed.federation.train import Local, make_optimizer, scheduled_step
 
 __all__ = ["ServerPart", "hand_out", "two_servers"]
 
@@ -79,11 +79,7 @@ class ServerPart:
         self._optimizer.zero_grad(set_to_none=True)
         backward()
         progress = (self._round + self._step / self._steps) / self._rounds
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._local.lr * self._local.factor(progress)
-        if self._local.clip is not None:
-            nn.utils.clip_grad_norm_(list(self._trained.values()), self._local.clip)
-        self._optimizer.step()
+        scheduled_step(self._optimizer, self._trained.values(), self._local, progress)
         self._step += 1
 
     def values(self) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ __all__ = [
     "global_logits",
     "make_optimizer",
     "once_per_round",
+    "scheduled_step",
     "teacher",
     "to_device",
     "train",
@@ -163,6 +164,17 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
             step += 1
     optimizer.zero_grad(set_to_none=True)
     return float(total) / max(count, 1)
+
+
+def scheduled_step(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], local: Local, progress: float
+) -> None:
+    """One step with the gradients there are, clipped, at the rate after a share ``progress`` of the run's steps."""
+    for group in optimizer.param_groups:
+        group["lr"] = local.lr * local.factor(progress)
+    if local.clip is not None:
+        nn.utils.clip_grad_norm_(list(parameters), local.clip)
+    optimizer.step()
 
 
 def trained(client: "Client") -> dict[str, Tensor]:
