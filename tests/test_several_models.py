@@ -296,3 +296,14 @@ def test_another_task_is_one_difference_not_all_its_keys(contrastive: Path, tmp_
 def test_answer_types_stand_in_their_usual_order() -> None:
     assert types_in_order(["other", "number", "yes/no", "other"]) == ["yes/no", "number", "other"]
     assert types_in_order(["other", "count"]) == ["count", "other"]
+
+
+def test_what_a_model_says_of_local_holds_for_every_row(source: Path) -> None:
+    text = "methods.fedavg.local={lr=0.25, epochs=3}"
+    recipe = load_recipe(source, [text])
+    own = {model: recipe.with_model(model).method("fedavg").local for model in recipe.models}
+    assert {model: (local.lr, local.epochs) for model, local in own.items()} == {
+        "vilt_tiny": (0.25, 3),
+        "narrow": (0.5, 3),
+    }
+    assert recipe.with_model("narrow").method("soft").local.lr == 0.5

@@ -261,7 +261,7 @@ def test_table(victim: Victim, place: str) -> Table:
 
 def test_examples(victim: Victim, place: str) -> Examples:
     """A place's test questions."""
-    return victim.materials.dataset.clients[place].test
+    return victim.materials.questions.clients[place].test
 
 
 def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,16 @@ from confed import registry
 
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset
+    from confed.data.labelled import LabelDataset, LabelExamples
 
 __all__ = ["KINDS", "describe", "listing"]
 
 KINDS = ("algorithms", "models", "tasks", "datasets", "recipes", "runs")
 
-_SHEET_COLUMNS, _SHEET_CELL = 6, 148
+_SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
+
+LISTED = 100
+"""Clients of multi-label data that a description lists; the others are one line."""
 
 
 def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> list[dict[str, Any]]:
@@ -191,18 +195,22 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
 
     Returns:
         ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``,
-        ``pictures``, ``answers``, ``most_frequent``), ``facts`` and, with ``out``, ``sheet``.
+        ``pictures``, ``answers``, ``most_frequent``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data
+        answers are labels, and questions pictures or texts; the first clients have rows of their own.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
     """
+    from confed.data.labelled import LabelDataset
     from confed.schema import validate
 
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(f"out must be a file with the ending .png, got {out}")
     constructor = registry.datasets[name]
     values = validate(constructor, dict(_option(text) for text in options), "data", set())
-    dataset: FederatedDataset = constructor(**values)
+    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    if isinstance(dataset, LabelDataset):
+        return _describe_labels(dataset, out)
     parts = list(_parts(dataset))
     description = {
         "name": name,
@@ -249,8 +257,81 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
     }
 
 
+def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
+    """As :func:`describe`, of multi-label data."""
+    parts: list[tuple[str, str, LabelExamples]] = []
+    for name, _ in zip(dataset.clients, range(LISTED), strict=False):
+        split = dataset.clients[name]
+        roles = {"train": split.train, "validation": split.validation, "test": split.test}
+        parts += [(name, role, examples) for role, examples in roles.items()]
+    parts += [(name, "unseen", examples) for name, examples in dataset.unseen.items()]
+    facts = {"clients": str(len(dataset.clients)), **dataset.facts}
+    if len(dataset.clients) > LISTED:
+        facts["clients"] += f", of which the first {LISTED} are listed"
+    if dataset.coarse:
+        facts["coarse labels"] = str(len(set(dataset.coarse.values())))
+    description = {
+        "name": dataset.name,
+        "answers": len(dataset.labels),
+        "words": len(dataset.words),
+        "rows": [_label_row(dataset, *part) for part in parts],
+        "facts": facts,
+    }
+    if out is not None:
+        shown = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
+        if not shown:
+            raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
+        _label_sheet(shown[:_SHEET_ROWS], out)
+        description["sheet"] = str(out)
+    return description
+
+
+def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelExamples") -> dict[str, Any]:
+    counts = examples.counts()
+    most = int(counts.argmax())
+    return {
+        "place": place,
+        "role": role,
+        "questions": len(examples),
+        "pictures": len(set(examples.rows.tolist())) if examples.pictures is not None else 0,
+        "answers": int((counts > 0).sum()),
+        "most_frequent": f"{dataset.labels[most]} ({counts[most] / len(examples):.1%})" if counts[most] else "none",
+    }
+
+
+def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> None:
+    """A row of pictures per place, each with its labels."""
+    _draw_sheet(
+        [
+            (
+                place,
+                [
+                    (examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none")
+                    for row in examples.rows[:_SHEET_COLUMNS].tolist()
+                ],
+            )
+            for place, examples in parts
+            if examples.pictures is not None
+        ],
+        out,
+    )
+
+
 def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
     """A row of pictures per place, each with one question and its answer."""
+    rows: list[tuple[str, list[tuple[np.ndarray, str]]]] = []
+    for place, examples in parts:
+        first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
+        each = {int(picture): row for row, picture in reversed(list(enumerate(first)))}
+        shown = sorted(each.values())[:_SHEET_COLUMNS]
+        texts = [f"{examples.questions[row]} {examples.answers[row]}" for row in shown]
+        pictures = [examples.images[int(first[row])] for row in shown]
+        rows.append((place, list(zip(pictures, texts, strict=True))))
+    _draw_sheet(rows, out)
+
+
+def _draw_sheet(parts: Sequence[tuple[str, Sequence[tuple[np.ndarray, str]]]], out: Path) -> None:
+    """A row per place: pictures with a text each."""
     import textwrap
 
     from PIL import Image, ImageDraw
@@ -259,17 +340,14 @@ def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
     row_height = cell + text_height + 18
     sheet = Image.new("RGB", (_SHEET_COLUMNS * (cell + 6) + 6, len(parts) * row_height), "white")
     draw = ImageDraw.Draw(sheet)
-    for number, (place, examples) in enumerate(parts):
+    for number, (place, shown) in enumerate(parts):
         top = number * row_height
         draw.text((6, top + 3), place.encode("ascii", "replace").decode(), fill="black")
-        first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
-        rows = {int(picture): row for row, picture in reversed(list(enumerate(first)))}
-        for column, row in enumerate(sorted(rows.values())[:_SHEET_COLUMNS]):
+        for column, (pixels, words) in enumerate(shown):
             left = 6 + column * (cell + 6)
-            picture = Image.fromarray(examples.images[int(first[row])])
+            picture = Image.fromarray(pixels)
             sheet.paste(picture.resize((cell, cell), Image.Resampling.NEAREST), (left, top + 18))
-            text = f"{examples.questions[row]} {examples.answers[row]}".encode("ascii", "replace").decode()
-            lines = textwrap.wrap(text, 24, max_lines=3, placeholder=" ...")
+            lines = textwrap.wrap(words.encode("ascii", "replace").decode(), 24, max_lines=3, placeholder=" ...")
             draw.multiline_text((left, top + 20 + cell), "\n".join(lines), fill="black", spacing=2)
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confed.data.examples import FederatedDataset
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
@@ -22,6 +23,7 @@ from confed.preparing import load_data, prepare, presence_of
 from confed.recipe import Recipe, Run, load_recipe
 from confed.results.examine import Examination, examine
 from confed.results.folder import RunFolder
+from confed.results.multilabel import PooledCounts, kept_probabilities
 from confed.results.summary import summarise_run
 from confed.tasks.vqa import summarise
 
@@ -86,7 +88,10 @@ class _Runner:
         # Built before workers are forked, so that they inherit the imported libraries.
         workspace = Workspace(self.setup.model())
         with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
-            simulation = Simulation(self.setup, store, answerer, self.settings.cohort_size, self.presence)
+            by_size = self.settings.sampling == "size"
+            simulation = Simulation(
+                self.setup, store, answerer, self.settings.cohort_size, self.presence, by_size=by_size
+            )
             servers, start = self._start(simulation, workspace)
             whole: Checkpoint | None = None
             try:
@@ -160,7 +165,9 @@ class _Runner:
             self.saved_at = time.monotonic()
 
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
-        views = simulation.evaluate(servers, round, split="validation", limit=self.settings.evaluate_examples)
+        pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.materials.unseen)
+        limit = self.settings.evaluate_examples
+        views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
         values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
         if self.setup.algorithm.pooled:
             # One model serves everybody: it is each client's, and the global one.
@@ -170,7 +177,8 @@ class _Runner:
         elif not self.setup.algorithm.has_personal:
             values = {**values, "personal": values["global"]}
         self.folder.append(
-            self.folder.metrics, {"event": "evaluation", "round": round, "split": "validation", **values}
+            self.folder.metrics,
+            {"event": "evaluation", "round": round, "split": "validation", **values, **pooled.lines()},
         )
 
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -191,8 +199,8 @@ class _Runner:
             if model == place:
                 correct[f"{view}/{place}/correct"] = tensors["correct"]
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
-        self.folder.write_tensors(self.folder.predictions, correct)
-        if self.settings.gallery:
+        self.folder.write_tensors(self.folder.predictions, correct | kept_probabilities(examined))
+        if self.settings.gallery and isinstance(self.materials.dataset, FederatedDataset):
             workspace.turn_to(self.setup.task)
             samples = gallery(
                 self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of,
@@ -200,7 +208,10 @@ class _Runner:
                 has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
-        similar = similarity.measure(self.folder, workspace, self.materials)
+        elif self.settings.gallery:  # samples of multi-label examples are not made
+            self.folder.write_json(self.folder.gallery, [])
+        questions = isinstance(self.materials.dataset, FederatedDataset)
+        similar = similarity.measure(self.folder, workspace, self.materials) if questions else None
         if similar is not None:
             self.folder.write_json(self.folder.root / similarity.FILE, similar)
         summary = summarise_run(

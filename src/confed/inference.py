@@ -271,7 +271,7 @@ class FinishedRun:
             self.network,
             materials.tokenizer,
             materials.dataset.pool(client) if client is not None else materials.dataset.answers,
-            materials.dataset.clients[known].train.images.shape[1],
+            materials.questions.clients[known].train.images.shape[1],
             getattr(task, "head", "answers"),
             materials.encoder if materials.region_width else None,
         )

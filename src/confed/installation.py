@@ -124,7 +124,11 @@ def _weights() -> dict[str, str]:
         planned, done = facts.get("settings", {}).get("epochs"), facts.get("epochs_done")
         parts = [f"{weights_file(name).stat().st_size / 2**20:.1f} MiB", f"{len(facts['words'])} words"]
         if accuracy is not None:
-            parts.append(f"{accuracy:.1%} of held-out public questions right")
+            parts.append(
+                f"C-AP {accuracy:.3f} on held-out public pictures"
+                if facts.get("metric") == "C-AP"
+                else f"{accuracy:.1%} of held-out public questions right"
+            )
         if facts.get("start"):
             parts.append("started from vilt_mini's")
         if planned is not None and done != planned:

@@ -21,6 +21,8 @@ from confed.data.examples import (
     channels_first,
     encode,
 )
+from confed.data.label_tables import encode_labels
+from confed.data.labelled import LabelDataset
 from confed.data.regions import Regions
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
@@ -41,7 +43,7 @@ class Materials:
 
     Attributes:
         dataset: strings and pictures.
-        clients: client -> its examples as tensors.
+        clients: client -> its examples as tensors; of multi-label data made when they are asked for.
         unseen: scene -> its examples as tensors, in every role.
         types: names of the question types.
         tokenizer: the model's.
@@ -50,7 +52,7 @@ class Materials:
         encoder: for such a model, what made the regions from pictures; empty if unknown.
     """
 
-    dataset: FederatedDataset
+    dataset: FederatedDataset | LabelDataset
     clients: Mapping[str, TableData]
     unseen: Mapping[str, TableData]
     types: tuple[str, ...]
@@ -58,6 +60,17 @@ class Materials:
     answer_tokens: Tensor | None = None
     region_width: int = 0
     encoder: str = ""
+
+    @property
+    def questions(self) -> FederatedDataset:
+        """The dataset, where it has questions with answers.
+
+        Raises:
+            ValueError: it has pictures or texts with labels.
+        """
+        if isinstance(self.dataset, LabelDataset):
+            raise ValueError(f"this needs questions with answers; the examples of {self.dataset.name!r} have labels")
+        return self.dataset
 
 
 @lru_cache(maxsize=2)
@@ -74,9 +87,10 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
             the dataset has any nor can they be made.
     """
-    source = _load(data, seed)
+    options, source = json.loads(model), _load(data, seed)
     dataset = source.dataset
-    options = json.loads(model)
+    if isinstance(dataset, LabelDataset):
+        return _with_labels(dataset, options)
     tokenizer = create_tokenizer(options["name"], dataset.words, **tokenizer_options(options, dataset.answers))
     # A model that writes its answers learns from their tokens.
     tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
@@ -127,6 +141,20 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     return Materials(
         dataset, clients, unseen, types, tokenizer, tokens, read.shape[2] if read else 0, read.encoder if read else ""
     )
+
+
+def _with_labels(dataset: LabelDataset, options: Mapping[str, Any]) -> Materials:
+    """Multi-label examples for a model.
+
+    Raises:
+        ValueError: the model reads regions or writes its answers.
+    """
+    words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
+    tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
+    if isinstance(tokenizer, AnswerTokenizer) or getattr(models[options["name"]], "reads", "") == "regions":
+        raise ValueError(f"the model {options['name']!r} answers questions; {dataset.name!r} has labels")
+    clients, unseen, types = encode_labels(dataset, tokenizer)
+    return Materials(dataset, clients, unseen, types, tokenizer)
 
 
 def derived_options(name: str, region_width: int, words: Sequence[str]) -> dict[str, Any]:
@@ -211,10 +239,12 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
 class _Source:
     """A dataset, and the regions of its pictures once a model asks for them; models of one study share both."""
 
-    def __init__(self, dataset: FederatedDataset) -> None:
+    def __init__(self, dataset: FederatedDataset | LabelDataset) -> None:
         self.dataset = dataset
-        self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
-        self.parts += list(dataset.unseen.values())
+        self.parts: list[Examples] = []
+        if isinstance(dataset, FederatedDataset):
+            self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
+            self.parts += list(dataset.unseen.values())
 
     @cached_property
     def regions(self) -> dict[int, Regions]:

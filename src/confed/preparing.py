@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from confed.data.examples import FederatedDataset, Table, TableData, pool
+from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
+from confed.data.labelled import LabelDataset
 from confed.engines.local import Members, Presence, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
-from confed.federation.protocols import ClientData, Task
+from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
 from confed.materials import TOKENIZER_KEYS, Materials, derived_options, load_materials
 from confed.models import create_model
@@ -74,6 +76,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         wrap = getattr(task, "wrap", None)
         return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(run.seed))
 
+    _check_task(task, recipe, dataset)
+    writes = materials.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
         raise ValueError(
             f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
@@ -89,24 +93,48 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     if type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
         algorithm = algorithm.suit(build(), task)
     clients: Mapping[str, ClientData] = materials.clients
-    observers: dict[str, ClientData] = dict(materials.unseen)
+    sizes: Sequence[int] | None = None
+    known = getattr(task, "known", 0.0)
+    if isinstance(materials.clients, LazyTables):
+        clients = materials.clients.masked(known) if known else materials.clients
+        sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
+    observers: Mapping[str, ClientData] = materials.unseen
     _check_method(algorithm, run, materials.clients)
-    if (dataset.pools and materials.answer_tokens is None) or dataset.tasks:
+    if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
         _check_heads(algorithm, build(), list(materials.clients), dataset)
     if algorithm.pooled:
-        train = pool([_without_labels(c.tables[0], dataset) for c in materials.clients.values()])
-        observers = {**clients, **observers}
-        clients = {EVERYONE: TableData(train, train.take(0), train.take(0))}
+        observers = Both(clients, observers)
+        clients, sizes = {EVERYONE: _everyone(materials, known)}, None
     device = run.device
     if device == "auto":
         # The ordinary check would open a CUDA context, after which workers can no longer be forked.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         device = "cuda" if torch.cuda.is_available() else "cpu"
     setup = Setup(
-        algorithm, Members(clients, ("image", "text"), {n: t.head for n, t in tasks.items() if heads}), task,
+        algorithm, Members(clients, _modalities(dataset), {n: t.head for n, t in tasks.items() if heads}, sizes), task,
         recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, device, tasks,
     )  # fmt: skip
     return setup, materials
+
+
+def _everyone(materials: Materials, known: float) -> TableData:
+    """All clients' training examples as one client's."""
+    tables = [data.tables[0] for data in materials.clients.values()]
+    labelled = [table for table in tables if isinstance(table, LabelTable)]
+    if labelled:
+        train = pool_labels(labelled)
+        return LabelData(train, train.take(0), train.take(0), known)
+    rows = pool([_without_labels(table, materials.questions) for table in tables])
+    return TableData(rows, rows.take(0), rows.take(0))
+
+
+def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...]:
+    """What every example contains."""
+    if isinstance(dataset, FederatedDataset):
+        return ("image", "text")
+    first = next(iter(dataset.clients.values())).train
+    there = {"image": first.pictures is not None, "text": first.table.texts is not None}
+    return tuple(name for name, given in there.items() if given)
 
 
 def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
@@ -140,6 +168,16 @@ def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None
         return task
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
     return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
+
+
+def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
+    """Raises ValueError if the examples have labels and the task asks for answers, or the other way round."""
+    if isinstance(task, Counting) != isinstance(dataset, LabelDataset):
+        have = "labels" if isinstance(dataset, LabelDataset) else "answers"
+        raise ValueError(
+            f"the examples of {dataset.name!r} have {have}, so task.name must be a task for {have}, such as "
+            f"{'multilabel' if have == 'labels' else 'vqa'!r}; got {recipe.sections['task']['name']!r}"
+        )
 
 
 def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
@@ -203,7 +241,9 @@ def _without(materials: Materials, names: Sequence[str]) -> Materials:
             raise ValueError(f"run.without names no client {name!r}; there are {', '.join(materials.clients)}")
     if set(names) == set(materials.clients):
         raise ValueError(f"run.without must leave at least one client, got all of them: {', '.join(names)}")
-    data = materials.dataset
+    if isinstance(materials.clients, LazyTables):
+        return _fewer_labelled(materials, names)
+    data = materials.questions
     dataset = replace(
         data,
         clients={name: split for name, split in data.clients.items() if name not in names},
@@ -212,3 +252,11 @@ def _without(materials: Materials, names: Sequence[str]) -> Materials:
     )
     clients = {name: rows for name, rows in materials.clients.items() if name not in names}
     return replace(materials, dataset=dataset, clients=clients)
+
+
+def _fewer_labelled(materials: Materials, names: Sequence[str]) -> Materials:
+    """Multi-label data without the named clients; nobody's data are made for it."""
+    if not isinstance(materials.clients, LazyTables) or not isinstance(materials.dataset, LabelDataset):
+        raise ValueError(f"expected multi-label data, got {type(materials.dataset).__name__}")
+    dataset = replace(materials.dataset, clients=Selected(materials.dataset.clients, names))
+    return replace(materials, dataset=dataset, clients=materials.clients.without(names))

@@ -192,4 +192,6 @@ def headline(summary: dict[str, Any]) -> str:
     if summary.get("has_personal") is False:
         del names["personal_mean"]  # it would be the global model's again
     values = [f"{text} {summary[key]:.1%}" for key, text in names.items() if summary.get(key) is not None]
+    if labelled := summary.get("multilabel"):
+        values = [f"{metric} {labelled[labelled['headline']][metric]:.1%}" for metric in ("C-AP", "O-AP", "O-F1")]
     return ", ".join([*values, f"{summary['seconds']:.0f} s"])

@@ -7,7 +7,8 @@
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
 write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
 another way of finetuning, and ``[methods.NAME.task]`` its own ``[task]``. ``[study] table`` names the rows that
-``confed compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries. ``[study]
+``confed compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries, and ``[study]
+score`` what it chooses multi-label configurations by. ``[study]
 headline``, and ``headline`` of a row, say which model stands in the column "deployed" of tables: "personal", or
 "global_seen" (what is global, with each client's own head). ``[study] models`` names the models with which ``confed
 compare --models all`` runs all methods; ``[models.NAME]`` are the keywords of one, with ``name``, ``label`` and
@@ -64,6 +65,7 @@ class Recipe:
         overrides: method -> its own keywords.
         table: the rows of the recipe's full table; empty where it has none.
         lr: learning rates that tuning tries; empty for its default.
+        score: what tuning chooses by, where the task counts; empty for the task's own, see :mod:`confed.tune`.
         headline: what the study's methods are taken to deploy at a client, where a row does not say; see
             :mod:`confed.results.deployed`.
         models: the models that all methods can be run with, in order; empty where the recipe names none.
@@ -79,6 +81,7 @@ class Recipe:
     headline: str = ""
     models: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    score: str = ""
 
     @property
     def run(self) -> Run:
@@ -120,11 +123,12 @@ class Recipe:
         if parts["local"]:
             sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
         return replace(
-            self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={}
-        )
+            self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={},
+            score="",
+        )  # fmt: skip
 
     def with_model(self, row: str) -> "Recipe":
-        """The same study with one of its models.
+        """The same study with one of its models; what the model says of ``[local]`` holds for every row.
 
         Args:
             row: one of ``models``, or the name of any registered model.
@@ -141,7 +145,8 @@ class Recipe:
         sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
         if local:
             sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
-        return replace(self, sections=sections, models=(), variants={})
+        overrides = {name: _without_local(given, local) for name, given in self.overrides.items()}
+        return replace(self, sections=sections, overrides=overrides, models=(), variants={})
 
     def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A row's own section on top of the recipe's; another constructor has other keywords."""
@@ -200,7 +205,7 @@ class Recipe:
             name: plain(section) for name, section in self.sections.items()
         }
         study: dict[str, Any] = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
-        study |= {"headline": self.headline, "models": list(self.models)}
+        study |= {"headline": self.headline, "models": list(self.models), "score": self.score}
         if any(study.values()):
             content["study"] = {key: values for key, values in study.items() if values}
             content["methods"] = {name: plain(values) for name, values in self.overrides.items() if values}
@@ -267,6 +272,13 @@ def _named(section: str, values: Mapping[str, Any], where: str | None = None) ->
     return {"name": name, **checked}
 
 
+def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's keywords without those of its ``local`` that a model decides."""
+    if "local" not in given:
+        return dict(given)
+    return {**given, "local": {key: value for key, value in given["local"].items() if key not in taken}}
+
+
 def _part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
     """Takes a row's own section out of its keywords."""
     values = given.pop(part, {})
@@ -298,7 +310,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
             raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(models) or 'none'}")
     recipe = Recipe(
         name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or "",
-        models, variants,
+        models, variants, study["score"],
     )  # fmt: skip
     # Their constructors check values that types cannot.
     _ = recipe.run, recipe.local, recipe.construct("algorithm")
@@ -317,6 +329,7 @@ class _Study:
     lr: tuple[float, ...] = ()
     headline: Headline | None = None
     models: tuple[str, ...] = ()
+    score: str = ""
 
 
 def _kept(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ class Run:
     Attributes:
         rounds: communication rounds T.
         cohort: clients per round; a share of those present if below 1; all of them if 0.
+        sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
+            of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
         leaves: client -> the first round, from 1, in which it no longer takes part.
         without: clients of the data that have no part in the run: as if they had never been.
@@ -33,6 +35,7 @@ class Run:
 
     rounds: int = 6
     cohort: float = 0.0
+    sampling: Literal["uniform", "size"] = "uniform"
     seed: int = 0
     workers: int = 0
     threads: int = 1

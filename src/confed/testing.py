@@ -25,7 +25,7 @@ from confed.federation.params import Scope
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.federation.train import Local
 from confed.federation.wire import decode, decode_state, encode, encode_state
-from confed.toy import toy_clients, toy_model, toy_setup
+from confed.toy import toy_clients, toy_setup
 
 __all__ = ["CHECKS", "ContractViolation", "check_algorithm", "contract"]
 
@@ -387,7 +387,8 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
         return
     neutral = replace(algorithm, **algorithm.neutral)
     local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
-    runs = [_run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False)) for a in (neutral, FedAvg())]
+    kind = algorithm.finetuning
+    runs = [_run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
     servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
     _same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
 
@@ -401,7 +402,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     clients = toy_clients()
     setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
     got = _run(setup).servers["main"].params
-    model, task = toy_model(noisy=False), setup.task
+    model, task = setup.build(), setup.task
     batch = next(iter(pool([c.tables[0] for c in clients.values()]).batches(10_000)))
     task.loss(model(batch), batch).backward()
     for name, parameter in model.named_parameters():

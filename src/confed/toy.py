@@ -3,7 +3,8 @@
 Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
 with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute
 ``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA, those that
-need representations of questions and answers apart ("contrastive") one that answers by similarity, with its task.
+need representations of questions and answers apart ("contrastive") one that answers by similarity, with its task, those
+that decide which labels a model is told ("states") one that reads label states, with the multi-label task.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.train import Local
+from confed.losses.label_states import label_states
 from confed.models.adapters import AdapterBank, Host
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.tasks.contrastive import Contrastive
+from confed.tasks.multilabel import Multilabel
 
 __all__ = [
     "ToyModel",
@@ -47,9 +50,12 @@ class ToyModel(nn.Module):
         adapters: with two adapters below the head (none in front of the BatchNorm, which would cancel its bias) and
             nothing else that is trained below the head than the BatchNorm.
         lora: with LoRA in the layer below the head, which is frozen then.
+        states: with a layer that reads label states, ``batch["known"]`` (B, 3).
     """
 
-    def __init__(self, noisy: bool, rng: torch.Generator, adapters: bool = False, lora: bool = False) -> None:
+    def __init__(
+        self, noisy: bool, rng: torch.Generator, adapters: bool = False, lora: bool = False, states: bool = False
+    ) -> None:
         super().__init__()
         self.stem = _linear(WIDTH, 8, rng)
         self.stem.requires_grad_(False)
@@ -66,6 +72,9 @@ class ToyModel(nn.Module):
         if lora:
             self.body = _LoRA(self.body, rng)
             self._fixed |= {"body.weight", "body.bias"}
+        self.reads_states = states
+        if states:
+            self.states = _linear(2 * CLASSES, 8, rng, bias=False)
 
     answer_head = "head"
 
@@ -77,6 +86,9 @@ class ToyModel(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores (B, 3) and features (B, 8) of ``batch["x"]`` (B, 6)."""
         hidden: Tensor = self.norm(self.stem(batch["x"]))
+        if self.reads_states and "known" in batch:
+            told = torch.cat([batch["known"] == 0, batch["known"] == 1], dim=1)
+            hidden = hidden + self.states(told.to(hidden.dtype))
         features: Tensor = self.body(self.drop(torch.tanh(hidden)))
         return Output(self.head(torch.relu(features)), features)
 
@@ -106,9 +118,9 @@ class _LoRA(nn.Linear):
         return super().forward(input) + 2 * self.lora_B["default"](self.lora_A["default"](input))
 
 
-def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False) -> ToyModel:
+def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False, states: bool = False) -> ToyModel:
     """The toy model with its initial values, the same at every call."""
-    return ToyModel(noisy, torch.Generator().manual_seed(7), adapters, lora)
+    return ToyModel(noisy, torch.Generator().manual_seed(7), adapters, lora, states)
 
 
 def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
@@ -157,13 +169,20 @@ class ToyTask:
 
 
 def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> dict[str, TableData]:
-    """Clients whose inputs and labels are skewed in different ways."""
+    """Clients whose inputs and labels are skewed in different ways.
+
+    Examples have one class (``label``), and for the multi-label task three labels and their constant states (``labels``
+    and ``known``, (N, 3)).
+    """
     rng = torch.Generator().manual_seed(seed)
     truth = torch.randn(WIDTH, CLASSES, generator=rng)
     clients: dict[str, TableData] = {}
     for number, size in enumerate(sizes):
         x = torch.randn(size, WIDTH, generator=rng) + 0.5 * number
-        columns = {"x": x, "label": ((x - 0.3 * number) @ truth).argmax(-1)}
+        scores = (x - 0.3 * number) @ truth
+        labels = (scores > 0).float()
+        known = label_states(labels, torch.arange(size), number)
+        columns = {"x": x, "label": scores.argmax(-1), "labels": labels, "known": known}
         table = Table(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64), columns)
         clients[f"client-{number}"] = TableData(table, table, table)
     return clients
@@ -177,15 +196,19 @@ def toy_setup(
     rounds: int = 3,
     noisy: bool = True,
     seed: int = 0,
+    kind: str | None = None,
 ) -> Setup:
-    """A federation of toy clients; a pooled method gets one member with all their examples."""
+    """A federation of toy clients; a pooled method gets one member with all their examples.
+
+    ``kind`` chooses the toy model and task; by default it is what the method is made for (its ``finetuning``).
+    """
     clients = toy_clients() if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
-    kind = getattr(algorithm, "finetuning", "")
-    task: Task = ToyTask()
+    kind = algorithm.finetuning if kind is None else kind
+    task: Task = Multilabel(CLASSES, known=0.75, reduction="mean") if kind == "states" else ToyTask()
 
     def build() -> nn.Module:
-        return toy_model(noisy, kind == "adapters", kind == "lora")
+        return toy_model(noisy, kind == "adapters", kind == "lora", kind == "states")
 
     if kind == "contrastive":
         task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)

@@ -6,6 +6,9 @@ tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Paramet
 configuration whose score after a round lies below the median of the earlier ones' is stopped (the median rule of
 Golovin et al., "Google Vizier", KDD 2017). Scores are the mean over clients of the validation score of the model that
 the method deploys there: the client's own, or the global part with the client's own head where that is the method's.
+Of multi-label data the score is ``C-AP-binned``, or what ``[study] score`` names, of all clients' validation examples
+together: of the global model, or of the clients' own where a method has none or the recipe's headline is "personal".
+Clients without validation examples are judged on an unseen place called "validation", where there is one.
 Test examples and unseen places are taken out of the data before anything is trained.
 
 A tuning folder holds ``trials/<row>.jsonl`` (a head, then one line per configuration: what a later call goes on
@@ -17,7 +20,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +31,10 @@ from confed.grid import differing, exclusive, joined, refusals
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml
+from confed.validation import NOTHING, any_validation, validation_scores
 
 if TYPE_CHECKING:
     import optuna
-
-    from confed.data.examples import TableData
-    from confed.engines.local import Members, Setup
 
 __all__ = ["FACTORS", "search_space", "tune", "tune_row", "validation_scores"]
 
@@ -47,9 +48,6 @@ LR = "local.lr"
 
 SHORTAGES = ("MemoryError", "out of memory", "enough memory", "allocate memory", "No space left")
 """In the text of an error that says nothing about a configuration: a later call tries it again."""
-
-
-NOTHING = "tuning chooses on the clients' validation examples, and there are none; see data.validation"
 
 
 def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
@@ -78,63 +76,6 @@ def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
     return tuple(values) if own in values else (own, *values)
 
 
-def validation_scores(recipe: Recipe) -> Iterator[float]:
-    """Trains a single-run recipe and yields, after every round, how good it is on validation data; keeps nothing.
-
-    A method that does something after the last round (fine-tuning) yields once more after it.
-
-    Yields:
-        The headline metric's mean over clients: of each one's own model, or, where a method gives none, of the
-        model that serves everybody.
-
-    Raises:
-        ValueError: the recipe or its data are faulty, there are no validation examples, or the method cannot work
-            with them.
-        RuntimeError: a client failed: a mean without it would be that of an easier federation.
-    """
-    import torch
-
-    from confed.data.examples import TableData
-    from confed.engines.local import Presence, Simulation, Workspace, simulate
-    from confed.experiment import prepare
-    from confed.federation.state import MemoryStore
-    from confed.tasks.vqa import summarise
-
-    run = recipe.run
-    torch.set_num_threads(run.threads)
-    setup, materials = prepare(recipe)
-    pooled = setup.algorithm.pooled
-    clients: dict[str, TableData] = {}
-    for name, data in materials.clients.items():
-        train, validation, _ = data.tables
-        clients[name] = TableData(train, validation, validation.take(0))
-    # Whoever trains on everybody's data has one member; the clients only look on.
-    population = setup.population if pooled else _looking_on(setup, clients)
-    setup = replace(setup, population=population, observers=clients if pooled else {})
-    there = {} if pooled else clients
-    presence = Presence(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
-    workspace = Workspace(setup.model(), setup.device)
-    with Simulation(setup, MemoryStore(), cohort=run.cohort_size, presence=presence) as simulation:
-        for record in simulate(simulation, simulation.start(workspace)):
-            for client, error in record.errors.items():
-                raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
-            views = simulation.evaluate(record.servers, record.round, split="validation", most=None)
-            # A method whose global part answers with each client's own head deploys just that.
-            own = views["global"] if setup.algorithm.own_heads else views["personal"]
-            places = views["unseen"] if pooled else own or views["global"]
-            scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
-            if not scores:
-                raise ValueError(NOTHING)
-            yield sum(scores) / len(scores)
-
-
-def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
-    from confed.engines.local import Members
-
-    infos = [setup.population.info(number) for number in range(len(setup.population))]
-    return Members(clients, infos[0].modalities, {info.id: info.head for info in infos})
-
-
 def tune(
     recipe: Recipe,
     root: Path,
@@ -158,14 +99,21 @@ def tune(
         ValueError: a budget below 1, faulty data or no validation examples, or a folder that was tuned with other
             settings or whose other rows had another budget.
     """
+    from confed.data.label_tables import LazyTables
     from confed.experiment import load_data
     from confed.materials import load_materials
+    from confed.results.multilabel import VALIDATION
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    clients = load_data(asked).clients
-    if not any(len(data.tables[1]) for name, data in clients.items() if name not in asked.run.without):
+    materials = load_data(asked)
+    clients = materials.clients
+    if isinstance(clients, LazyTables):
+        there = clients.without(asked.run.without)
+        if not any_validation(there) and VALIDATION not in materials.unseen:
+            raise ValueError(NOTHING)
+    elif not any(len(data.tables[1]) for name, data in clients.items() if name not in asked.run.without):
         raise ValueError(NOTHING)
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
@@ -228,6 +176,7 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         asked = _ask(study, space, [trial.choice for trial in done], _own(recipe, row, space))
         choice = dict(asked.params)
         single = _configured(recipe, row, {knob: space[knob][at] for knob, at in choice.items()})
+        single = replace(single, score=recipe.score, headline=recipe.deploys(row))  # what it is chosen by
 
         def tell(round: int, text: str, number: int = number) -> None:
             watch(Progress(round, recipe.run.rounds, f"configuration {number + 1}/{budget}{text}"))
@@ -340,6 +289,8 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
     """Trials that are there must have been made as they would be now."""
     for row in before.methods:
         different = differing(before.method(row), recipe.method(row))
+        if before.score != recipe.score:
+            different = different or f"study.score = {before.score!r}"
         if different and _file(root, row).is_file():
             raise ValueError(f"{root}: {row} was tuned with {different}; give another folder with --out")
 

@@ -251,7 +251,7 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     from confed.results.figures import save_figures
     from confed.results.report import write_report
     from confed.results.runs import load
-    from confed.results.tables import paper_table, write_tables
+    from confed.results.tables import main_tables, write_tables
     from confed.results.writers import to_rich
     from confed.tuned import in_words
 
@@ -268,7 +268,8 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
         found = {"folder": str(grid.folder), "report": str(page), "runs": grid.summaries, "errors": grid.errors}
         print_json(plain({**found, "tuned": grid.tuned, "comparison": asdict(comparison)}))
         return
-    print_table(to_rich(paper_table(study)))
+    for table in main_tables(study):
+        print_table(to_rich(table))
     print_table(comparison.rich())
     shown = Console()
     if grid.tuned:

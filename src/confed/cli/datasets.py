@@ -126,6 +126,49 @@ def vqa_v2(
     )
 
 
+@prepare_app.command("label-embeddings")
+def label_embeddings(
+    labels: Annotated[
+        str,
+        typer.Argument(
+            help="flair, flair-fine, coco, coco-groups, voc, ucm, captions, scenes, or a file with one label a line."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write; `model.embeddings` of a recipe.")],
+    encoder: Annotated[
+        Literal["clip", "sentence", "mini"],
+        typer.Option(help="CLIP's text encoder, a sentence encoder, or the built-in words (needs no download)."),
+    ] = "clip",
+    source: Annotated[
+        str, typer.Option(help="The encoder's folder or name on the hub.")
+    ] = "openai/clip-vit-base-patch16",
+    root: Annotated[Path | None, typer.Option(help="FLAIR's folder, for its fine names.")] = None,
+    coarse: Annotated[
+        Literal["name", "concat", "avg"],
+        typer.Option(
+            help="FLAIR's coarse labels: their names, their fine names in one prompt, or the mean over these."
+        ),
+    ] = "name",
+    template: Annotated[str, typer.Option(help="The prompt.")] = "The photo contains {label}.",
+    most: Annotated[int, typer.Option(help="Most fine names in one prompt.")] = 20,
+    width: Annotated[int | None, typer.Option(help="The model's features, if not the encoder's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Embed the names of labels with a text encoder, for models whose label tokens are fixed."""
+    from confed.label_texts import write_label_embeddings
+
+    table = write_label_embeddings(
+        labels, out, encoder=encoder, source=source, root=root, coarse=coarse, template=template, most=most, width=width
+    )
+    count, width = table.vectors.shape
+    if as_json:
+        print_json({"file": str(out), "labels": count, "width": width, "source": table.source})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{count} labels x {width} features: {escape(table.source)}", soft_wrap=True)
+    shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
 def _print_counts(manifest: dict[str, Any]) -> None:
     from rich.table import Table
 

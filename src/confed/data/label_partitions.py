@@ -8,6 +8,7 @@ numbers of all rows. One client per user is ``MultiLabelTable.of_users``; equal 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -100,12 +101,14 @@ def label_skew(
     minimum: int = 1,
     *,
     groups: Sequence | np.ndarray | None = None,
+    rule: Literal["mean", "product"] = "mean",
 ) -> Owners:
     """Skew of single labels, for pictures and for texts: a row goes to a client that likes its labels.
 
-    The probability of a client is the mean of its preferences for the row's labels; a row without labels goes to any
-    client alike. Other than with whole sets, clients differ in how often each label occurs however many sets there
-    are. A group counts as one row with all its rows' labels.
+    The probability of a client is the mean of its preferences for the row's labels, or proportional to their product,
+    which keeps the skew where rows have many labels; a row without labels goes to any client alike. Other than with
+    whole sets, clients differ in how often each label occurs however many sets there are. A group counts as one row
+    with all its rows' labels.
 
     Args:
         offsets: where the labels of each row begin, shape (N + 1,).
@@ -114,15 +117,18 @@ def label_skew(
         rng: source of the draws.
         minimum: smallest number of groups that a client may hold; drawn again until all have them.
         groups: what must stay together, one entry per row.
+        rule: how preferences for several labels make one.
 
     Returns:
         Client id -> row numbers, ascending.
 
     Raises:
-        ValueError: ``groups`` of another length, a label that no client likes, too few groups for the clients, or no
-            draw that gave every client its minimum.
+        ValueError: an unknown rule, ``groups`` of another length, a label that no client likes, too few groups for the
+            clients, or no draw that gave every client its minimum.
     """
     n, (clients, labels) = len(offsets) - 1, preferences.shape
+    if rule not in ("mean", "product"):
+        raise ValueError(f"rule must be mean or product, got {rule!r}")
     if groups is not None and len(groups) != n:
         raise ValueError(f"groups must have one entry per row ({n}), got {len(groups)}")
     if (preferences < 0).any() or not (preferences.sum(axis=0) > 0).all() or (len(values) and values.max() >= labels):
@@ -135,12 +141,16 @@ def label_skew(
     pairs = np.unique(np.repeat(unit, np.diff(offsets)) * labels + values)
     of, label = pairs // labels, pairs % labels
     held = np.bincount(of, minlength=units)
-    cumulative = np.empty((units, clients))
-    total = np.zeros(units)
+    # A preference that is zero, or rounds to it, must not make a row that nobody may have.
+    weights = preferences if rule == "mean" else np.log(np.maximum(preferences, 1e-9))
+    chance = np.empty((units, clients))
     for client in range(clients):
-        liking = np.bincount(of, weights=preferences[client, label], minlength=units)
-        total += np.where(held > 0, liking / np.maximum(held, 1), 1 / clients)
-        cumulative[:, client] = total
+        liking = np.bincount(of, weights=weights[client, label], minlength=units)
+        chance[:, client] = liking / np.maximum(held, 1) if rule == "mean" else liking
+    if rule == "product":
+        np.exp(chance - chance.max(axis=1, keepdims=True), out=chance)
+    chance[held == 0] = 1 / clients
+    cumulative = chance.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]
     for _ in range(_TRIES):
         owner = np.minimum((rng.random((units, 1)) >= cumulative).sum(axis=1), clients - 1)

@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
 from confed.engines.timeline import SPANS, Span, Timeline
-from confed.federation.algorithm import Algorithm, read_tallies
+from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
@@ -173,6 +174,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         answerer: who computes replies; by default this process.
         cohort: clients per round, at most those present, or a function of their number; all by default.
         presence: who joins late and who leaves; nobody by default.
+        by_size: draw cohorts with probabilities proportional to numbers of training examples.
     """
 
     def __init__(
@@ -182,6 +184,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         answerer: "InProcess | Answerer | None" = None,
         cohort: int | Callable[[int], int] | None = None,
         presence: Presence | None = None,
+        by_size: bool = False,
     ) -> None:
         if len(setup.population) == 0:
             raise ValueError("a federation needs at least one client, got 0")
@@ -190,6 +193,10 @@ class Simulation(AbstractContextManager["Simulation"]):
         size = len(setup.population) if cohort is None else cohort
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
         self.presence = Presence() if presence is None else presence
+        self.sizes: Tensor | None = None
+        if by_size:  # asked for once: a population may have to look at every client's data for it
+            infos = map(setup.population.info, range(len(setup.population)))
+            self.sizes = torch.tensor([info.num_examples for info in infos], dtype=torch.int64)
 
     def __exit__(self, *exception: object) -> None:
         close = getattr(self.answerer, "close", None)
@@ -219,6 +226,20 @@ class Simulation(AbstractContextManager["Simulation"]):
         """
         numbers = self.presence.members(self.setup.population, min(max(round, 1), self.setup.rounds))
         return [self.setup.population.info(number) for number in numbers[:most]]
+
+    def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
+        """How many clients belong to the federation in a round, and its cohort.
+
+        Args:
+            round: number of finished rounds.
+        """
+        members = self.presence.members(self.setup.population, round + 1)
+        there = len(members)
+        sizes = self.sizes
+        if sizes is not None and there < len(sizes):
+            sizes = sizes[torch.tensor(members, dtype=torch.int64)]
+        numbers = sample_cohort(there, self.cohort(there), self.setup.seed, round, sizes)
+        return there, [self.setup.population.info(members[number]) for number in numbers]
 
     def exchange(
         self,
@@ -264,6 +285,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         split: str,
         limit: int = 0,
         most: int | None = 100,
+        counted: Callable[[str, str, Mapping[str, Tensor]], None] | None = None,
     ) -> dict[str, dict[str, Tallies]]:
         """Global and personal models on the present clients' examples, and the global one in unseen places.
 
@@ -273,6 +295,8 @@ class Simulation(AbstractContextManager["Simulation"]):
             split: "validation" or "test".
             limit: examples per client; 0 for all.
             most: evaluate the first so many clients; None for all.
+            counted: told, where the task counts things for metrics that are no means over examples, the view, the
+                client or place, and its counts, which may be added to those of others.
 
         Returns:
             View ("global", "personal", "unseen") -> client or place -> tallies.
@@ -296,6 +320,8 @@ class Simulation(AbstractContextManager["Simulation"]):
                 if tallies:
                     place = "unseen" if call.client.id in self.setup.observers else view
                     result[place][call.client.id] = tallies
+                    if counted is not None and (counts := read_counts(reply.message.tensors, view)):
+                        counted(place, call.client.id, counts)
         return result
 
     def shared(self, servers: Mapping[str, ServerState], client: ClientInfo) -> Mapping[str, Tensor]:
@@ -347,11 +373,9 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         timeline = Timeline(SPANS if round == 0 and len(setup.algorithm.phases()) > 1 else 0)
         simulation.answerer.timeline = timeline
         if round < setup.rounds:
-            members = simulation.presence.members(setup.population, round + 1)
-            numbers = sample_cohort(len(members), simulation.cohort(len(members)), setup.seed, round)
-            cohort = [setup.population.info(members[number]) for number in numbers]
+            there, cohort = simulation.sample(round)
             for name, flow in setup.algorithm.phases():
-                server = replace(servers[name], clients=len(members), rounds=setup.rounds, local=setup.local)
+                server = replace(servers[name], clients=there, rounds=setup.rounds, local=setup.local)
                 exchange = simulation.exchange(round, ledger, errors, losses, name, timeline)
                 servers[name] = replace(drive(flow(server, cohort), exchange), local=None)
         else:

@@ -25,6 +25,9 @@ from confed.privacy.guards import check_reply, first_non_finite
 
 __all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "perform"]
 
+_LISTED = 50
+"""Clients that an error names at most."""
+
 
 class Population(Protocol):
     """The registered clients; infos and data are made on demand, so that millions cost nothing."""
@@ -43,12 +46,13 @@ class Population(Protocol):
 
 
 class Members:
-    """A population held in memory.
+    """A population whose examples a mapping holds, or makes when they are asked for.
 
     Args:
         data: client id -> its examples, in the federation's fixed order.
         modalities: what every client's examples contain.
         heads: client -> the model's head that answers its questions, where there are several.
+        sizes: each client's number of training examples, where it is known without making its data.
     """
 
     def __init__(
@@ -56,19 +60,21 @@ class Members:
         data: Mapping[str, ClientData],
         modalities: tuple[str, ...] = (),
         heads: Mapping[str, str] | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
-        self._data = data
-        heads = heads or {}
-        self._infos = [
-            ClientInfo(name, len(examples), modalities, heads.get(name, "")) for name, examples in data.items()
-        ]
+        if sizes is not None and len(sizes) != len(data):
+            raise ValueError(f"sizes must have one entry per client ({len(data)}), got {len(sizes)}")
+        self._data, self._names, self._sizes = data, list(data), sizes
+        self._modalities, self._heads = modalities, heads or {}
 
     def __len__(self) -> int:
-        return len(self._infos)
+        return len(self._names)
 
     def info(self, number: int) -> ClientInfo:
         """See :class:`Population`."""
-        return self._infos[number]
+        name = self._names[number]
+        size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
+        return ClientInfo(name, size, self._modalities, self._heads.get(name, ""))
 
     def data(self, client_id: str) -> ClientData:
         """See :class:`Population`.
@@ -77,7 +83,10 @@ class Members:
             ValueError: no client has that id.
         """
         if client_id not in self._data:
-            raise ValueError(f"no client is called {client_id!r}; there are {', '.join(self._data)}")
+            some, more = ", ".join(self._names[:_LISTED]), len(self._names) - _LISTED
+            raise ValueError(
+                f"no client is called {client_id!r}; there are {some}{f' and {more} more' if more > 0 else ''}"
+            )
         return self._data[client_id]
 
 

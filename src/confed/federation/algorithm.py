@@ -15,7 +15,7 @@ from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, evaluate, train
 
-__all__ = ["Algorithm", "action", "read_tallies"]
+__all__ = ["Algorithm", "action", "read_counts", "read_tallies"]
 
 Method = TypeVar("Method", bound=Callable[..., Message])
 
@@ -179,22 +179,27 @@ class Algorithm:
         """Counts of the global and of the personal model on the client's own examples.
 
         Scalars of the message: ``split`` ("validation" or "test") and ``limit`` (number of examples, 0 = all).
-        Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``.
+        Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
+        counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
         """
         batches = client.data.test if message.scalars.get("split") == "test" else client.data.validation
         limit = int(message.scalars.get("limit", 0)) or None
         scalars: dict[str, Scalar] = {}
+        tensors: dict[str, Tensor] = {}
         for view in ("global", "personal"):
             if view == "global" and self.has_global:
                 client.load(message.tensors)
             elif view == "global" or not client.load_personal():
                 continue
             examples = batches(client.local.eval_batch_size)
-            tallies = evaluate(client.model, client.task, examples, limit=limit, precision=client.local.precision)
+            counts: dict[str, Tensor] = {}
+            precision = client.local.precision
+            tallies = evaluate(client.model, client.task, examples, limit=limit, precision=precision, counts=counts)
+            tensors.update({f"{view}:{name}": value for name, value in counts.items()})
             for metric, (total, weight) in tallies.items():
                 scalars[f"{view}:{metric}:sum"] = total
                 scalars[f"{view}:{metric}:weight"] = weight
-        return Message({}, scalars)
+        return Message(tensors, scalars)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
@@ -202,18 +207,21 @@ class Algorithm:
 
         The message carries the values of the model's trained tensors, private ones included, so no engine that
         crosses a machine's border offers this action. The reply holds tallies as ``evaluate`` under
-        "examined", and two tensors of shape (N,): ``correct`` (float32) and ``prediction`` (int64).
+        "examined", and two tensors of shape (N,): ``correct`` (float32) and ``prediction`` (int64), and the records of
+        a task that keeps some (:class:`confed.federation.protocols.Counting`).
         """
         names = list(message.tensors)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
         copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
         scores: list[tuple[Tensor, Tensor]] = []
+        records: list[Mapping[str, Tensor]] = []
         tallies = evaluate(
             client.model,
             client.task,
             client.data.test(client.local.eval_batch_size),
             precision=client.local.precision,
             scores=scores,
+            records=records,
         )
         scalars: dict[str, Scalar] = {}
         for metric, (total, weight) in tallies.items():
@@ -222,7 +230,8 @@ class Algorithm:
         if not scores:  # a client may have no test examples
             scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
         correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
-        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu()}, scalars)
+        kept = {name: torch.cat([batch[name] for batch in records]) for name in (records[0] if records else ())}
+        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **kept}, scalars)
 
     def actions(self) -> dict[str, Callable[[Client, Message], Message]]:
         """The named actions that a client offers."""
@@ -244,3 +253,8 @@ def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[fl
         for name, value in scalars.items()
         if name.startswith(prefix) and name.endswith(ending)
     }
+
+
+def read_counts(tensors: Params, view: str) -> dict[str, Tensor]:
+    """The counts of one view out of the tensors of an ``evaluate`` reply."""
+    return {name.removeprefix(f"{view}:"): value for name, value in tensors.items() if name.startswith(f"{view}:")}

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "ClientData", "Forward", "Output", "SingleLabel", "Tally", "Task"]
+__all__ = ["Batch", "ClientData", "Counting", "Forward", "Output", "SingleLabel", "Tally", "Task"]
 
 Batch = Mapping[str, Tensor]
 """One mini-batch: one key per modality and label, first dimension B; an absent modality is an absent key."""
@@ -72,6 +72,23 @@ class SingleLabel(Protocol):
 
     def labels(self, batch: Batch) -> Tensor:
         """Each example's right class, int64, shape (B,)."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """What a task also offers whose headline metrics are no means over examples, such as means over classes."""
+
+    def counts(self, output: Output, batch: Batch) -> Mapping[str, Tensor]:
+        """What the metrics are made of, on the host; counts of batches, clients and processes add up."""
+        ...
+
+    def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
+        """Metrics of added counts."""
+        ...
+
+    def records(self, output: Output, batch: Batch) -> Mapping[str, Tensor]:
+        """What a final examination keeps of each example, on the host, each with first dimension B."""
         ...
 
 

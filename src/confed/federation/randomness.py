@@ -4,12 +4,13 @@ Hence exact resume, the same numbers for any number of workers, and a client's s
 who else takes part.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from random import Random
 
 import torch
+from torch import Tensor
 
 __all__ = ["derive", "generator", "isolated", "sample_cohort"]
 
@@ -41,16 +42,46 @@ def isolated(seed: int) -> Generator[None]:
         torch.set_rng_state(before)
 
 
-def sample_cohort(population: int, size: int, seed: int, round: int) -> list[int]:
-    """``size`` distinct client numbers out of ``range(population)``, ascending, in O(size) time.
+def sample_cohort(
+    population: int, size: int, seed: int, round: int, sizes: Sequence[int] | Tensor | None = None
+) -> list[int]:
+    """``size`` distinct client numbers out of ``range(population)``, ascending.
+
+    Uniformly in O(size) time; or, where numbers of examples are given, one client after the other with probabilities
+    proportional to these among the clients that are left. That is done with exponential keys -log(u) / n of which the
+    smallest are taken, in O(population) time (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
+    Information Processing Letters 97, 2006).
+
+    Args:
+        population: number of clients.
+        size: how many to draw.
+        seed: the run's seed.
+        round: number of the round.
+        sizes: each client's number of examples, shape (population,). Clients without any are never drawn, so that the
+            cohort is smaller where fewer than ``size`` have some.
 
     Raises:
-        ValueError: the population is empty or the size is not in [1, population].
+        ValueError: the population is empty, the size is not in [1, population], or ``sizes`` has another length, a
+            negative number, or none that is positive.
     """
     if population < 1:
         raise ValueError("a federation needs at least one client, got 0")
     if not 1 <= size <= population:
         raise ValueError(f"the cohort must have between 1 and {population} clients, got {size}")
+    if sizes is not None:
+        return _sample_by_size(size, generator(seed, round, "", "cohort by size"), torch.as_tensor(sizes), population)
     if size == population:
         return list(range(population))
     return sorted(Random(derive(seed, round, "", "cohort")).sample(range(population), size))
+
+
+def _sample_by_size(size: int, rng: torch.Generator, sizes: Tensor, population: int) -> list[int]:
+    if sizes.shape != (population,) or bool((sizes < 0).any()) or not bool((sizes > 0).any()):
+        raise ValueError(
+            f"sampling by size needs {population} numbers of examples that are not negative, not all of them 0, got "
+            f"the shape {tuple(sizes.shape)} and {sizes[:10]}"
+        )
+    # Of clients without examples the key is infinite; 1 - u is never 0.
+    keys = -torch.log1p(-torch.rand(population, generator=rng, dtype=torch.float64)) / sizes.double()
+    chosen = torch.topk(keys.where(sizes > 0, torch.inf), size, largest=False).indices
+    return sorted(int(number) for number in chosen[sizes[chosen] > 0])

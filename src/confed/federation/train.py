@@ -1,7 +1,7 @@
 """Local learning: a visible loop over generators of losses."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.params import Params, Scope
-from confed.federation.protocols import Batch, Output, Task
+from confed.federation.protocols import Batch, Counting, Output, Task
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -241,6 +241,8 @@ def evaluate(
     limit: int | None = None,
     precision: str = "fp32",
     scores: list[tuple[Tensor, Tensor]] | None = None,
+    counts: dict[str, Tensor] | None = None,
+    records: list[Mapping[str, Tensor]] | None = None,
 ) -> Tallies:
     """Sums and weights of the task's metrics over batches, in eval mode and without gradients.
 
@@ -251,9 +253,13 @@ def evaluate(
         limit: stop after at least this many examples.
         precision: "fp32" or "bf16".
         scores: where given, receives per batch the examples' correctness and predictions, both (B,).
+        counts: where given, receives the added counts of a task that has them
+            (:class:`confed.federation.protocols.Counting`).
+        records: where given, receives per batch what such a task keeps of each example.
     """
     model.eval()
     device = next(model.parameters()).device
+    counting = task if isinstance(task, Counting) else None
     tallies: Tallies = {}
     seen = 0
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -262,6 +268,11 @@ def evaluate(
             output = model(batch)
             if scores is not None:
                 scores.append((task.predictions(output, batch), output.logits.argmax(-1)))
+            if counting is not None and counts is not None:
+                for name, value in counting.counts(output, batch).items():
+                    counts[name] = counts[name] + value if name in counts else value
+            if counting is not None and records is not None:
+                records.append(counting.records(output, batch))
             for name, (total, weight) in task.tally(output, batch).items():
                 before = tallies.get(name, (0.0, 0.0))
                 tallies[name] = (before[0] + total, before[1] + weight)

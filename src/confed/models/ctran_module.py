@@ -71,7 +71,7 @@ class LabelTokens(Constants):
         Raises:
             ValueError: ``known`` has another shape.
         """
-        rows, known = len(batch["image"]), batch.get("known")
+        rows, known = len(batch["image" if "image" in batch else "text"]), batch.get("known")
         if known is None:
             return self.labels.expand(rows, -1, -1)
         if known.shape != (rows, len(self.labels)):
@@ -111,7 +111,7 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: states of S tokens, (B, S, d).
-            bias: what is added to attention scores, (S, S), row by query.
+            bias: what is added to attention scores, row by query, (S, S) or (B, 1, S, S).
             first: earlier tokens are looked at and do not look, which saves their queries and feed-forward block.
 
         Returns:
@@ -119,7 +119,7 @@ class EncoderLayer(nn.Module):
         """
         query, key, value = self._projected(x, first)
         drop = self.dropout.p if self.training else 0.0
-        mask = None if bias is None else bias[first:].to(query.dtype)
+        mask = None if bias is None else bias[..., first:, :].to(query.dtype)
         seen = F.scaled_dot_product_attention(query, key, value, mask, drop).transpose(1, 2).flatten(2)
         x = self.norm1(x[:, first:] + self.dropout(self.output(seen)))
         return self.norm2(x + self.dropout(self.linear2(self.dropout(F.relu(self.linear1(x))))))
@@ -128,7 +128,7 @@ class EncoderLayer(nn.Module):
         """The attention weights of :meth:`forward` without dropout, (B, heads, S - first, S)."""
         query, key, _ = self._projected(x, first)
         scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
-        return (scores if bias is None else scores + bias[first:]).softmax(-1)
+        return (scores if bias is None else scores + bias[..., first:, :]).softmax(-1)
 
     def _projected(self, x: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, S - first, d / heads), and keys and values of all S tokens."""
@@ -169,18 +169,22 @@ class LabelGraph(nn.Module):
     """What attention between label tokens gets added: ``scale * log_odds(co_occurrence)``.
 
     The buffer ``co_occurrence`` (C, C) holds shares of examples (:func:`co_occurrence`), so that the mean over clients,
-    weighted by their examples, is the matrix of all examples. It starts where all labels are independent. The model
-    itself never changes it: who fills it in, and whether noise is added before, is a method's decision.
+    weighted by their examples, is the matrix of all examples; ``examples`` is their number. It starts without examples,
+    where all labels are independent and nothing is added. The model itself never changes it: who fills it in, and
+    whether noise is added before, is a method's decision. :mod:`confed.algorithms.fedlgt` does; with a method that does
+    not, the graph has no effect.
 
     Args:
         labels: number of labels C.
     """
 
     co_occurrence: Tensor
+    examples: Tensor
 
     def __init__(self, labels: int) -> None:
         super().__init__()
         self.register_buffer("co_occurrence", torch.full((labels, labels), 0.25) + 0.25 * torch.eye(labels))
+        self.register_buffer("examples", torch.zeros(()))
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self) -> Tensor:
@@ -238,9 +242,15 @@ class CTran(PictureModel):
         states: constant embeddings (2, d) of "known absent" and "known present", or None to learn them.
         graph: add a :class:`LabelGraph`.
 
+    Attributes:
+        label_graph: name of the submodule that is the label graph; "" without one.
+
     Raises:
         ValueError: a count is below 1, the heads do not divide the width, or embeddings have another shape.
     """
+
+    reads_states = True
+    """Whether ``known`` in a batch makes a difference; models that do not say so do not read it."""
 
     def __init__(
         self,
@@ -267,6 +277,7 @@ class CTran(PictureModel):
         self.layers = nn.ModuleList(EncoderLayer(self.width, heads, dropout, rng) for _ in range(layers))
         self.classifier = LabelReadout(labels, self.width, rng)
         self.graph = LabelGraph(labels) if graph else None
+        self.label_graph = "graph" if graph else ""
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).

@@ -89,6 +89,26 @@ class LabelEmbeddings:
         rows = self.vectors[[place[label] for label in labels]]
         return LabelEmbeddings(tuple(labels), rows, self.positive, self.negative, self.source)
 
+    def narrowed(self, width: int) -> "LabelEmbeddings":
+        """The same vectors in another number of dimensions, for models of another width than the encoder's.
+
+        All vectors, those of the states too, are turned together into the ``width`` directions in which they are
+        longest (the singular value decomposition of the matrix of them). Inner products stay as they are where the
+        labels and the two states are at most ``width`` (and wherever the encoder is no wider); beyond that, as nearly
+        as that many dimensions allow.
+
+        Raises:
+            ValueError: ``width`` is below 1.
+        """
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        rows = torch.cat([self.vectors, self.positive[None], self.negative[None]]).double()
+        left, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
+        # The decomposition leaves signs open: each direction points where its largest entry is positive.
+        left = left * torch.sign(left.gather(0, left.abs().argmax(0, keepdim=True)))
+        turned = F.pad((left * lengths)[:, :width], (0, max(0, width - len(lengths)))).float()
+        return LabelEmbeddings(self.names, turned[:-2].clone(), turned[-2].clone(), turned[-1].clone(), self.source)
+
 
 def embed_labels(
     labels: Sequence[str],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from confed.federation.protocols import Batch, Output
 from confed.models.heads import count
 from confed.models.inputs import checked_image
-from confed.models.pretrained import States, weights_file
+from confed.models.pretrained import States, describe, weights_file
 from confed.models.published import published, seeded
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
@@ -199,8 +199,9 @@ class ResNetMultilabel(PictureModel):
         return Output(self.classifier(features), features)
 
     def pretraining_states(self, batch: Batch) -> States:
-        """Scores; see :class:`confed.models.pretrained.States`."""
-        return States(loss_logits=self(batch).logits)
+        """Scores, and the positions of the last plane; see :class:`confed.models.pretrained.States`."""
+        plane = self.plane(batch)
+        return States(loss_logits=self.classifier(plane.mean((2, 3))), late=plane.flatten(2).transpose(1, 2))
 
 
 def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetModel":
@@ -275,6 +276,15 @@ def _load_body(body: nn.Module, file: Path) -> None:
         raise ValueError(f"{file}: expected the tensors of a resnet_multilabel_mini, got: {error}") from error
 
 
+def _load_head(head: nn.Linear, file: Path, answers: Sequence[str]) -> None:
+    """Takes over the file's head if its labels are these, in this order."""
+    from safetensors.torch import load_file
+
+    if describe(file).get("answers") == list(answers):
+        saved: Mapping[str, Tensor] = load_file(file)
+        head.load_state_dict({name: saved[f"classifier.{name}"] for name in ("weight", "bias")})
+
+
 @register_model
 def resnet_multilabel(
     answers: Sequence[str] | int,
@@ -323,8 +333,8 @@ def resnet_multilabel_mini(
     Args:
         answers: the labels, or how many there are.
         vocab_size: ignored, as no words are read.
-        pretrained: load the body of the packaged weights, or of a file that ``confed pretrain`` wrote; the head
-            starts fresh.
+        pretrained: load the packaged weights, or those of a file that ``confed pretrain`` wrote; the head starts
+            fresh, unless the labels are those of the file.
         norm: see :func:`resnet_multilabel`.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
@@ -334,7 +344,10 @@ def resnet_multilabel_mini(
     """
     del vocab_size, max_length
     rng = torch.Generator().manual_seed(seed)
-    return ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
+    model = ResNetMultilabel(mini_resnet(pretrained, norm, seed), count(answers), rng, (64, 64))
+    if pretrained and not isinstance(answers, int):
+        _load_head(model.classifier, weights_file("resnet_multilabel_mini", pretrained), answers)
+    return model
 
 
 # What is asked of a dataset's pictures is not read, but batches may have it.

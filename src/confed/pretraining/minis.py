@@ -11,6 +11,7 @@ from confed.data.examples import Examples, Table, encode
 from confed.models import create_model, create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import WordTokenizer
+from confed.pretraining.labels import LABELS, public_pictures
 from confed.pretraining.start import ALBEF, BLIP, VAULT, Start, copy
 from confed.pretraining.tags import cell_targets
 from confed.tasks.generation import Generation
@@ -137,6 +138,13 @@ def single_things(model: str, questions: int, seed: int) -> Material:
     return Material(_trimmed(encode(examples, tokenizer, NOUNS, ["plain"])), {}, NOUNS, ("plain",), tokenizer)
 
 
+def names_of_things(model: str, questions: int, seed: int) -> Material:
+    """As many public pictures, with the nouns and colours of what stands in them; nothing is asked."""
+    del model
+    table, tags = public_pictures(questions, seed)
+    return Material(table, cell_targets(tags), LABELS, (), WordTokenizer(LABELS))
+
+
 def _trimmed(table: Table) -> Table:
     """Without the text columns that are padding everywhere."""
     longest = int(table.columns["text_mask"].sum(1).max())
@@ -152,6 +160,12 @@ MINIS: Mapping[str, Mini] = {
         Mini("vault_mini", bar=0.85, settings=Settings(48000, epochs=3, lr=1e-3), start=VAULT),
         Mini("albef_mini", bar=0.8, settings=Settings(48000, epochs=6), start=ALBEF),
         Mini("blip_mini", bar=0.8, settings=Settings(48000, epochs=6), start=BLIP),
+        Mini(
+            "resnet_multilabel_mini",
+            bar=0.95,
+            settings=Settings(16000, 2000, epochs=8, lr=3e-3),
+            material=names_of_things,
+        ),
     )
 }
 """The minis by name."""

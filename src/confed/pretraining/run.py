@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from confed.data.examples import Table
 from confed.models.pretrained import Pretrainable, save
+from confed.pretraining.labels import CellNames, macro_average_precision
 from confed.pretraining.minis import MINIS, Material, Mini, Settings
 from confed.pretraining.tags import Tagger, tag_words
 
@@ -34,7 +35,7 @@ def pretrain(
         changes: fields of :class:`confed.pretraining.minis.Settings` that differ from the mini's own.
 
     Returns:
-        Held-out accuracy per question family, and ``overall``.
+        Held-out accuracy per question family, and ``overall``; what :func:`accuracy` gives.
 
     Raises:
         ValueError: no mini has that name, or no setting.
@@ -61,6 +62,8 @@ def pretrain(
             facts: dict[str, Any] = {"accuracy": result, "settings": settings._asdict(), "epochs_done": epoch + 1}
             if mini.start:
                 facts["start"] = "vilt_mini"
+            if "labels" in material.table.columns:
+                facts["metric"] = "C-AP"
             save(run.model, out, words=material.tokenizer.words, answers=material.answers, **facts)
             run.keep(state)
             if progress:
@@ -75,15 +78,18 @@ def pretrain(
 def accuracy(
     model: nn.Module, table: Table, types: Sequence[str], rows: Tensor | None = None, batch_size: int = 256
 ) -> dict[str, float]:
-    """Share of right answers per question type, and ``overall``.
+    """Share of right answers per question type, and ``overall``; where there are several labels, average precision.
 
     Args:
         model: any model of the project.
-        table: encoded questions.
+        table: encoded questions; with a column ``labels``, see
+            :func:`confed.pretraining.labels.macro_average_precision`.
         types: the question types, in the order of the table's column ``type``.
         rows: which questions count; default: all.
         batch_size: questions per forward pass.
     """
+    if "labels" in table.columns:
+        return macro_average_precision(model, table, rows, batch_size)
     training = model.training
     model.eval()
     rows = torch.arange(len(table)) if rows is None else rows
@@ -110,10 +116,13 @@ class _Run:
         self.model = mini.create(material, settings.seed)
         rng = torch.Generator().manual_seed(settings.seed)
         self.modules = nn.ModuleDict({"model": self.model})
-        self.tagger: Tagger | None = None
-        words = self._states(material.table.batch(torch.arange(1))).words
-        if material.cells and words is not None:
-            self.tagger = Tagger(words.shape[1], tag_words(material.tokenizer), rng)
+        self.tagger: Tagger | CellNames | None = None
+        states = self._states(material.table.batch(torch.arange(2)))
+        if material.cells and states.words is not None:
+            self.tagger = Tagger(states.words.shape[1], tag_words(material.tokenizer), rng)
+        elif material.cells and states.late is not None:
+            self.tagger = CellNames(states.late.shape[2], rng)
+        if self.tagger is not None:
             self.modules["tagger"] = self.tagger
         decayed, plain = [], []
         for name, parameter in self.modules.named_parameters():
@@ -146,17 +155,20 @@ class _Run:
             (answers + self.settings.tag_weight * tags).backward()
             nn.utils.clip_grad_norm_(self.modules.parameters(), self.settings.clip)
             self.optimizer.step()
-            sums += torch.stack([answers.detach(), tags.detach()]) * len(batch["label"])
+            sums += torch.stack([answers.detach(), tags.detach()]) * len(batch["index"])
             step += 1
         self.epoch = epoch + 1
         answer_loss, tag_loss = (sums / len(rows)).tolist()
         return answer_loss, tag_loss
 
     def losses(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean loss of the answers, and of the tags."""
+        """Mean loss of the answers (of labels: over all of them), and of the tags."""
         states = self._states(batch)
         if states.answer_loss is not None:
             answers = states.answer_loss
+        elif "labels" in batch:
+            assert states.loss_logits is not None
+            answers = F.binary_cross_entropy_with_logits(states.loss_logits, batch["labels"])
         else:
             assert states.loss_logits is not None
             answers = F.cross_entropy(states.loss_logits, batch["label"])
@@ -164,6 +176,8 @@ class _Run:
             return answers, torch.zeros(())
         pictures = self.material.table.image_index[batch["index"]]
         cells = {name: tags[pictures] for name, tags in self.material.cells.items()}
+        if isinstance(self.tagger, CellNames):
+            return answers, self.tagger.losses(states, cells)
         return answers, self.tagger.losses(states, batch["text"], cells)
 
     def keep(self, file: Path) -> None:

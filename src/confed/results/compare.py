@@ -19,6 +19,7 @@ from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores,
 from confed.results.remarks import remarks
 from confed.results.runs import Run, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
+from confed.results.tables import LABELS
 from confed.results.writers import Table, joined, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class Comparison:
     def table(self, reference: str | None = None, notes: Sequence[str] = ()) -> Table:
         """All methods against one reference, by default the first."""
         reference = reference or self.references[0]
-        title = f"Test {self.metric} in %, and differences to {self.labels[reference]} in points"
+        means = [name for name in LABELS if name in self.values and " " not in name]
+        what = f"{', '.join(means)} of all examples together, mean {self.metric}" if means else self.metric
+        title = f"Test {what} in %, and differences to {self.labels[reference]} in points"
         found = self.against(reference)
         return difference_table(title, reference, self.labels, self.values, found, self.margin, notes)
 

@@ -1,12 +1,13 @@
 """The final models, example by example, on everybody's test data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from confed.engines.local import Simulation
 from confed.federation.algorithm import Algorithm, read_tallies
+from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.materials import Materials
 from confed.tasks.vqa import summarise
@@ -15,6 +16,12 @@ __all__ = ["Examination", "examine"]
 
 MATRIX_LIMIT = 20
 """Up to this many clients every personal model is tried on every client's data; beyond, at home only."""
+
+MOST = 1000
+"""Clients whose test examples are looked at; of more, so many that are spread evenly."""
+
+LISTED = 50
+"""Clients that a note names."""
 
 Key = tuple[str, str, str]
 """(view: "personal", "global" or "unseen"; the model's owner; the place whose data it is tried on)."""
@@ -51,12 +58,16 @@ def examine(
     """
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
-    infos = {info.id: info for info in simulation.clients()}
     first = setup.population.info(0)
     seen = [name for name, data in materials.clients.items() if len(data.tables[2])]
     unseen = [name for name, data in materials.unseen.items() if len(data.tables[2])]
     if len(seen) < len(materials.clients):
-        found.notes.append(f"left out, for want of test examples: {sorted(set(materials.clients) - set(seen))}")
+        found.notes.append(_without_tests(sorted(set(materials.clients) - set(seen))))
+    if len(seen) > MOST:
+        found.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
+        seen = [seen[number * len(seen) // MOST] for number in range(MOST)]
+    wanted = set(seen)
+    infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
     common: dict[str, Mapping[str, Tensor]] = {}
     absent: list[str] = []
     for name in [*seen, *unseen]:
@@ -80,8 +91,9 @@ def examine(
     jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
     same = not materials.dataset.pools and not materials.dataset.tasks
     several = not algorithm.pooled and algorithm.has_personal
-    everywhere = len(seen) <= MATRIX_LIMIT and several and same
-    found.notes += _on_personal(algorithm, same, several and not everywhere)
+    # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
+    everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
+    found.notes += _on_personal(algorithm, same, several and not everywhere, len(seen) > MATRIX_LIMIT)
     for owner, tensors in found.personal.items():
         jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]
     if algorithm.has_global:
@@ -96,7 +108,12 @@ def examine(
     return found
 
 
-def _on_personal(algorithm: Algorithm, same: bool, at_home: bool) -> list[str]:
+def _without_tests(names: Sequence[str]) -> str:
+    some = f"{names[:LISTED]}" + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return f"left out, for want of test examples: {some}"
+
+
+def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) -> list[str]:
     """Where personal models are tried: clients may have other answers (not ``same``), or there are too many."""
     lines: list[str] = []
     if not algorithm.has_personal:
@@ -104,5 +121,6 @@ def _on_personal(algorithm: Algorithm, same: bool, at_home: bool) -> list[str]:
     if not same:
         lines.append("clients have answers or tasks of their own: personal models are tried at home only")
     elif at_home:
-        lines.append(f"more than {MATRIX_LIMIT} clients: personal models are tried at home only")
+        why = f"more than {MATRIX_LIMIT} clients: " if many else ""
+        lines.append(f"{why}personal models are tried at home only")
     return lines

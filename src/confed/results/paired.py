@@ -21,7 +21,7 @@ from confed.metrics.statistics import (
 )
 from confed.results.deployed import VIEWS
 from confed.results.runs import Run, counted
-from confed.results.tables import headline, is_bound
+from confed.results.tables import LABELS, headline, is_bound
 
 __all__ = [
     "LEVEL",
@@ -56,8 +56,8 @@ class Measure(NamedTuple):
 
     Attributes:
         words: its name as people read it.
-        view: the view of the predictions that it is a mean of.
-        key: the key of its values per place in a run's summary.
+        view: the view of the predictions that it is a mean of; empty if it is no mean over examples.
+        key: the key of its values per place in a run's summary; empty if it is no mean over places.
     """
 
     words: str
@@ -66,6 +66,8 @@ class Measure(NamedTuple):
 
 
 MEASURES: Mapping[str, Measure] = {
+    # Of multi-label runs: these are no means over examples, so that they are tested over seeds only.
+    **{name: Measure(name, "", "") for name in LABELS},
     "deployed_mean": Measure("deployed at each client", "deployed", "deployed"),
     "personal_mean": Measure("personal on own data", "personal", "personal"),
     "global_seen_mean": Measure("global on seen", "global", "global_seen"),
@@ -243,11 +245,14 @@ def differences(
             runs = [(methods[method][seed], methods[reference][seed]) for seed in seeds]
             a, b = ([values[key][seed] for seed in seeds] for key in (method, reference))
             points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
-            difference = Difference(reference, name, method, tuple(seeds), points, pairs=_over_pairs(runs, measure.key))
+            pairs = _over_pairs(runs, measure.key) if measure.key else None
+            difference = Difference(reference, name, method, tuple(seeds), points, pairs=pairs)
             if len(seeds) > 1:
                 difference = replace(difference, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
             order = [*runs[0][0].clients, *runs[0][0].scenes]
-            family.append(_over_examples(difference, [scores.pair(*pair, measure.view) for pair in runs], order))
+            if measure.view:
+                difference = _over_examples(difference, [scores.pair(*pair, measure.view) for pair in runs], order)
+            family.append(difference)
         found += _corrected(family)
     return found
 

@@ -113,8 +113,8 @@ def gallery(
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
-    places = [(name, split.test, materials.clients[name], True) for name, split in materials.dataset.clients.items()]
-    places += [(name, test, materials.unseen[name], False) for name, test in materials.dataset.unseen.items()]
+    places = [(name, split.test, materials.clients[name], True) for name, split in materials.questions.clients.items()]
+    places += [(name, test, materials.unseen[name], False) for name, test in materials.questions.unseen.items()]
     for number, (name, examples, data, seen) in enumerate(places):
         rows = _spread(examples, count, first=number)
         if not rows:
@@ -153,7 +153,7 @@ def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, co
     if mode is None or not shared.exists():
         return []
     entries: list[dict[str, Any]] = []
-    for number, (name, split) in enumerate(materials.dataset.clients.items()):
+    for number, (name, split) in enumerate(materials.questions.clients.items()):
         personal = folder.models / "personal" / name / "trained.safetensors"
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():

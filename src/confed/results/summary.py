@@ -9,8 +9,12 @@ from confed.materials import Materials
 from confed.recipe import Recipe
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.multilabel import summarise_labels
 
-__all__ = ["summarise_run", "versions"]
+__all__ = ["LISTED", "summarise_run", "versions"]
+
+LISTED = 1000
+"""Clients that a summary lists; of more, the first so many and how many there are besides."""
 
 
 def versions() -> dict[str, str]:
@@ -68,6 +72,7 @@ def summarise_run(
     seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
     info = setup.population.info(0)
+    listed = [name for name, _ in zip(materials.clients, range(LISTED), strict=False)]
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     return {
         "algorithm": recipe.sections["algorithm"]["name"],
@@ -76,7 +81,8 @@ def summarise_run(
         "seed": setup.seed,
         "rounds": setup.rounds,
         "metric": "score" if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
-        "clients": list(materials.clients),
+        "clients": listed,
+        **({"more_clients": len(materials.clients) - len(listed)} if len(listed) < len(materials.clients) else {}),
         "scenes": list(materials.unseen),
         **headline,
         "personal_mean": _mean(personal),
@@ -96,8 +102,8 @@ def summarise_run(
             keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()
         },
         "examples": {
-            name: dict(zip(("train", "validation", "test"), map(len, data.tables), strict=True))
-            for name, data in materials.clients.items()
+            name: dict(zip(("train", "validation", "test"), map(len, materials.clients[name].tables), strict=True))
+            for name in listed
         },
         "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
         "bytes_down": {str(line["round"]): line["bytes_down"] for line in traffic},
@@ -123,6 +129,7 @@ def summarise_run(
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
         **({"left": left} if left else {}),
+        **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
     }
 

@@ -4,23 +4,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from confed.metrics.statistics import mean
 from confed.results import formats
 from confed.results.deployed import deployed_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
+from confed.results.label_tables import is_labelled, label_table, label_tables, label_value
+from confed.results.marks import BOUNDS, is_bound, marks, spread_cell
 from confed.results.measured import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
 from confed.results.settings import tuning_note
 from confed.results.transmitted import OVERHEAD, backbone, overhead
-from confed.results.writers import Cell, Column, Mark, Table, to_csv, to_latex, to_markdown, to_rich
+from confed.results.writers import Cell, Column, Mark, Table, in_files, to_rich
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table as RichTable
 
 __all__ = [
     "BOUNDS",
     "headline",
     "is_bound",
+    "main_tables",
     "marks",
     "paper_table",
     "results_table",
@@ -29,9 +32,6 @@ __all__ = [
     "table_of",
     "write_tables",
 ]
-
-BOUNDS = frozenset({"central"})
-"""Algorithms that are no federation: they bound what one could reach, and are not ranked."""
 
 MANY_CLIENTS = 8
 """With more clients than this their columns are left to the CSV file."""
@@ -43,11 +43,10 @@ HEADLINES: Mapping[str, str] = {
     "global_unseen_mean": "global_unseen",
 }
 PARTS = {"deployed_mean": "deployed", **HEADLINES}
-
-
-def is_bound(summary: Summary) -> bool:
-    """Whether a run is a bound and not a federated method."""
-    return bool(summary.get("pooled")) or summary.get("algorithm") in BOUNDS
+LABELS: Mapping[str, tuple[str, str]] = {
+    f"{view} {metric}".strip(): (view, metric) for view in ("", "unseen", "personal") for metric in ("C-AP", "O-F1")
+}
+"""Means of multi-label runs -> view and metric; see :func:`confed.results.label_tables.label_value`."""
 
 
 def headline(summary: Summary, name: str) -> float | None:
@@ -55,9 +54,12 @@ def headline(summary: Summary, name: str) -> float | None:
 
     Args:
         summary: a run's summary.
-        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean`` or
-            ``global_unseen_mean``.
+        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean``, ``global_unseen_mean`` or
+            one of :data:`LABELS`.
     """
+    if name in LABELS:
+        view, metric = LABELS[name]
+        return label_value(summary, metric, view)
     stated = number(summary.get(name))
     if stated is not None:
         return stated
@@ -65,29 +67,8 @@ def headline(summary: Summary, name: str) -> float | None:
     return min(parts, default=None) if name == "personal_worst" else average(parts)
 
 
-def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
-    """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return Cell(formats.MISSING)
-    summary = mean(there)
-    if summary.n == 1:
-        return Cell(formats.percent(summary.mean), 100 * summary.mean, mark=mark)
-    return Cell(formats.percent(summary.mean, summary.sd), 100 * summary.mean, 100 * summary.sd, mark)
-
-
-def marks(values: Sequence[float | None]) -> list[Mark]:
-    """Which values are best and second best, judged by the decimal shown, so that equals look equal."""
-    shown = [None if value is None else round(value, 1) for value in values]
-    order = sorted({value for value in shown if value is not None}, reverse=True)
-    if len(order) < 2:
-        return [""] * len(shown)
-    names: dict[float | None, Mark] = {order[0]: "best", order[1]: "second"}
-    return [names.get(value, "") for value in shown]
-
-
-def study_table(summaries: Iterable[Summary]) -> "RichTable":
-    """The headline table for a terminal.
+def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
+    """The headline table for a terminal; of multi-label runs a table per view.
 
     Args:
         summaries: contents of ``summary.json`` of the runs, methods in order; runs of one algorithm and label
@@ -97,7 +78,12 @@ def study_table(summaries: Iterable[Summary]) -> "RichTable":
     for summary in with_deployed(list(summaries)):
         algorithm = str(summary.get("algorithm", ""))
         groups.setdefault((algorithm, str(summary.get("label", algorithm))), []).append(summary)
-    return to_rich(results_table([(label, runs) for (_, label), runs in groups.items()]))
+    methods = [(label, runs) for (_, label), runs in groups.items()]
+    if any(is_labelled(summary) for _, runs in methods for summary in runs):
+        from rich.console import Group
+
+        return Group(*map(to_rich, label_tables(methods, cost=True).values()))
+    return to_rich(results_table(methods))
 
 
 def table_of(study: Study) -> Table:
@@ -236,9 +222,13 @@ def paper_table(study: Study) -> Table:
     stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
     worse than that of local training (or else of FedAvg).
 
+    Of multi-label runs it is that of FedLGT (its tables 1 to 3): :func:`confed.results.label_tables.label_table`.
+
     Args:
         study: a study that was read back.
     """
+    if labelled := _labelled(study):
+        return label_table(labelled)
     rows = study.rows or study.labels
     done = {method: [run for run in study.of(method) if run.complete] for method in rows}
     many = max(len(study.clients), len(study.scenes)) > MANY_CLIENTS
@@ -282,6 +272,19 @@ def paper_table(study: Study) -> Table:
     notes = tuple(_paper_notes(study, rows, done, bounds, many, bool(worse)))
     more = OVERHEAD if kind == "deployed" else ()
     return Table(title, (columns[0], *more, *columns[1:middle], *extra, *columns[middle:]), sections, notes)
+
+
+def main_tables(study: Study) -> list[Table]:
+    """What is shown of a study first: :func:`paper_table`, of multi-label studies a table per level and view."""
+    labelled = _labelled(study)
+    return list(label_tables(labelled).values()) if labelled else [paper_table(study)]
+
+
+def _labelled(study: Study) -> list[tuple[str, list[Summary]]]:
+    """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
+    rows = study.rows or study.labels
+    found = [(rows[m], [run.summary for run in study.of(m) if run.complete]) for m in rows]
+    return found if any(is_labelled(summary) for _, runs in found for summary in runs) else []
 
 
 def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
@@ -362,7 +365,8 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
 
     The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
-    files of their own.
+    files of their own. Multi-label studies have ``table-personal`` and ``table-unseen`` besides, where there are such
+    models and places.
 
     Args:
         folder: a run or study folder.
@@ -380,7 +384,9 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
 
     study = load(Path(folder))
     table = paper_table(study)
-    texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "table.tex": to_latex(table)}
+    texts = in_files("table", table)
+    for name, other in label_tables(_labelled(study)).items() if _labelled(study) else ():
+        texts |= in_files(name, other)
     if len(study.methods) > 1:
         texts |= compare_runs(study.runs, references, margin).files()
     paths: list[Path] = []

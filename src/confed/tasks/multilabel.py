@@ -6,7 +6,6 @@ train with a random part of the labels given (label-mask training); FedLGT's cli
 1 known to be present.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.multilabel import (
     LabelCounts,
     Undefined,
@@ -28,16 +28,9 @@ from confed.registry import register_task
 
 __all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
 
-UNKNOWN = -1
-"""The state of a label that the model is not told."""
-
 Reduction = Literal["sum", "mean", "labels"]
 """Of the loss: the sum over unknown labels and the batch; the mean over the batch of the sum over unknown labels; or
 the mean over all unknown labels of the batch."""
-
-# The finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
-# in two's complement: int64 products wrap around, equally on every device.
-_STEP, _MIX_1, _MIX_2 = (v - (1 << 64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @register_task
@@ -51,6 +44,10 @@ class Multilabel:
 
     Args:
         answers: the number C of labels.
+        known: the largest share of labels that training batches state as known, in [0, 1]: a random number of each
+            example's labels, anew in every epoch (label-mask training; C-Tran's and FedLGT's is 0.75). 0 for none, as
+            models that read no states need it: they would only miss the known labels in their loss. Evaluation
+            batches state nothing.
         types: names of kinds of examples; each gets a line of the headline metric.
         reduction: of the training loss; "sum" is FedLGT's. Tallies are not changed.
         threshold: a label is predicted where its probability is at least this.
@@ -62,6 +59,7 @@ class Multilabel:
     """
 
     answers: int
+    known: float = 0.0
     types: tuple[str, ...] = ()
     reduction: Reduction = "sum"
     threshold: float = 0.5
@@ -70,6 +68,8 @@ class Multilabel:
 
     name: ClassVar[str] = "multilabel"
     head: ClassVar[str] = "answers"
+    score: ClassVar[str] = "C-AP-binned"
+    """Of :meth:`values`, what settings are chosen by unless a recipe says otherwise."""
 
     def __post_init__(self) -> None:
         if self.answers < 1:
@@ -78,6 +78,8 @@ class Multilabel:
             raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
         if self.undefined not in get_args(Undefined):
             raise ValueError(f"undefined must be one of {', '.join(get_args(Undefined))}, got {self.undefined!r}")
+        if not 0 <= self.known <= 1:
+            raise ValueError(f"task.known must lie in [0, 1], got {self.known}")
         if not 0 < self.threshold < 1:
             raise ValueError(f"threshold must lie between 0 and 1, got {self.threshold}")
         if self.thresholds < 2:
@@ -211,6 +213,18 @@ class Multilabel:
         logits, truth, unknown = self._inputs(output, batch)
         return _probabilities(logits).cpu(), truth.bool().cpu(), unknown.cpu()
 
+    def records(self, output: Output, batch: Batch) -> dict[str, Tensor]:
+        """What a final examination keeps of each example, on the host.
+
+        Returns:
+            ``probabilities`` float32 and ``labels`` uint8, each (B, C).
+
+        Raises:
+            ValueError: as for :meth:`loss`.
+        """
+        probabilities, truth, _ = self.scores(output, batch)
+        return {"probabilities": probabilities.float(), "labels": truth.to(torch.uint8)}
+
     def _rows(self, logits: Tensor, truth: Tensor, unknown: Tensor) -> tuple[Tensor, ...]:
         """Per example, over unknown labels: true positives, predicted, positives, right and all, each (B,)."""
         real = truth.bool() & unknown
@@ -244,67 +258,6 @@ class Multilabel:
         return logits, truth.to(logits.dtype), known == UNKNOWN
 
 
-def label_states(labels: Tensor, index: Tensor, key: int, at_most: float = 0.75) -> Tensor:
-    """States for label-mask training: a random number of each example's labels is known, which ones is random too.
-
-    The number is uniform in {0, ..., floor(at_most C)}, the labels a uniform subset of that size (C-Tran's
-    training). Counter-based: an example's row is a function of ``key``, its number and C alone, whatever batch it is
-    in, on every device. ``key`` carries the rest, such as ``derive(seed, round, client, f"label states/{epoch}")`` of
-    :mod:`confed.federation.randomness`, or a number drawn from the generator that an epoch's order comes from.
-
-    Args:
-        labels: 0 or 1, shape (B, C).
-        index: the examples' numbers, int64, shape (B,).
-        key: the random stream, at least 0 and below 2^63.
-        at_most: the largest share of known labels, in [0, 1].
-
-    Returns:
-        -1 unknown, else the label itself, int8, shape (B, C).
-
-    Raises:
-        ValueError: a shape is wrong, or the key or the share is outside its range.
-    """
-    if labels.ndim != 2 or index.shape != labels.shape[:1]:
-        raise ValueError(
-            f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"
-        )
-    if not 0 <= at_most <= 1:
-        raise ValueError(f"at_most must lie in [0, 1], got {at_most}")
-    if not 0 <= key < 1 << 63:
-        raise ValueError(f"key must lie in [0, 2^63), got {key}")
-    c = labels.shape[1]
-    example = _mixed(_mixed(index.long() + 1) + key)
-    draws = _mixed(example.unsqueeze(1) + torch.arange(c + 1, device=labels.device))
-    # The upper 31 bits times the number of choices: no choice is likelier than another by more than 2^-31.
-    number = (_shifted(draws[:, 0], 33) * (math.floor(at_most * c) + 1)) >> 31
-    order = draws[:, 1:].argsort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(c, device=labels.device).expand_as(order))
-    return labels.to(torch.int8).where(rank < number.unsqueeze(1), UNKNOWN)
-
-
-def uncertain(probabilities: Tensor, tau: float = 0.5, eps: float = 0.02) -> Tensor:
-    """Which labels CA-MLE sets to unknown: those whose probability is in [tau - eps, tau + eps].
-
-    Args:
-        probabilities: the global model's, with all labels unknown, any shape.
-        tau: the threshold between absent and present.
-        eps: the margin around it.
-
-    Returns:
-        Bool, of the same shape.
-
-    Raises:
-        ValueError: tau is not in [0, 1], or eps is negative.
-    """
-    if not 0 <= tau <= 1:
-        raise ValueError(f"tau must lie in [0, 1], got {tau}")
-    if eps < 0:
-        raise ValueError(f"eps must not be negative, got {eps}")
-    # In double precision: in single precision 0.48 itself would be rounded.
-    wide = probabilities.double()
-    return (wide >= tau - eps) & (wide <= tau + eps)
-
-
 def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:
     """Raises ValueError unless every value is one of those allowed."""
     wrong = torch.stack([values != value for value in allowed]).all(0)
@@ -319,16 +272,3 @@ def _probabilities(logits: Tensor) -> Tensor:
 def _example_f1(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
     both = predicted + positives
     return (2 * hits / both.clamp_min(1)).where(both > 0, 1.0)
-
-
-def _mixed(values: Tensor) -> Tensor:
-    """SplitMix64's output for counters, int64 in and out."""
-    x = values * _STEP
-    x = (x ^ _shifted(x, 30)) * _MIX_1
-    x = (x ^ _shifted(x, 27)) * _MIX_2
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(values: Tensor, bits: int) -> Tensor:
-    """A shift to the right that fills with zeros; int64 itself would fill with the sign."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -15,7 +15,7 @@ from confed.data.ml_files.records import LabelRecord
 from confed.data.vl_files.records import Distinct, number, text
 from confed.data.vl_files.stream import Window, json_items
 
-__all__ = ["COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_records", "coco_text_records"]
+__all__ = ["COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_records", "coco_text_records"]
 
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
@@ -34,6 +34,14 @@ COCO_SUPERCATEGORIES = (
     "appliance", "indoor",
 )  # fmt: skip
 """Their 12 groups in the order of the ids."""
+
+_GROUP_SIZES = (1, 8, 5, 10, 5, 10, 7, 10, 6, 6, 5, 7)
+
+COCO_GROUPS = {
+    label: COCO_SUPERCATEGORIES[group]
+    for label, group in zip(COCO_LABELS, (g for g, size in enumerate(_GROUP_SIZES) for _ in range(size)), strict=True)
+}
+"""Category -> its group; the categories of a group have neighbouring ids."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
 from confed.data.picture_files import PictureFiles
-from confed.data.pictures import read_picture, resize
+from confed.data.pictures import empty_table, read_picture, resize
 
 __all__ = ["Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
 
@@ -174,8 +174,14 @@ def open_pictures(source: Path, names: PackedTexts, size: int) -> LazyPictures:
 
 
 def drop_unreadable(
-    table: MultiLabelTable, source: Path, size: int, *, at_most: float = 0.01, check: Check = "decoded"
-) -> tuple[MultiLabelTable, LazyPictures]:
+    table: MultiLabelTable,
+    source: Path,
+    size: int,
+    *,
+    at_most: float = 0.01,
+    check: Check = "decoded",
+    hold: int = 0,
+) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
     """Leaves out the rows whose pictures cannot be read, unless there are too many of them.
 
     Args:
@@ -185,6 +191,8 @@ def drop_unreadable(
         at_most: share of the rows that may be left out.
         check: "decoded" reads every picture once; "present" only looks whether it is there and not empty, which is
             what hundreds of thousands of pictures allow at every start. A damaged one then stops training later.
+        hold: keep all pictures in memory, as uint8 (M, S, S, 3), if they take at most so many bytes; they are then
+            decoded whatever ``check`` says, and only once.
 
     Returns:
         The table without them, with their names in ``unreadable``, and its pictures.
@@ -198,10 +206,13 @@ def drop_unreadable(
     if check not in ("present", "decoded"):
         raise ValueError(f"check must be present or decoded, got {check!r}")
     pictures = open_pictures(source, table.pictures, size)
+    held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
     readable, reason = np.ones(len(table), dtype=bool), ""
     for row in range(len(table)):
         try:
-            if check == "decoded":
+            if held is not None:
+                held[row] = pictures[row]
+            elif check == "decoded":
                 pictures[row]
             elif not pictures.present(row):
                 raise ValueError(f"picture {table.pictures[row]}: it is missing or empty")
@@ -214,7 +225,11 @@ def drop_unreadable(
             f"may be left out; the first: {reason}"
         )
     if not len(lost):
-        return table, pictures
+        return table, pictures if held is None else held
     names = tuple(table.pictures[row] for row in lost.tolist())
     kept = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
-    return kept, open_pictures(source, kept.pictures, size)
+    if held is None:
+        return kept, open_pictures(source, kept.pictures, size)
+    left = empty_table(len(kept), size)
+    left[:] = held[readable]
+    return kept, left

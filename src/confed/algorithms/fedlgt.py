@@ -1,0 +1,255 @@
+"""FedLGT: label-mask training in which the global model says which labels a client should not be told.
+
+Liu, Lin, Yang and Wang, "Language-guided Transformer for federated multi-label classification", AAAI 2024. Its model,
+C-Tran (Lanchantin et al., CVPR 2021) with fixed text embeddings as label tokens (ULE), is :mod:`confed.models.ctran`;
+this file is the other half, client-aware masked label embedding (CA-MLE).
+
+Notation: y_c in {0, 1} a label; k_c its state: -1 unknown, 0 known absent, 1 known present; p_c the probability that
+the global model as received gives label c with all labels unknown. Label-mask training draws a state for every label
+(k_c = y_c for a random part of them, :func:`confed.losses.label_states.label_states`), tells the model the states and
+takes the loss over unknown labels. CA-MLE changes the states first:
+
+    k_c <- -1   where tau - eps <= p_c <= tau + eps,
+
+so that a client spends itself on what the federation has not learnt yet. A known label may become unknown, never the
+other way round. The server averages as FedAvg does.
+
+Where paper and released code differ, ``preset`` chooses. The released code guides the first example of every batch
+only, a sixteenth of the data at its batch size; ``paper`` guides all of them. The code's other departures are no
+matters of the method and are set elsewhere: state embeddings swapped (``model.swap_states``), and clients drawn
+uniformly where the paper draws them by their size (the sampling of ``[run]``). Not offered: the code's global model
+guides in training mode, with dropout and moving statistics, until it is evaluated for the first time. Here it is
+always in evaluation mode.
+
+Label graph (the paper's future work). Where the model has one (``model.graph = true``), it is filled here. A client
+counts, while it trains in the first round it takes part in, how many of its n examples carry both labels of every pair,
+adds noise if asked to, and sends the counts divided by n, and n, in the graph's two tensors. The server's graph is the
+mean over all clients that have been counted so far, weighted by n: every client counts once, whoever takes part later,
+and before the first round ends the graph says that labels are independent. ``guidance = false`` has the graph without
+CA-MLE.
+
+What the noise hides: N(0, s^2) on each of a client's C (C + 1) / 2 counts, which the server sees once per run. If no
+example has more than m labels, replacing one example by another moves the vector of counts by at most sqrt(m (m + 1))
+in the Euclidean norm, which is the sensitivity of this one release; a client's n examples together move it by at most
+n sqrt(C (C + 1) / 2). n itself is told, as in FedAvg, and the models that clients send are not noised: noise on the
+counts gives no privacy guarantee for the run as a whole. Without noise a server sees how often each of a client's
+labels, and each pair, occurs.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Message, Reply
+from confed.federation.params import Mean
+from confed.federation.protocols import Batch, Task
+from confed.federation.state import ServerState
+from confed.federation.train import Objective, global_logits, train
+from confed.losses.label_states import UNKNOWN, uncertain
+
+__all__ = ["FedLGT"]
+
+Preset = Literal["paper", "code"]
+
+COUNTED = "label graph"
+"""The client's scalar that says that its labels are in the graph already."""
+
+
+@dataclass(frozen=True)
+class FedLGT(Algorithm):
+    """FedAvg with CA-MLE. A round costs a client one pass more over its examples, without gradients.
+
+    Attributes:
+        preset: "paper" or "code"; see above.
+        tau: the probability at which a label is neither present nor absent.
+        eps: how close to it the global model is unsure.
+        guidance: whether the global model guides at all; without, FedAvg with label-mask training.
+        first_sample_only: guide the first example of each batch only; default: the preset's.
+        graph_noise: standard deviation s of the Gaussian noise on a client's counts for the model's label graph.
+        graph: name of that graph; read off the model.
+    """
+
+    label: ClassVar[str] = "FedLGT"
+    preset: Preset = "paper"
+    tau: float = 0.5
+    eps: float = 0.02
+    guidance: bool = True
+    first_sample_only: bool | None = None
+    graph_noise: float = 0.0
+    graph: str = ""
+
+    finetuning: ClassVar[str] = "states"
+    neutral: ClassVar[Mapping[str, Any]] = {"guidance": False}
+    search: ClassVar[Mapping[str, Sequence[Any]]] = {"eps": (0.01, 0.02, 0.05, 0.1)}
+
+    def __post_init__(self) -> None:
+        if self.preset not in get_args(Preset):
+            raise ValueError(f"algorithm.preset must be one of {', '.join(get_args(Preset))}, got {self.preset!r}")
+        if not 0 <= self.tau <= 1:
+            raise ValueError(f"algorithm.tau must lie in [0, 1], got {self.tau}")
+        for name in ("eps", "graph_noise"):
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"algorithm.{name} must be a number from 0, got {value}")
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Finds the model's label graph.
+
+        Raises:
+            ValueError: there is nothing to guide, as the model reads no label states or none are known in training;
+                noise for a graph that the model does not have; or a server optimiser that would step along the graph.
+        """
+        if self.guidance and not getattr(model, "reads_states", False):
+            raise ValueError(
+                f"FedLGT decides which labels a model is told, and {type(model).__name__} reads no label states: take "
+                "a model that does (ctran, ctran_mini), or set algorithm.guidance to false"
+            )
+        if self.guidance and getattr(task, "known", None) == 0:
+            raise ValueError(_NOTHING_KNOWN.format("task.known is 0"))
+        graph = str(getattr(model, "label_graph", ""))
+        if self.graph_noise and not graph:
+            raise ValueError(
+                f"algorithm.graph_noise is noise on counts for a label graph, and {type(model).__name__} has none: set "
+                f"model.graph to true, or algorithm.graph_noise to 0, got {self.graph_noise}"
+            )
+        if graph and not self.server.plain:
+            raise ValueError(
+                "a label graph is a mean, along which no optimiser may step: algorithm.server.optimizer must be 'none' "
+                f"and algorithm.server.lr 1, got {self.server.optimizer!r} and {self.server.lr}"
+            )
+        return replace(self, graph=graph)
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """The weighted mean of the replies; of the label graph that over all clients counted so far."""
+        if not self.graph:
+            return super().average(server, replies)
+        shares, examples = self._graph_tensors()
+        counted, total = Mean(torch.float64), float(server.params[examples])
+        if total:
+            counted.add({shares: server.params[shares]}, total)
+
+        def counting() -> Iterator[Reply]:
+            nonlocal total
+            for reply in replies:
+                if reply.error is None:
+                    # No client weighs more here than it does in the mean of the models.
+                    new = min(float(reply.message.tensors[examples]), float(reply.client.num_examples))
+                    if new > 0:
+                        counted.add({shares: reply.message.tensors[shares]}, new)
+                        total += new
+                yield reply
+
+        mean = super().average(server, counting())
+        mean |= counted.result({shares: server.params[shares]})
+        mean[examples] = torch.full_like(server.params[examples], total)
+        return mean
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    def objective(self, client: Client) -> Objective:
+        """The task's loss with the states that CA-MLE leaves.
+
+        The objective raises ValueError for a batch without ``known``.
+        """
+        if not self.guidance:
+            return super().objective(client)
+        logits = global_logits(client)
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            guided = self._guided(batch, logits)
+            yield client.task.loss(model(guided), guided)
+
+        return losses
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains as FedAvg does; the first time a client takes part it also counts its labels for the graph."""
+        if not self.graph:
+            return super().fit(client, message)
+        client.load(message.tensors)
+        objective = self.objective(client)
+        counts = None if client.state.scalars.get(COUNTED) else _PairCounts(len(client.data))
+        loss = train(client, objective if counts is None else counts.watching(objective))
+        client.remember()
+        reply = client.upload(loss=loss)
+        shares, examples = self._graph_tensors()
+        tensors = {**reply.tensors, examples: torch.zeros_like(reply.tensors[examples])}
+        if counts is not None and counts.examples:
+            noise = self.graph_noise * _symmetric(len(reply.tensors[shares]), client.rng("label graph"))
+            tensors[shares] = (counts.pairs.cpu() + noise) / counts.examples
+            tensors[examples] += counts.examples
+            client.state.scalars[COUNTED] = True
+        return replace(reply, tensors=tensors)
+
+    def _guided(self, batch: Batch, logits: Callable[[Batch], Tensor]) -> Batch:
+        """The batch with the states of which the global model is unsure set to unknown."""
+        known = batch.get("known")
+        if known is None:
+            raise ValueError(_NOTHING_KNOWN.format(f"a training batch has {', '.join(sorted(batch))} only"))
+        first = self.preset == "code" if self.first_sample_only is None else self.first_sample_only
+        rows = 1 if first else len(known)
+        asked = {name: value[:rows] for name, value in batch.items() if name != "known"}
+        # Half precision could not tell the ends of the interval from what is beside them.
+        unsure = uncertain(logits(asked).float().sigmoid(), self.tau, self.eps)
+        return {**batch, "known": torch.cat([known[:rows].masked_fill(unsure, UNKNOWN), known[rows:]])}
+
+    def _graph_tensors(self) -> tuple[str, str]:
+        """Names of the graph's shares of examples and of their number."""
+        return f"{self.graph}.co_occurrence", f"{self.graph}.examples"
+
+
+_NOTHING_KNOWN = (
+    "FedLGT sets labels that are known in training back to unknown, so some must be known (batch['known']): {}; set "
+    "task.known to the largest share of known labels (0.75 in the paper), or algorithm.guidance to false"
+)
+
+
+class _PairCounts:
+    """How many examples carry both labels of every pair, each example counted once however often it is seen.
+
+    Args:
+        total: number of the client's training examples.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._seen = torch.zeros(total, dtype=torch.bool)
+        self.pairs = torch.zeros(())
+        self.examples = 0
+
+    def watching(self, objective: Objective) -> Objective:
+        """The same objective; what it is asked about is counted.
+
+        Counting while training reads no picture a second time.
+        """
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            self._count(batch)
+            yield from objective(model, batch)
+
+        return losses
+
+    def _count(self, batch: Batch) -> None:
+        index = batch["index"].cpu()
+        new = ~self._seen[index]
+        if not bool(new.any()):
+            return
+        self._seen[index] = True
+        # Autocast would count in bfloat16, which ends at 256.
+        with torch.autocast(batch["labels"].device.type, enabled=False):
+            present = batch["labels"][new.to(batch["labels"].device)].float()
+            self.pairs = self.pairs.to(present.device) + present.T @ present
+        self.examples += int(new.sum())
+
+
+def _symmetric(size: int, rng: torch.Generator) -> Tensor:
+    """N(0, 1) on and above the diagonal, mirrored below it."""
+    upper = torch.randn(size, size, generator=rng).triu()
+    return upper + upper.triu(1).T

@@ -1,0 +1,123 @@
+"""COCO as multi-label pictures: which of 80 categories, or of their 12 groups, are in a photograph.
+
+Below ``root``: ``instances_{split}.json``, also in ``annotations/``, and the split's pictures in a folder of its name,
+in ``images/`` or in ``images.tar``.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from confed.data.label_federate import LabelPool, federate_labels, label_facts
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES, coco_records
+from confed.data.ml_files.pictures import Check, LazyPictures, drop_unreadable
+from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.registry import register_dataset
+
+__all__ = ["coco"]
+
+HELD = 1 << 28
+"""Bytes of pictures that are kept in memory."""
+
+_FACTS = {
+    "origin": "COCO (Lin et al.), object annotations as labels of pictures",
+    "licence": "annotations: CC BY 4.0; every picture keeps its own Flickr licence",
+    "citation": 'T.-Y. Lin et al., "Microsoft COCO: common objects in context", ECCV 2014',
+}
+
+
+@register_dataset
+def coco(
+    root: Path | str,
+    partition: Literal["iid", "dirichlet", "label_skew"] = "iid",
+    *,
+    train: str = "train2014",
+    test: str = "val2014",
+    level: Literal["category", "supercategory"] = "category",
+    clients: int = 50,
+    alpha: float = 0.5,
+    minimum: int = 10,
+    validation: float = 0.0,
+    test_share: float = 0.2,
+    unlabelled: bool = False,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "present",
+    image_size: int = 256,
+    seed: int = 0,
+) -> LabelDataset:
+    """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
+
+    Owners and test sets are the same for all seeds.
+
+    Args:
+        root: see the module.
+        partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
+        train: the split that is shared out.
+        test: the split that is the place "test", which nobody trains on. Empty: each client's own pictures are divided
+            (``test_share``).
+        level: 80 categories or their 12 groups.
+        clients: number of clients.
+        alpha: concentration of the skewed partitions.
+        minimum: fewest pictures of a client, of the skewed partitions.
+        validation: share of each client's pictures held out for validation, chosen by the seed.
+        test_share: without ``test``, the share of each client's pictures that are its test.
+        unlabelled: keep pictures without any object; published multi-label results leave them out.
+        max_train: most training pictures per client, chosen by the seed.
+        unreadable: share of the pictures that may be left out because they cannot be read.
+        check: "decoded" reads all pictures at the start, "present" only looks whether they are there. Pictures that
+            fit into 256 MB of memory are decoded once and kept there.
+        image_size: side of the pictures in pixels.
+        seed: see ``validation`` and ``max_train``.
+
+    Raises:
+        ValueError: a file is missing or faulty, a category is none of the 80, too many pictures cannot be read, or an
+            option is out of range.
+    """
+    folder = Path(root)
+    labels = COCO_LABELS if level == "category" else COCO_SUPERCATEGORIES
+
+    def read(split: str) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
+        records = coco_records(_annotations(folder, split), level=level, unlabelled=unlabelled)
+        table = collect((replace(record, split="") for record in records), labels)[""]
+        source = _pictures(folder, split)
+        return drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
+
+    table, pictures = read(train)
+    splits = federate_labels(
+        LabelPool(table, pictures, np.full(len(table), "train")),
+        partition,
+        clients=clients,
+        alpha=alpha,
+        minimum=minimum,
+        validation=validation,
+        test=0.0 if test else test_share,
+        max_train=max_train,
+        seed=seed,
+    )
+    places: dict[str, LabelExamples] = {}
+    facts = {**_FACTS, **table.facts()}
+    if test:
+        central, shown = read(test)
+        places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
+        facts |= {f"test: {key}": value for key, value in central.facts().items()}
+    facts |= label_facts(splits, places.values())
+    return LabelDataset("coco", labels, splits, places, facts, coarse=COCO_GROUPS if level == "category" else {})
+
+
+def _annotations(root: Path, split: str) -> Path:
+    places = [folder / f"instances_{split}.json" for folder in (root, root / "annotations")]
+    for file in places:
+        if file.is_file():
+            return file
+    raise ValueError(f"coco: expected the objects of split {split!r} at {places[1]} or {places[0]}, found neither")
+
+
+def _pictures(root: Path, split: str) -> Path:
+    for place in (root / split, root / "images", root / "images.tar"):
+        if place.exists():
+            return place
+    raise ValueError(f"coco: expected the pictures of split {split!r} in {root / split}, images/ or images.tar of it")

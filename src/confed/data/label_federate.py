@@ -1,0 +1,246 @@
+"""From a table of rows with several labels to every client's splits, and what can be had without looking."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
+from confed.data.labelled import LabelExamples, LabelSplit
+from confed.data.ml_files.table import MultiLabelTable
+from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror
+from confed.data.picture_tables import Pictures
+
+__all__ = ["LabelPool", "cap", "federate_labels", "label_facts"]
+
+ROLES = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class LabelPool:
+    """All N rows of a dataset, before they are shared out.
+
+    Attributes:
+        table: the rows.
+        pictures: row i's is ``pictures[i]``; None for texts.
+        roles: "train", "val" or "test" of every row, shape (N,); "" leaves the row out.
+        types: the kind of every row, shape (N,), or None.
+        keys: partition name -> one key per row (N,), for partitions with one client per key.
+        scenes: what the partition "users" cuts into users, one per row (N,), or None.
+        together: what must stay together, one per row (N,), such as the captions of a picture; or None.
+    """
+
+    table: MultiLabelTable
+    pictures: np.ndarray | Pictures | None
+    roles: np.ndarray
+    types: np.ndarray | None = None
+    keys: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    scenes: np.ndarray | None = None
+    together: np.ndarray | None = None
+
+    def examples(self, rows: np.ndarray) -> LabelExamples:
+        """Rows of the table, by their numbers."""
+        return LabelExamples(self.table, self.pictures, rows.astype(np.int64), self.types)
+
+
+@dataclass(frozen=True)
+class _Deal:
+    partition: str
+    clients: int
+    alpha: float
+    median: float
+    sigma: float
+    largest: int
+    minimum: int
+
+
+def federate_labels(
+    pool: LabelPool,
+    partition: str,
+    *,
+    clients: int = 10,
+    alpha: float = 0.5,
+    median: float = 16.0,
+    sigma: float = 1.0,
+    largest: int = 80,
+    minimum: int = 10,
+    validation: float = 0.0,
+    test: float = 0.0,
+    max_train: int | None = None,
+    seed: int = 0,
+) -> dict[str, LabelSplit]:
+    """The splits of every client.
+
+    Who owns which row and every test set are the same for all seeds, so that runs can be compared example by example.
+    The seed chooses the validation rows, where none are given, and the training rows under ``max_train``.
+
+    Args:
+        pool: the rows.
+        partition: a key of ``pool.keys``, one client each; "iid"; "dirichlet", skew of whole label sets
+            (:func:`confed.data.label_partitions.label_sets`); "label_skew", skew of single labels
+            (:func:`confed.data.label_partitions.label_skew`); or "users", scenes cut into users of log-normal sizes.
+        clients: number of clients of "iid", "dirichlet" and "label_skew".
+        alpha: concentration of "dirichlet" and "label_skew".
+        median: median number of a user's training rows, of "users".
+        sigma: standard deviation of the logarithm of that number.
+        largest: most training rows of a user.
+        minimum: fewest training rows of a client, of "dirichlet" and "label_skew".
+        validation: share of a client's training rows held out, if no row has the role "val".
+        test: share of a client's training rows that are its test rows, if no row has the role "test".
+        max_train: most training rows per client.
+        seed: see above.
+
+    Returns:
+        Client id -> split. Small clients may have no validation or test rows.
+
+    Raises:
+        ValueError: an unknown partition, an option out of range, or too few rows for the clients.
+    """
+    deal = _Deal(partition, clients, alpha, median, sigma, largest, minimum)
+    _check(pool, partition, validation=validation, test=test, max_train=max_train, seed=seed)
+    rows = {role: np.flatnonzero(pool.roles == role) for role in ROLES}
+    if not len(rows["train"]):
+        raise ValueError("no training row is left to share out")
+    owned = _owners(pool, deal, rows)
+    splits: dict[str, LabelSplit] = {}
+    for number, name in enumerate(owned["train"]):
+        own = owned["train"][name]
+        parts = {"val": owned["val"][name], "test": owned["test"][name]}
+        for role, share, stream in (("test", test, [2, number]), ("val", validation, [0, seed, number])):
+            if not len(rows[role]) and share:
+                units = own if pool.together is None else pool.together[own]
+                held = hold_out(units, share, np.random.default_rng(stream))
+                parts[role], own = own[held], own[~held]
+        own = cap(own, max_train, np.random.default_rng([1, seed, number]))
+        splits[name] = LabelSplit(*map(pool.examples, (own, parts["val"], parts["test"])))
+    return splits
+
+
+def cap(rows: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+    """The rows, or a random ``most`` of them in their order."""
+    return rows if most is None or len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
+
+
+def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExamples] = ()) -> dict[str, str]:
+    """Counts, what a model that sees nothing reaches, and how much clients differ.
+
+    A score that is the same for all examples has the share of positives as average precision. Skew is half the sum of
+    absolute differences between a client's shares of all labels and those of all clients together, the mean over
+    clients weighted by their training rows: 0 where all are alike.
+
+    Args:
+        clients: client id -> split; all of them are walked through.
+        unseen: examples of other places.
+    """
+    splits = list(clients.values())
+    sizes = [sum(len(getattr(split, role)) for split in splits) for role in ("train", "validation", "test")]
+    elsewhere = list(unseen)
+    tests = [split.test for split in splits] + elsewhere
+    positives, count = sum((part.counts() for part in tests), np.zeros(1)), sum(map(len, tests))
+    train = np.stack([split.train.counts() for split in splits]).astype(float)
+    overall = train.sum(0) / max(train.sum(), 1)
+    own = train.sum(1, keepdims=True)
+    apart = 0.5 * np.abs(train / np.maximum(own, 1) - overall).sum(1)
+    weight = np.array([len(split.train) for split in splits]) * (own[:, 0] > 0)
+    beside = f" and {sum(map(len, elsewhere))} elsewhere" if elsewhere else ""
+    return {
+        "counts": f"{len(splits)} clients; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}",
+        "chance": f"C-AP {float(np.mean(positives / max(count, 1))):.3f} with the same score for all test examples",
+        "skew": f"{float((apart * weight).sum() / max(weight.sum(), 1)):.3f} between a client's labels and everybody's",
+    }
+
+
+def _owners(pool: LabelPool, deal: _Deal, rows: Mapping[str, np.ndarray]) -> dict[str, Owners]:
+    """Role -> client -> rows of the table. The generator is fixed: owners do not depend on a run's seed."""
+    rng = np.random.default_rng(0)
+    if deal.partition in pool.keys:
+        keys = pool.keys[deal.partition]
+        names = list(by_key(keys[rows["train"]]))
+        return {role: {name: own[keys[own] == name] for name in names} for role, own in rows.items()}
+    if deal.partition == "label_skew":
+        preferences = draw_preferences(len(pool.table.labels), deal.clients, deal.alpha, rng)
+        # A stream of its own for each role: generated training rows may differ between seeds, test rows do not.
+        return {
+            role: _skewed(pool, own, preferences, deal.minimum if role == "train" else 0, np.random.default_rng(number))
+            for number, (role, own) in enumerate(rows.items(), start=1)
+        }
+    first, together = rows["train"], pool.together
+    classes = _classes(pool, deal)
+    groups = None if together is None else together[first]
+    if deal.partition == "dirichlet":
+        owners = dirichlet(classes[first], deal.clients, deal.alpha, rng, deal.minimum, groups=groups)
+    elif deal.partition == "users":
+        owners = users_within(classes[first], rng, median=deal.median, sigma=deal.sigma, largest=deal.largest)
+    else:
+        owners = iid(len(first), deal.clients, rng, groups=groups)
+    owned = {"train": {name: first[own] for name, own in owners.items()}}
+    for role in ("val", "test"):
+        own = rows[role]
+        groups_there = None if together is None else together[own]
+        if not len(own):
+            shares = dict.fromkeys(owners, own)
+        elif deal.partition == "iid":
+            shares = iid(len(own), deal.clients, rng, groups=groups_there)
+        elif len(np.unique(groups_there) if groups_there is not None else own) < len(owners):
+            shares = _by_chance(owners, classes[first], classes[own], groups_there, rng)
+        else:  # as the training rows are: every class in the proportions in which the clients hold it there
+            shares = mirror(owners, classes[first], classes[own], rng, groups=groups, other_groups=groups_there)
+        owned[role] = {name: own[part] for name, part in shares.items()} if len(own) else shares
+    return owned
+
+
+def _by_chance(
+    owners: Owners, classes: np.ndarray, other: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator
+) -> Owners:
+    """Fewer rows than clients: each group goes to a client drawn by its share of the class of the group's first row."""
+    units = np.arange(len(other)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    held = {c: np.array([(classes[own] == c).sum() for own in owners.values()], float) for c in np.unique(other)}
+    sizes = np.array([len(own) for own in owners.values()], float)
+    result = np.empty(len(other), dtype=np.int64)
+    for unit in range(int(units.max()) + 1):
+        rows = np.flatnonzero(units == unit)
+        weight = held[other[rows[0]]]
+        weight = weight if weight.sum() else sizes
+        result[rows] = rng.choice(len(owners), p=weight / weight.sum())
+    return {name: np.flatnonzero(result == number) for number, name in enumerate(owners)}
+
+
+def _classes(pool: LabelPool, deal: _Deal) -> np.ndarray:
+    """What rows are told apart by when they are dealt, one text per row."""
+    if deal.partition == "users":
+        assert pool.scenes is not None
+        return pool.scenes
+    if deal.partition == "dirichlet":
+        return label_sets(pool.table.offsets, pool.table.values, deal.minimum)
+    return np.zeros(len(pool.table), dtype=np.int64)
+
+
+def _skewed(
+    pool: LabelPool, rows: np.ndarray, preferences: np.ndarray, minimum: int, rng: np.random.Generator
+) -> Owners:
+    if not len(rows):
+        return {f"client-{client:02d}": rows for client in range(len(preferences))}
+    targets = [np.flatnonzero(row) for row in pool.table.targets(rows)]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in targets])]).astype(np.int64)
+    values = np.concatenate([*targets, np.zeros(0, np.int64)]).astype(np.int64)
+    groups = None if pool.together is None else pool.together[rows]
+    owners = label_skew(offsets, values, preferences, rng, minimum, groups=groups, rule="product")
+    return {name: rows[own] for name, own in owners.items()}
+
+
+def _check(
+    pool: LabelPool, partition: str, *, validation: float, test: float, max_train: int | None, seed: int
+) -> None:
+    known = [*pool.keys, "iid", "dirichlet", "label_skew", *(["users"] if pool.scenes is not None else [])]
+    if partition not in known:
+        raise ValueError(f"partition must be one of {', '.join(known)}, got {partition!r}")
+    strange = sorted(set(pool.roles.tolist()) - {*ROLES, ""})
+    if strange:
+        raise ValueError(f"every row's role must be train, val, test or empty, got {strange[0]!r}")
+    for name, share in (("validation", validation), ("test", test)):
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} must be a share of the training rows in [0, 1), got {share}")
+    if max_train is not None and max_train < 1:
+        raise ValueError(f"max_train must be None or at least 1, got {max_train}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")

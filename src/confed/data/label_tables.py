@@ -1,0 +1,307 @@
+"""Multi-label examples as tensors, encoded when a client is asked for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confed.data.examples import Table, TableData, Tokenizer
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.picture_tables import StoredPictures, channels_first
+from confed.losses.label_states import label_states
+
+__all__ = ["Both", "LabelData", "LabelTable", "LazyTables", "Selected", "SparseLabels", "encode_labels", "pool_labels"]
+
+Value = TypeVar("Value")
+
+_LOOKED_AT = 1000
+"""Clients whose examples are looked at to know which kinds there are; more share their tables."""
+
+
+@dataclass(frozen=True)
+class SparseLabels:
+    """The labels of M rows, of which few of the C are present.
+
+    Attributes:
+        offsets: where the labels of each row begin in ``values``, and at last its length, int64, shape (M + 1,).
+        values: the numbers of all rows' labels, int32.
+        classes: C.
+    """
+
+    offsets: np.ndarray
+    values: np.ndarray
+    classes: int
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Zeros and ones of B rows, float32, shape (B, C)."""
+        chosen = rows.cpu().numpy()
+        starts, lengths = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
+        ends = np.cumsum(lengths)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        result = np.zeros((len(chosen), self.classes), dtype=np.float32)
+        result[np.repeat(np.arange(len(chosen)), lengths), self.values[places]] = 1
+        return torch.from_numpy(result)
+
+
+@dataclass(frozen=True)
+class LabelTable(Table):
+    """N examples with labels: a :class:`~confed.data.examples.Table` whose pictures are the rows of its labels.
+
+    Attributes:
+        labels: of all rows of the picture table; of texts, of the rows that ``image_index`` counts.
+    """
+
+    labels: SparseLabels = field(kw_only=True)
+
+    def batch(self, rows: Tensor) -> dict[str, Tensor]:
+        """The given rows as one batch: as of a table, and ``labels``, float32 (B, C)."""
+        return {**super().batch(rows), "labels": self.labels[self.image_index[rows]]}
+
+    def take(self, count: int) -> "LabelTable":
+        """The first ``count`` rows; pictures and labels are shared."""
+        columns = {name: column[:count] for name, column in self.columns.items()}
+        return replace(self, image_index=self.image_index[:count], columns=columns)
+
+
+class LabelData(TableData):
+    """A client's data with labels, of which a random part is known in training where this is asked for.
+
+    Args:
+        train: training examples.
+        validation: validation examples.
+        test: test examples.
+        known: the largest share of known labels in training (:func:`confed.losses.label_states.label_states`); 0 for
+            batches without states.
+    """
+
+    def __init__(self, train: Table, validation: Table, test: Table, known: float = 0.0) -> None:
+        super().__init__(train, validation, test)
+        self.known = known
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        """One shuffled epoch; with ``known``, batches have the labels' states under ``known``, int8 (B, C).
+
+        The order is drawn from ``rng`` first and the key of the states after it, so that masking does not change it.
+        """
+        batches = super().train(batch_size, rng)
+        if not self.known:
+            return batches
+        key = int(torch.randint(0, (1 << 63) - 1, (), generator=rng))
+        return ({**batch, "known": label_states(batch["labels"], batch["index"], key, self.known)} for batch in batches)
+
+
+class LazyTables(Mapping[str, LabelData]):
+    """Client -> its data as tables, made whenever they are asked for and not kept.
+
+    Args:
+        names: the clients, in the federation's order.
+        make: client -> its data.
+        sizes: each client's number of training examples, where it is known.
+        known: see :class:`LabelData`.
+        tests: whether clients have their test examples.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, object],
+        make: Callable[[str], LabelData],
+        sizes: np.ndarray | None = None,
+        known: float = 0.0,
+        tests: bool = True,
+    ) -> None:
+        self._names, self._make, self._known, self._tests, self.sizes = names, make, known, tests, sizes
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._names
+
+    def __getitem__(self, client: str) -> LabelData:
+        data = self._make(client)
+        train, validation, test = data.tables
+        return LabelData(train, validation, test if self._tests else test.take(0), self._known)
+
+    def masked(self, known: float) -> "LazyTables":
+        """The same clients with a largest share of known labels in training."""
+        return LazyTables(self._names, self._make, self.sizes, known, self._tests)
+
+    def without_tests(self) -> "LazyTables":
+        """The same clients without test examples."""
+        return LazyTables(self._names, self._make, self.sizes, self._known, False)
+
+    def without(self, names: Sequence[str]) -> "LazyTables":
+        """The same clients but for some."""
+        kept = np.array([name not in names for name in self._names], dtype=bool)
+        sizes = None if self.sizes is None else self.sizes[kept]
+        return LazyTables(Selected(self._names, names), self._make, sizes, self._known, self._tests)
+
+
+class Both(Mapping[str, Value]):
+    """Two mappings as one; where both have a key, the second one's value counts.
+
+    Args:
+        first: its keys come first.
+        second: the other.
+    """
+
+    def __init__(self, first: Mapping[str, Value], second: Mapping[str, Value]) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + sum(key not in self._first for key in self._second)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._first
+        yield from (key for key in self._second if key not in self._first)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._first or key in self._second
+
+    def __getitem__(self, key: str) -> Value:
+        return self._second[key] if key in self._second else self._first[key]
+
+
+class Selected(Mapping[str, Value]):
+    """A mapping without some of its keys, whose values stay where they are.
+
+    Args:
+        values: what there is.
+        without: keys that are left out.
+    """
+
+    def __init__(self, values: Mapping[str, Value], without: Sequence[str]) -> None:
+        self._values, self._names = values, dict.fromkeys(name for name in values if name not in without)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __getitem__(self, key: str) -> Value:
+        if key not in self._names:
+            raise KeyError(key)
+        return self._values[key]
+
+
+def encode_labels(
+    dataset: LabelDataset, tokenizer: Tokenizer
+) -> tuple[LazyTables, dict[str, TableData], tuple[str, ...]]:
+    """A dataset's clients and unseen places as tables. Pictures, texts and kinds are encoded once per table of rows.
+
+    Args:
+        dataset: the data.
+        tokenizer: of the model, for texts.
+
+    Returns:
+        The clients; place -> its examples, in every role; and the names of the kinds of examples, sorted.
+
+    Raises:
+        ValueError: there are no clients, or some examples have other labels than the dataset says.
+    """
+    if not dataset.clients:
+        raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
+    sizes: np.ndarray | None = getattr(dataset.clients, "sizes", None)
+    looked_at = [name for name, _ in zip(dataset.clients, range(_LOOKED_AT), strict=False)]
+    splits = {name: dataset.clients[name] for name in looked_at}
+    parts = {name: (split.train, split.validation, split.test) for name, split in splits.items()}
+    for name, roles in parts.items():
+        for examples in roles:
+            dataset.check(name, examples)
+    if sizes is None and len(looked_at) == len(dataset.clients):
+        sizes = np.array([len(split.train) for split in splits.values()], dtype=np.int64)
+    everything = [*(examples for roles in parts.values() for examples in roles), *dataset.unseen.values()]
+    kinds = {id(e.types): e.types for e in everything if e.types is not None}
+    types = tuple(sorted({str(kind) for own in kinds.values() for kind in np.unique(own)}))
+    encoder = _Encoder(tokenizer, types)
+
+    def make(client: str) -> LabelData:
+        split = dataset.clients[client]
+        train, validation, test = map(encoder.table, (split.train, split.validation, split.test))
+        return LabelData(train, validation, test)
+
+    for examples in everything:  # whatever is wrong with a table is found before training
+        encoder.table(examples.take(np.zeros(0, np.int64)))
+    unseen = {name: encoder.table(examples) for name, examples in dataset.unseen.items()}
+    places: dict[str, TableData] = {name: LabelData(rows, rows, rows) for name, rows in unseen.items()}
+    return LazyTables(dataset.clients, make, sizes), places, types
+
+
+class _Encoder:
+    """Examples as tables; what belongs to all rows of a table is made once."""
+
+    def __init__(self, tokenizer: Tokenizer, types: Sequence[str]) -> None:
+        self._tokenizer, self._types = tokenizer, np.array(types, dtype=str)
+        # Keyed by identity, with the object itself, so that no other one can come to its place in memory.
+        self._pictures: dict[int, tuple[object, Tensor | StoredPictures]] = {}
+        self._texts: dict[int, tuple[object, dict[str, Tensor]]] = {}
+        self._kinds: dict[int, tuple[object, Tensor]] = {}
+
+    def table(self, examples: LabelExamples) -> LabelTable:
+        source, rows = examples.table, torch.from_numpy(examples.rows)
+        pictures, kinds, columns = examples.pictures, examples.types, dict[str, Tensor]()
+        if pictures is not None and id(pictures) not in self._pictures:
+            self._pictures[id(pictures)] = (pictures, channels_first(pictures))
+        if source.texts is not None and id(source) not in self._texts:
+            text, mask = self._tokenizer(list(source.texts))
+            self._texts[id(source)] = (source, {"text": text, "text_mask": mask})
+        if source.texts is not None:
+            columns |= {name: column[rows] for name, column in self._texts[id(source)][1].items()}
+        if kinds is not None:
+            if id(kinds) not in self._kinds:
+                self._kinds[id(kinds)] = (kinds, self._positions(kinds))
+            columns["type"] = self._kinds[id(kinds)][1][rows]
+        labels = SparseLabels(source.offsets, source.values, len(source.labels))
+        images = None if pictures is None else self._pictures[id(pictures)][1]
+        return LabelTable(images, rows, columns, labels=labels)
+
+    def _positions(self, kinds: np.ndarray) -> Tensor:
+        names, inverse = np.unique(np.asarray(kinds, dtype=str), return_inverse=True)
+        strange = [name for name in names.tolist() if name not in self._types]
+        if strange:
+            raise ValueError(
+                f"the first {_LOOKED_AT} clients and unseen places have no examples of kind {strange[0]!r}"
+            )
+        return torch.from_numpy(np.searchsorted(self._types, names)[inverse].astype(np.int64))
+
+
+def pool_labels(tables: Sequence[LabelTable]) -> LabelTable:
+    """All rows of several tables as one; rows of one table of pictures share it.
+
+    Raises:
+        ValueError: the rows are of several tables of pictures of which one is not in memory, some examples are texts
+            and others pictures, or only some have kinds.
+    """
+    first = tables[0]
+    if any(t.columns.keys() != first.columns.keys() or (t.images is None) != (first.images is None) for t in tables):
+        raise ValueError("multi-label examples put together must all be pictures or texts, and all have kinds or none")
+    columns = {name: torch.cat([table.columns[name] for table in tables]) for name in first.columns}
+    parts: dict[tuple[int, int], LabelTable] = {}
+    starts: dict[tuple[int, int], int] = {}
+    index: list[Tensor] = []
+    for table in tables:
+        key = (id(table.images), id(table.labels.offsets))
+        if key not in parts:
+            starts[key] = sum(len(part.labels.offsets) - 1 for part in parts.values())
+            parts[key] = table
+        index.append(table.image_index + starts[key])
+    if len(parts) == 1:
+        return LabelTable(first.images, torch.cat(index), columns, labels=first.labels)
+    images = [part.images for part in parts.values() if isinstance(part.images, Tensor)]
+    if first.images is not None and len(images) < len(parts):
+        raise ValueError(f"examples over {len(parts)} tables of pictures can be pooled in memory only")
+    found = [part.labels for part in parts.values()]
+    lengths = np.concatenate([np.diff(part.offsets) for part in found])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    labels = SparseLabels(offsets, np.concatenate([part.values for part in found]), found[0].classes)
+    return LabelTable(torch.cat(images) if images else None, torch.cat(index), columns, labels=labels)

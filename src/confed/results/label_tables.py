@@ -1,0 +1,155 @@
+"""Tables of multi-label runs: means over labels and overall, of the global model and of clients' own models.
+
+Values are those of all test examples of a view together (:mod:`confed.results.multilabel`), mean and standard deviation
+over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen places
+where clients have no test examples, or the clients' own models where a method gives nothing else.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confed.results import formats
+from confed.results.marks import is_bound, marks, spread_cell
+from confed.results.runs import average, number
+from confed.results.writers import Cell, Column, Mark, Table
+
+__all__ = ["LABEL_METRICS", "VIEWS", "is_labelled", "label_table", "label_tables", "label_value"]
+
+LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+"""The columns, in order."""
+
+VIEWS: Mapping[str, str] = {
+    "": "the model that each method is judged by",
+    "global": "the global model on all clients' test examples",
+    "unseen": "the global model on unseen places",
+    "personal": "clients' own models, each on its own test examples",
+}
+"""View -> what it is; the empty one is each run's headline."""
+
+Summary = Mapping[str, Any]
+
+
+def is_labelled(summary: Summary) -> bool:
+    """Whether a run's summary has multi-label results."""
+    return isinstance(summary.get("multilabel"), Mapping)
+
+
+def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
+    """One value of a run, a fraction; None where there is none.
+
+    Args:
+        summary: the run's.
+        metric: one of :data:`LABEL_METRICS`.
+        view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
+        level: "coarse", or empty for the labels themselves.
+    """
+    found = summary.get("multilabel")
+    if not isinstance(found, Mapping):
+        return None
+    values: Any = found.get(view or found.get("headline", ""))
+    if level and isinstance(values, Mapping):
+        values = values.get(level)
+    return number(values.get(metric)) if isinstance(values, Mapping) else None
+
+
+def label_table(
+    methods: Sequence[tuple[str, Sequence[Summary]]], view: str = "", level: str = "", *, cost: bool = False
+) -> Table:
+    """One view of a study's methods.
+
+    Args:
+        methods: label and summaries (one per seed) of each method, in order. Without any summary a row has dashes.
+        view: see :data:`VIEWS`.
+        level: "coarse", or empty for the labels themselves.
+        cost: columns for bytes sent and time, too.
+    """
+    columns = (
+        Column("method", words=True),
+        *(Column(metric, f"{level} labels" if level else "", "%") for metric in LABEL_METRICS),
+        *((Column("sent", unit="bytes"), Column("time", unit="s")) if cost else ()),
+    )
+    bounds = [label for label, runs in methods if runs and is_bound(runs[0])]
+    values = {
+        label: [[label_value(run, metric, view, level) for run in runs] for metric in LABEL_METRICS]
+        for label, runs in methods
+    }
+    ranked = [label for label, _ in methods if label not in bounds]
+    means = [[average(values[label][i]) for label in ranked] for i in range(len(LABEL_METRICS))]
+    ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
+
+    def row(label: str, runs: Sequence[Summary]) -> tuple[Cell, ...]:
+        place = ranked.index(label) if label in ranked else None
+        own: list[Mark] = ["" if place is None else column[place] for column in ranks]
+        cells = [spread_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
+        sent, seconds = (average([number(run.get(key)) for run in runs]) for key in ("bytes_total", "seconds"))
+        costs = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds)) if cost else ()
+        return (Cell(label), *cells, *costs)
+
+    sections = (
+        tuple(row(label, runs) for label, runs in methods if label not in bounds),
+        tuple(row(label, runs) for label, runs in methods if label in bounds),
+    )
+    return Table(_title(methods, view, level), columns, sections, tuple(_notes(methods, view, bounds, level)))
+
+
+def label_tables(methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False) -> dict[str, Table]:
+    """Name -> table: ``table``; besides, where some run has such a level or view too, ``table-coarse``,
+    ``table-personal`` and ``table-unseen``.
+
+    Args:
+        methods: as for :func:`label_table`.
+        cost: of the first table, as there.
+    """
+    found = {"table": label_table(methods, cost=cost)}
+    every = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
+    if any("coarse" in labelled[labelled["headline"]] for labelled in every):
+        found["table-coarse"] = label_table(methods, level="coarse")
+    for view in ("personal", "unseen"):
+        if any(view in labelled and labelled.get("headline") != view for labelled in every):
+            found[f"table-{view}"] = label_table(methods, view)
+    return found
+
+
+def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
+    every = [summary for _, runs in methods for summary in runs]
+    recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
+    seeds = max((len(runs) for _, runs in methods), default=0)
+    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    views = {view} if view else _headlines(every)
+    what = VIEWS[next(iter(views))] if len(views) == 1 else VIEWS[""]
+    what += f", {level} labels" if level else ""
+    return f"{recipe + ': ' if recipe else ''}{what}, test results in % after the last round{over}"
+
+
+def _headlines(summaries: Iterable[Summary]) -> set[str]:
+    return {str(s["multilabel"]["headline"]).partition("/")[0] for s in summaries if is_labelled(s)}
+
+
+def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
+    labelled = [(label, s["multilabel"]) for label, runs in methods for s in runs[:1] if is_labelled(s)]
+    notes = [
+        "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
+        "average precision; P, R and F1 at the probability "
+        + formats.names(sorted({f"{m.get('threshold', 0.5):g}" for _, m in labelled}))
+        + "."
+    ]
+    by_view: dict[str, list[str]] = {}
+    for label, m in labelled:
+        by_view.setdefault(str(m["headline"]).partition("/")[0], []).append(label)
+    if not view and len(by_view) > 1:
+        notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
+    shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
+    shown = [(m, found.get(level) if level and found else found) for m, found in shown]
+    empty = {int(found["without_positives"]) for _, found in shown if found}
+    if empty - {0}:
+        how = {"zero": "count as 0 in means over classes", "omit": "are left out of means over classes"}
+        words = formats.names(sorted({how[m["undefined"]] for m, _ in shown}))
+        notes.append(f"Classes without a test example ({formats.names(sorted(map(str, empty)))}) {words}.")
+    if level:
+        notes.append("A coarse label's score is the largest of its labels' scores.")
+    sizes = {label: len(runs) for label, runs in methods}
+    if len(set(sizes.values())) > 1:
+        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    if bounds:
+        notes.append(f"Below the rule, {formats.names(bounds)}: all data in one place; a bound, not ranked.")
+    return notes

@@ -1,0 +1,241 @@
+"""Multi-label data as clients' batches: what a dataset holds, masks, pooling, lazily made clients, sampling by size."""
+
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from confed.algorithms.fedavg import FedAvg
+from confed.data.label_tables import LabelData, LabelTable, LazyTables, SparseLabels, encode_labels, pool_labels
+from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+from confed.data.ml_files.records import LabelRecord
+from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.engines.local import Members, Setup, Simulation, simulate
+from confed.federation.randomness import sample_cohort
+from confed.federation.state import MemoryStore
+from confed.federation.train import Local
+from confed.losses.label_states import label_states
+from confed.models.tokenizer import WordTokenizer
+from confed.toy import toy_clients, toy_setup
+
+LABELS = ("red", "green", "blue")
+OWN = (("red",), (), ("red", "blue"), ("green",), ("blue",), ("red", "green", "blue"))
+TRUTH = np.array([[name in row for name in LABELS] for row in OWN], dtype=np.float32)
+
+
+def table(rows=OWN, texts=False) -> MultiLabelTable:
+    records = [
+        LabelRecord(Path("made up"), i, f"e{i}", row, picture=f"{i}.png", text=f"a b {i}" if texts else "")
+        for i, row in enumerate(rows)
+    ]
+    return collect(records, LABELS)[""]
+
+
+def pictures(n=6) -> np.ndarray:
+    """Picture i is all i."""
+    return np.broadcast_to(np.arange(n, dtype=np.uint8)[:, None, None, None], (n, 4, 4, 3)).copy()
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int64)
+
+
+def dataset(make, owners, sizes=None, **more) -> LabelDataset:
+    return LabelDataset("made_up", LABELS, lazy_clients(owners, make, sizes), {}, **more)
+
+
+def tokenizer() -> WordTokenizer:
+    return WordTokenizer(("a", "b"), max_length=4)
+
+
+def test_examples_are_rows_of_a_table() -> None:
+    examples = LabelExamples(table(), pictures(), rows(5, 1, 2))
+    assert list(examples.names) == ["e5", "e1", "e2"]
+    np.testing.assert_array_equal(examples.labels(), TRUTH[[5, 1, 2]])
+    assert examples.counts().tolist() == [2, 1, 2]
+    assert examples.take([2, 0]).rows.tolist() == [2, 5]
+    assert len(examples.take([])) == 0
+    assert examples.take([]).counts().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"rows": np.array([0.0])}, "rows must be int64"),
+        ({"pictures": None}, "need pictures or texts"),
+        ({"pictures": pictures(4)}, r"pictures must be uint8 of shape \(6, H, W, 3\), got uint8 \(4, 4, 4, 3\)"),
+        ({"types": np.array(["pen"])}, r"one entry per row of the table \(6\), got 1"),
+    ],
+)
+def test_faulty_examples_are_named(change, complaint) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        LabelExamples(**{"table": table(), "pictures": pictures(), "rows": rows(0), **change})
+
+
+def test_faulty_datasets_are_named() -> None:
+    examples = LabelExamples(table(), pictures(), rows(0))
+    with pytest.raises(ValueError, match="each once"):
+        LabelDataset("x", ("red", "red"), {}, {})
+    with pytest.raises(ValueError, match="in its order, got 3: red, green, blue"):
+        LabelDataset("x", ("blue", "green", "red"), {}, {"abroad": examples})
+    with pytest.raises(ValueError, match="coarse names no label 'pink'"):
+        LabelDataset("x", LABELS, {}, {}, coarse={"pink": "warm"})
+    with pytest.raises(ValueError, match="'made_up' has no clients"):
+        encode_labels(dataset(lambda n, r: LabelSplit(examples, examples, examples), {}), tokenizer())
+
+
+def test_a_batch_holds_pictures_labels_kinds_and_texts() -> None:
+    kinds = np.array(["pen", "ink", "pen", "pen", "ink", "pen"])
+    examples = LabelExamples(table(texts=True), pictures(), rows(4, 2, 5), kinds)
+    split = LabelSplit(examples, examples.take([0]), examples.take([]))
+    clients, _, types = encode_labels(dataset(lambda n, r: split, {"a": rows(0)}), tokenizer())
+    assert types == ("ink", "pen")
+    (batch,) = clients["a"].tables[0].batches(3, torch.tensor([2, 0, 1]))
+    assert batch["image"].shape == (3, 3, 4, 4)
+    assert batch["image"][:, 0, 0, 0].tolist() == [5, 4, 2]
+    np.testing.assert_array_equal(batch["labels"].numpy(), TRUTH[[5, 4, 2]])
+    assert batch["labels"].dtype == torch.float32
+    assert batch["type"].tolist() == [1, 0, 1]
+    assert batch["index"].tolist() == [2, 0, 1]
+    assert batch["text"].shape == batch["text_mask"].shape == (3, 4)
+    assert "known" not in batch
+    assert [len(t) for t in clients["a"].tables] == [3, 1, 0]
+
+
+def data(known: float) -> LabelData:
+    examples = LabelExamples(table(), pictures(), rows(*range(6)))
+    clients, _, _ = encode_labels(
+        dataset(lambda n, r: LabelSplit(examples, examples, examples), {"a": rows(0)}), tokenizer()
+    )
+    return clients.masked(known)["a"]
+
+
+def test_masking_leaves_the_order_alone_and_draws_its_key_behind_it() -> None:
+    rng = torch.Generator().manual_seed(3)
+    plain = [batch["index"].tolist() for batch in data(0).train(4, torch.Generator().manual_seed(3))]
+    masked = list(data(0.75).train(4, rng))
+    assert [batch["index"].tolist() for batch in masked] == plain
+
+    again = torch.Generator().manual_seed(3)
+    order = torch.randperm(6, generator=again)
+    key = int(torch.randint(0, (1 << 63) - 1, (), generator=again))
+    expected = label_states(torch.from_numpy(TRUTH), torch.arange(6), key, 0.75)[order]
+    torch.testing.assert_close(torch.cat([batch["known"] for batch in masked]), expected)
+    assert (torch.cat([batch["known"] for batch in masked]) >= 0).any()
+    assert all("known" not in batch for batch in (*data(0.75).test(4), *data(0.75).validation(4)))
+
+
+def test_tables_of_several_clients_become_one() -> None:
+    shared, other = table(), table((("blue",), ("red", "green")))
+    first, second = pictures(), pictures(2) + 100
+    given = [
+        LabelExamples(shared, first, rows(3, 0)),
+        LabelExamples(other, second, rows(1)),
+        LabelExamples(shared, first, rows(5)),
+    ]
+    splits = {f"c{i}": LabelSplit(e, e.take([]), e.take([])) for i, e in enumerate(given)}
+    clients, _, _ = encode_labels(LabelDataset("x", LABELS, splits, {}), tokenizer())
+    tables = [clients[name].tables[0] for name in clients]
+    assert all(isinstance(each, LabelTable) for each in tables)
+    (batch,) = pool_labels(tables).batches(4)
+    assert batch["image"][:, 0, 0, 0].tolist() == [3, 0, 101, 5]
+    np.testing.assert_array_equal(batch["labels"].numpy(), [*TRUTH[[3, 0]], [1, 1, 0], TRUTH[5]])
+    same = pool_labels([tables[0], tables[2]])
+    assert same.images is tables[0].images  # one table of pictures is not copied
+    np.testing.assert_array_equal(next(same.batches(3))["labels"].numpy(), TRUTH[[3, 0, 5]])
+    assert same.take(1).batch(rows_t(0))["labels"].tolist() == [[0, 1, 0]]
+
+
+def rows_t(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def test_pictures_that_lie_elsewhere_are_pooled_from_one_table_only() -> None:
+    class Elsewhere:
+        dtype, ndim, shape = np.dtype(np.uint8), 4, (6, 4, 4, 3)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index):
+            return pictures()[index]
+
+    parts = [LabelExamples(table(), Elsewhere(), rows(0)), LabelExamples(table(), Elsewhere(), rows(1))]
+    splits = {f"c{i}": LabelSplit(e, e, e) for i, e in enumerate(parts)}
+    clients, _, _ = encode_labels(LabelDataset("x", LABELS, splits, {}), tokenizer())
+    with pytest.raises(ValueError, match="over 2 tables of pictures can be pooled in memory only"):
+        pool_labels([clients[name].tables[0] for name in clients])
+
+
+def test_sparse_labels_of_no_rows() -> None:
+    labels = SparseLabels(np.array([0, 1, 1]), np.array([2], dtype=np.int32), 3)
+    assert labels[rows_t()].shape == (0, 3)
+    assert labels[rows_t(1, 0, 0)].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 1]]
+
+
+def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None:
+    """No one is made beyond those looked at beforehand and those of the cohort, and none is kept."""
+    users, asked = 41_131, list[str]()
+    everything = LabelExamples(table(), pictures(), rows(*range(6)))
+
+    def make(name: str, own: np.ndarray) -> LabelSplit:
+        asked.append(name)
+        return LabelSplit(everything.take(own), everything.take([]), everything.take([]))
+
+    owners = {f"u{i}": rows(i % 6) for i in range(users)}
+    sizes = np.arange(users, dtype=np.int64) % 3
+    made = dataset(make, owners, sizes)
+    clients, _, _ = encode_labels(made, tokenizer())
+    assert len(clients) == users
+    before = len(asked)
+    assert before <= 1000
+    assert clients.sizes is not None
+    toy = toy_setup(FedAvg(), rounds=1)
+    population = Members(clients, sizes=clients.sizes.tolist())
+    setup = Setup(toy.algorithm, population, toy.task, Local(), toy.build, rounds=1)
+    with Simulation(setup, MemoryStore(), cohort=50, by_size=True) as simulation:
+        there, cohort = simulation.sample(0)
+    assert there == users
+    assert len(cohort) == 50
+    assert all(info.num_examples > 0 for info in cohort)
+    assert len(asked) == before
+    fewer = clients.without(["u0", "u2"])
+    assert len(fewer) == users - 2
+    assert fewer.sizes is not None
+    assert fewer.sizes[:3].tolist() == [1, 0, 1]
+    assert "u0" not in fewer
+    assert len(clients.without_tests()["u1"].tables[2]) == 0
+    assert asked[before:] == ["u1"]
+    with pytest.raises(ValueError, match="sizes must have one entry per client"):
+        lazy_clients(owners, make, np.zeros(3, dtype=np.int64))
+    assert isinstance(clients, LazyTables)
+
+
+def test_sampling_by_size_has_the_probabilities_of_successive_draws() -> None:
+    """Two of three clients: the first with probability n / sum, the second with n / (sum of those left)."""
+    sizes = (1, 2, 5)
+    exact = dict.fromkeys(((0, 1), (0, 2), (1, 2)), 0.0)
+    for a, b in permutations(range(3), 2):
+        exact[min(a, b), max(a, b)] += sizes[a] / 8 * sizes[b] / (8 - sizes[a])
+    assert sum(exact.values()) == pytest.approx(1)
+    draws = 4000
+    found = [tuple(sample_cohort(3, 2, 7, round, sizes)) for round in range(draws)]
+    for pair, p in exact.items():
+        assert abs(found.count(pair) / draws - p) < 4 * (p * (1 - p) / draws) ** 0.5
+    assert sample_cohort(3, 2, 7, 5, sizes) == list(found[5])
+    assert sample_cohort(4, 3, 0, 0, [0, 3, 0, 1]) == [1, 3]  # who has nothing is never drawn
+    for faulty in ([1, 2], [1, -1, 2], [0, 0, 0]):
+        with pytest.raises(ValueError, match="sampling by size needs 3 numbers of examples"):
+            sample_cohort(3, 2, 0, 0, faulty)
+
+
+def test_a_run_samples_by_size_among_those_present() -> None:
+    toy = toy_setup(FedAvg(), rounds=6)
+    members = Members(toy_clients(sizes=(100, 1, 1)))
+    setup = Setup(toy.algorithm, members, toy.task, toy.local, toy.build, rounds=6)
+    with Simulation(setup, MemoryStore(), cohort=1, by_size=True) as simulation:
+        workspace_servers = simulation.start(simulation.answerer.workspace)
+        asked = [next(iter(record.bytes_down)) for record in simulate(simulation, workspace_servers)]
+    assert asked.count("client-0") >= 5

@@ -1,0 +1,344 @@
+"""A multi-label recipe from run to tables: metrics by hand, resume, workers, rounds, tuning, comparison."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from confed import catalogue, registry
+from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
+from confed.data.ml_files.records import LabelRecord
+from confed.data.ml_files.table import collect
+from confed.engines.local import Simulation
+from confed.experiment import run
+from confed.federation.protocols import Output
+from confed.federation.state import MemoryStore
+from confed.models.tokenizer import WordTokenizer
+from confed.preparing import prepare
+from confed.recipe import Recipe, load_recipe
+from confed.results.compare import compare_runs
+from confed.results.label_tables import label_tables, label_value
+from confed.results.multilabel import PooledCounts
+from confed.results.runs import load
+from confed.results.tables import main_tables, study_table
+from confed.tune import validation_scores
+
+LABELS = ("red", "green", "blue", "never")
+COARSE = {"red": "warm", "green": "cold", "blue": "cold", "never": "warm"}
+CLIENTS, EACH = 4, 12
+
+
+def colours_dataset(validation: bool = True, seed: int = 0) -> LabelDataset:
+    """Pictures whose channels are bright where the label is present; client 3 has no test examples."""
+    del seed
+    rng = np.random.default_rng(0)
+    truth = rng.random((CLIENTS * EACH + 10, 3)) < np.array([0.6, 0.4, 0.25])
+    noise = rng.integers(0, 120, (len(truth), 8, 8, 3))
+    pictures = (noise + 100 * truth[:, None, None, :]).astype(np.uint8)
+    records = [
+        LabelRecord(Path("made up"), i, f"e{i}", tuple(np.array(LABELS)[:3][row]), picture=f"{i}.png")
+        for i, row in enumerate(truth)
+    ]
+    table = collect(records, LABELS)[""]
+    kinds = np.array([("pen", "ink")[i % 2] for i in range(len(truth))])
+
+    def examples(start: int, stop: int) -> LabelExamples:
+        return LabelExamples(table, pictures, np.arange(start, stop, dtype=np.int64), kinds)
+
+    clients: dict[str, LabelSplit] = {}
+    for k in range(CLIENTS):
+        a = k * EACH
+        middle = a + 8 if validation else a + 6
+        stop = a + EACH if k < CLIENTS - 1 else middle
+        clients[f"u{k}"] = LabelSplit(examples(a, a + 6), examples(a + 6, middle), examples(middle, stop))
+    unseen = {"abroad": examples(CLIENTS * EACH, len(truth) - 4), "validation": examples(len(truth) - 4, len(truth))}
+    return LabelDataset("colours", LABELS, clients, unseen, {"origin": "made up"}, coarse=COARSE)
+
+
+class Colours(nn.Module):
+    """Linear in the mean colours."""
+
+    def __init__(self, answers: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.norm, self.classifier = nn.LayerNorm(3), nn.Linear(3, answers)
+        with torch.no_grad():
+            self.classifier.weight.copy_(0.1 * torch.randn(answers, 3, generator=rng))
+            self.classifier.bias.zero_()
+
+    def forward(self, batch: dict[str, Tensor]) -> Output:
+        features = self.norm(batch["image"].float().mean((2, 3)) / 100)
+        return Output(self.classifier(features), features)
+
+
+def colours(answers, vocab_size: int = 0, *, seed: int = 0) -> Colours:
+    del vocab_size
+    return Colours(len(answers), torch.Generator().manual_seed(seed))
+
+
+colours.tokenizer = WordTokenizer  # type: ignore[attr-defined]
+
+RECIPE = f"""
+[algorithm]
+name = "fedavg"
+[model]
+name = "{__name__}:colours"
+[task]
+name = "multilabel"
+known = 0.75
+[data]
+name = "{__name__}:colours_dataset"
+[local]
+epochs = 1
+batch_size = 4
+lr = 0.05
+[run]
+rounds = 2
+workers = 1
+cohort = 3
+sampling = "size"
+"""
+
+
+def recipe(tmp_path: Path, *overrides: str) -> Recipe:
+    (tmp_path / "colours.toml").write_text(RECIPE)
+    return load_recipe(tmp_path / "colours.toml", overrides)
+
+
+def by_hand(scores: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """The eight metrics with loops; classes without positives count as 0."""
+
+    def precision_recall(predicted, real):
+        hits = sum(p and r for p, r in zip(predicted, real, strict=True))
+        return hits / max(sum(predicted), 1), hits / max(sum(real), 1)
+
+    def f1(p, r):
+        return 2 * p * r / (p + r) if p + r else 0.0
+
+    def ap(own, real):
+        """Mean over positives of the precision among all entries that score at least as much."""
+        found = [sum(real[own >= own[i]]) / sum(own >= own[i]) for i in range(len(own)) if real[i]]
+        return float(np.mean(found)) if found else 0.0
+
+    p, r, a = [], [], []
+    for c in range(scores.shape[1]):
+        own = precision_recall(list(scores[:, c] >= 0.5), list(truth[:, c] > 0))
+        p.append(own[0] if truth[:, c].any() else 0.0)
+        r.append(own[1])
+        a.append(ap(scores[:, c], truth[:, c]))
+    overall = precision_recall(list((scores >= 0.5).ravel()), list((truth > 0).ravel()))
+    values = {"C-AP": np.mean(a), "C-P": np.mean(p), "C-R": np.mean(r), "C-F1": f1(np.mean(p), np.mean(r))}
+    values |= {"O-AP": ap(scores.ravel(), truth.ravel()), "O-P": overall[0], "O-R": overall[1], "O-F1": f1(*overall)}
+    return values
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("labels")
+    run(recipe(root), root / "run")
+    return root / "run"
+
+
+def test_final_metrics_are_those_of_the_kept_probabilities(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    kept, found = load_file(finished / "predictions.safetensors"), summary["multilabel"]
+    assert found["headline"] == "global"
+    assert found["undefined"] == "zero"
+    names = [f"u{k}" for k in range(CLIENTS - 1)]  # the last client has no test examples
+    truth = np.concatenate([kept[f"labels/{n}"] for n in names])
+    np.testing.assert_array_equal(
+        truth, np.concatenate([colours_dataset().clients[n].test.labels() for n in names]).astype(np.uint8)
+    )
+    for view in ("global", "personal"):
+        scores = np.concatenate([kept[f"{view}/{n}/probabilities"] for n in names])
+        for metric, value in by_hand(scores, truth).items():
+            assert found[view][metric] == pytest.approx(value, abs=1e-6), (view, metric)
+        # Coarse: the largest score and any label of its own.
+        warm, cold = [0, 3], [1, 2]
+        coarse = np.stack([scores[:, warm].max(1), scores[:, cold].max(1)], 1)
+        real = np.stack([truth[:, warm].max(1), truth[:, cold].max(1)], 1)
+        for metric, value in by_hand(coarse, real).items():
+            assert found[view]["coarse"][metric] == pytest.approx(value, abs=1e-6), (view, metric)
+    assert found["global"]["without_positives"] == 1
+    kept_classes = found["global"]["omit"]["C-AP"] * 3  # without the class that never occurs
+    assert kept_classes == pytest.approx(found["global"]["C-AP"] * 4)
+    assert [row["label"] for row in found["per_class"]] == list(LABELS)
+    assert [row["positives"] for row in found["per_class"]] == truth.sum(0).tolist()
+    assert found["per_class"][3]["AP"] is None
+    assert [row["label"] for row in found["per_class_coarse"]] == ["warm", "cold"]
+    # Per example: F1, whose mean per client is the run's metric.
+    correct = kept["global/u0/correct"]
+    scores, real = kept["global/u0/probabilities"] >= 0.5, kept["labels/u0"] > 0
+    both = (scores & real).sum(1) * 2 / np.maximum(scores.sum(1) + real.sum(1), 1)
+    both[(scores.sum(1) + real.sum(1)) == 0] = 1
+    np.testing.assert_allclose(correct, both, atol=1e-6)
+    assert summary["global_seen"]["u0"] == pytest.approx(both.mean())
+    assert found["clients"]["global"]["u0"]["example_f1"] == pytest.approx(both.mean())
+    # The place that rounds are looked at on is in no test result over places.
+    assert {"unseen", "unseen/abroad", "unseen/validation"} <= found.keys()
+    assert found["unseen"]["examples"] == found["unseen/abroad"]["examples"] == 6
+    assert summary["metric"] == "example_f1"
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes_with_any_number_of_workers(finished: Path, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(progress) -> None:
+        if progress.round == 1 and "loss" in progress.text:
+            raise Stopped
+
+    for workers in (1, 2):
+        root = tmp_path / f"run-{workers}"
+        with pytest.raises(Stopped):
+            run(recipe(tmp_path, f"run.workers={workers}"), root, watch=stop)
+        run(load_recipe(root / "recipe.toml"), root, resume=True)
+        for name in ("metrics.jsonl", "predictions.safetensors"):
+            assert (root / name).read_bytes() == (finished / name).read_bytes(), (workers, name)
+
+
+def test_rounds_are_evaluated_over_all_places_together(finished: Path) -> None:
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if line["event"] == "evaluation"]
+    assert len(evaluations) == 3
+    assert set(evaluations[-1]["pooled"]) == {"global", "personal", "unseen/abroad", "unseen/validation"}
+    assert set(evaluations[-1]["pooled"]["global"]) >= {"C-AP-binned", "O-AP-binned", "C-F1", "O-F1"}
+
+
+def test_counts_of_places_add_up_to_the_metrics_of_all_their_examples(tmp_path: Path) -> None:
+    setup, materials = prepare(recipe(tmp_path))
+    with Simulation(setup, MemoryStore()) as simulation:
+        model = simulation.answerer.workspace.model
+        servers = simulation.start(simulation.answerer.workspace)
+        pooled = PooledCounts(setup.task, setup.algorithm, materials.unseen)
+        simulation.evaluate(servers, 0, split="test", counted=pooled.add)
+    batches = [batch for client in materials.clients.values() for batch in client.test(100)]
+    model.load_state_dict(servers["main"].params)
+    scores = torch.cat([model(batch).logits.sigmoid() for batch in batches]).detach().numpy()
+    expected = by_hand(scores, torch.cat([batch["labels"] for batch in batches]).numpy())
+    found = pooled.values()["global"]
+    for name in ("C-P", "C-R", "C-F1", "O-P", "O-R", "O-F1"):
+        assert found[name] == pytest.approx(expected[name]), name
+    assert found["C-AP-binned"] == pytest.approx(expected["C-AP"], abs=0.1)
+
+
+def test_central_training_pools_the_labels_and_is_judged_on_every_client(tmp_path: Path) -> None:
+    summary = run(recipe(tmp_path, "algorithm.name=central", "run.evaluate_every=2"), tmp_path / "central")
+    found = summary["multilabel"]
+    assert found["headline"] == "global"
+    assert "personal" not in found
+    assert found["global"]["examples"] == 12
+    assert list(found["clients"]["global"]) == ["u0", "u1", "u2"]
+    setup, _ = prepare(recipe(tmp_path, "algorithm.name=central"))
+    assert setup.population.info(0).num_examples == CLIENTS * 6
+    assert setup.population.info(0).modalities == ("image",)
+
+
+def test_tuning_is_by_pooled_validation_examples(tmp_path: Path) -> None:
+    single = recipe(tmp_path, "run.rounds=1")
+    (score,) = validation_scores(single)
+    setup, materials = prepare(single)
+    views = {}
+    for name, wanted in (("C-AP-binned", score), ("O-F1", None)):
+        (found,) = validation_scores(recipe(tmp_path, "run.rounds=1", f"study.score={name}"))
+        views[name] = found
+        assert wanted is None or found == wanted
+    assert views["O-F1"] != score
+    with pytest.raises(ValueError, match=r"study.score must be one of C-P, .*, got 'accuracy'"):
+        list(validation_scores(recipe(tmp_path, "run.rounds=1", "study.score=accuracy")))
+    # Who has no validation examples is judged on the place of that name.
+    (elsewhere,) = validation_scores(recipe(tmp_path, "run.rounds=1", "data.validation=false"))
+    assert 0 <= elsewhere <= 1
+    assert "abroad" in materials.unseen
+    assert setup.task.score == "C-AP-binned"
+
+
+def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
+    values = dict.fromkeys(("C-AP", "C-P", "C-R", "C-F1", "O-AP", "O-P", "O-R", "O-F1"), 0.5)
+    common = {"undefined": "zero", "threshold": 0.5, "per_class": [], "clients": {}}
+
+    def summary(label, seed, value, headline="global"):
+        view = {**values, "C-AP": value, "examples": 9, "without_positives": 1, "coarse": {**values, "C-AP": value / 2}}
+        view["coarse"]["without_positives"] = 0
+        views = {"personal": view} | ({"global": view, "unseen": view} if headline == "global" else {})
+        return {
+            "algorithm": label, "label": label, "seed": seed, "recipe": "made up", "seconds": 1.0, "bytes_total": 10,
+            "multilabel": {**views, "headline": headline, **common},
+        }  # fmt: skip
+
+    methods = [
+        ("fedavg", [summary("fedavg", 0, 0.4), summary("fedavg", 1, 0.6)]),
+        ("local", [summary("local", 0, 0.3, "personal"), summary("local", 1, 0.3, "personal")]),
+    ]
+    found = label_tables(methods, cost=True)
+    assert list(found) == ["table", "table-coarse", "table-personal", "table-unseen"]
+    first = found["table"]
+    assert [column.title for column in first.columns] == ["method", *values, "sent", "time"]
+    assert first.rows[0][1].value == pytest.approx(50)
+    assert first.rows[0][1].sd == pytest.approx(100 * np.std([0.4, 0.6], ddof=1))
+    assert first.rows[0][1].mark == "best"
+    assert first.rows[1][1].text == "30.0 ± 0.0"
+    assert any(note.startswith("Classes without a test example (1)") for note in first.notes)
+    assert found["table-coarse"].rows[0][1].value == pytest.approx(25)
+    assert found["table-unseen"].rows[1][1].text == "–"
+    assert label_value(methods[0][1][0], "C-AP", "global", "coarse") == pytest.approx(0.2)
+    assert label_value({}, "C-AP") is None
+    assert study_table([run for _, runs in methods for run in runs]) is not None
+    for label, runs in methods:
+        for content in runs:
+            folder = tmp_path / label / f"seed-{content['seed']}"
+            folder.mkdir(parents=True)
+            (folder / "summary.json").write_text(json.dumps(content))
+    study = load(tmp_path)
+    assert len(main_tables(study)) == 4
+    comparison = compare_runs(study.runs, "fedavg")
+    by_measure = {d.measure: d for d in comparison.differences if d.method == "local"}
+    assert by_measure["C-AP"].points == pytest.approx(-0.2)
+    assert by_measure["C-AP"].over_seeds is not None
+    assert by_measure["C-AP"].over_examples is None
+    assert by_measure["personal C-AP"].points == pytest.approx(-0.2)
+    assert "unseen C-AP" not in by_measure
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("task.name=vqa", "have labels, so task.name must be a task for labels, such as 'multilabel'; got 'vqa'"),
+        ("task.known=1.5", r"task.known must lie in \[0, 1\], got 1.5"),
+        ("run.sampling=often", "run.sampling"),
+        ("model.name=mcan_s_mini", "answers questions; 'colours' has labels"),
+    ],
+)
+def test_faulty_recipes_are_refused(tmp_path: Path, override: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        prepare(recipe(tmp_path, override))
+
+
+def test_questions_are_not_a_task_for_labels(tmp_path: Path) -> None:
+    small = ("study.methods=[]", "algorithm.name=fedavg", "model.name=vilt_tiny", "data.train=8", "data.test=8")
+    with pytest.raises(ValueError, match=r"have answers, so task.name must be a task for answers, such as 'vqa'"):
+        prepare(load_recipe("fedvqa_scenes", [*small, "task.name=multilabel", "data.validation=8", "data.unseen=[]"]))
+
+
+def test_clients_can_be_left_out(tmp_path: Path) -> None:
+    setup, materials = prepare(recipe(tmp_path, "run.without=['u1']", "run.joins={u2=2}"))
+    assert list(materials.clients) == list(materials.dataset.clients) == ["u0", "u2", "u3"]
+    assert [setup.population.info(i).id for i in range(3)] == ["u0", "u2", "u3"]
+    with pytest.raises(ValueError, match="this needs questions with answers; the examples of 'colours' have labels"):
+        _ = materials.questions
+
+
+def test_a_dataset_is_described_and_drawn(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(registry.datasets, "_entries", {**registry.datasets._entries, "colours": colours_dataset})
+    found = catalogue.describe("colours", (), tmp_path / "sheet.png")
+    assert found["answers"] == 4
+    first = colours_dataset().clients["u0"].train.labels().sum(0)
+    assert found["rows"][0] == {
+        "place": "u0", "role": "train", "questions": 6, "pictures": 6, "answers": int((first > 0).sum()),
+        "most_frequent": f"{LABELS[int(first.argmax())]} ({first.max() / 6:.1%})",
+    }  # fmt: skip
+    assert found["facts"] == {"clients": "4", "origin": "made up", "coarse labels": "2"}
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
