@@ -17,7 +17,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.train import Local
 from confed.models import create_model, create_tokenizer
 from confed.models.ctran import ctran, ctran_mini
-from confed.models.ctran_module import CTran, LabelGraph, LabelReadout, co_occurrence, log_odds
+from confed.models.ctran_module import CTran, EncoderLayer, LabelGraph, LabelReadout, co_occurrence, log_odds
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
 from confed.models.resnet import FrozenBatchNorm2d, mini_resnet, renormalise, resnet_multilabel, resnet_multilabel_mini
 
@@ -46,9 +46,9 @@ def file(tmp_path_factory):
     return path
 
 
-def torch_layer(ours):
+def torch_layer(ours, dropout=0.1):
     """The same values in torch's own layer."""
-    theirs = nn.TransformerEncoderLayer(D, 4, D, 0.1, "relu", batch_first=True, norm_first=False)
+    theirs = nn.TransformerEncoderLayer(D, 4, D, dropout, "relu", batch_first=True, norm_first=False)
     pairs = {"self_attn.in_proj_": "attention.", "self_attn.out_proj.": "output."}
     state = dict(ours.state_dict())
     for their, our in pairs.items():
@@ -188,6 +188,20 @@ def test_seeds_and_the_global_generator():
     assert create_tokenizer("ctran", ("what",))(["what"])[0].ndim == 2
 
 
+def test_a_layer_drops_what_torchs_own_drops():
+    ours = EncoderLayer(D, 4, 0.4, torch.Generator().manual_seed(0))
+    # One example: torch's own draws for several in another order.
+    x = torch.randn(1, 9, D, generator=torch.Generator().manual_seed(1))
+    with torch.random.fork_rng():
+        theirs = torch_layer(ours, 0.4)
+        torch.manual_seed(5)
+        found = ours(x)
+        torch.manual_seed(5)
+        expected = theirs(x)
+        assert not torch.allclose(found, ours.eval()(x), atol=0.1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_acts_in_training_only():
     model = ctran_mini(LABELS, norm="group")
     inputs = batch()
@@ -274,10 +288,11 @@ def test_the_graph_adds_nothing_at_first_and_then_what_it_says():
     shared = torch.rand(200, 1, generator=rng)
     labels = (torch.rand(200, C, generator=rng) < shared).float()
     model.graph.co_occurrence.copy_(co_occurrence(labels))
+    model.graph.examples.fill_(200)
     with torch.no_grad():
         model.graph.scale.fill_(0.7)
     bias = torch.zeros(64 + C, 64 + C)
-    bias[64:, 64:] = 0.7 * log_odds(co_occurrence(labels))
+    bias[64:, 64:] = 0.7 * log_odds(co_occurrence(labels), 200)
     logits, _, weights = reference(model, batch(), bias)  # with gradients: torch's fast path reads masks as booleans
     torch.testing.assert_close(model(batch()).logits, logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.attention(batch()), weights.detach(), rtol=1e-4, atol=1e-6)
@@ -288,22 +303,34 @@ def test_the_graph_adds_nothing_at_first_and_then_what_it_says():
 def test_log_odds_by_counting():
     labels = np.random.default_rng(0).integers(0, 2, (50, 3))
     labels[:, 2] = labels[:, 0]  # the third label is the first
-    ours = log_odds(co_occurrence(torch.from_numpy(labels)))
+    ours = log_odds(co_occurrence(torch.from_numpy(labels)), 50)
     for i in range(3):
         for j in range(3):
             if i == j:
                 assert ours[i, j] == 0
                 continue
-            share = {(a, b): 1e-3 for a in (0, 1) for b in (0, 1)}
+            number = {(a, b): 0.5 for a in (0, 1) for b in (0, 1)}
             for row in labels:
-                share[row[i], row[j]] += 1 / 50
-            expected = np.log(share[1, 1] * share[0, 0] / (share[1, 0] * share[0, 1]))
+                number[row[i], row[j]] += 1
+            expected = np.log(number[1, 1] * number[0, 0] / (number[1, 0] * number[0, 1]))
             assert ours[i, j].item() == pytest.approx(expected, rel=1e-4)
     assert ours[0, 2] > 5
-    noisy = log_odds(torch.tensor([[-0.3, 1.7], [1.7, 2.0]]))
-    assert bool(noisy.isfinite().all())
+    for examples in (0, 10):
+        assert bool(log_odds(torch.tensor([[-0.3, 1.7], [1.7, 2.0]]), examples).isfinite().all())
     assert torch.equal(LabelGraph(4)(), torch.zeros(4, 4))
-    assert torch.equal(log_odds(LabelGraph(4).co_occurrence), torch.zeros(4, 4))
+    for examples in (0, 1, 10**6):
+        assert torch.equal(log_odds(LabelGraph(4).co_occurrence, examples), torch.zeros(4, 4))
+
+
+def test_log_odds_see_rare_labels_among_many_examples():
+    """Of 400,000 examples 30 carry the first label, 40 the second, 25 both; the third stands with neither."""
+    n = 400_000
+    counts = np.array([[30, 25, 0], [25, 40, 0], [0, 0, 50]])
+    ours = log_odds(torch.from_numpy(counts / n).float(), torch.tensor(float(n)))
+    by_hand = np.log(25.5 * (n - 45 + 0.5) / (5.5 * 15.5))
+    assert ours[0, 1].item() == pytest.approx(by_hand, rel=1e-2)
+    apart = np.log(0.5 * (n - 80 + 0.5) / (30.5 * 50.5))
+    assert ours[0, 2].item() == pytest.approx(apart, rel=1e-2)
 
 
 def test_the_mean_over_clients_is_the_co_occurrence_of_all():

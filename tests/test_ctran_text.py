@@ -59,6 +59,7 @@ def test_scores_are_those_of_numpy(graph: bool) -> None:
         with torch.no_grad():
             model.graph.scale.fill_(0.7)
             model.graph.co_occurrence.copy_(torch.tensor([[0.5, 0.4, 0.1], [0.4, 0.6, 0.2], [0.1, 0.2, 0.3]]))
+            model.graph.examples.fill_(20)
     batch = _batch() | {"known": torch.tensor([[-1, 0, 1], [1, -1, -1], [-1, -1, -1]], dtype=torch.int8)}
     p = {name: tensor.detach().double().numpy() for name, tensor in model.state_dict().items()}
     got = model(batch)
@@ -79,7 +80,7 @@ def test_scores_are_those_of_numpy(graph: bool) -> None:
                 for j in range(3):
                     if i != j:
                         both, one, two = shares[i, j], shares[i, i] - shares[i, j], shares[j, j] - shares[i, j]
-                        parts = np.maximum([both, 1 - both - one - two, one, two], 0) + 1e-3
+                        parts = 20 * np.array([both, 1 - both - one - two, one, two]) + 0.5
                         extra[length + i, length + j] = 0.7 * np.log(parts[0] * parts[1] / parts[2] / parts[3])
         for layer in range(2):
             x = _layer(x, list(range(length + 3)), p, f"layers.{layer}", extra)

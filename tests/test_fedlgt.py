@@ -281,6 +281,19 @@ def test_a_client_cannot_weigh_more_in_the_graph_than_in_the_mean():
     assert mean["graph.examples"] == 20
 
 
+def test_counts_and_probabilities_are_not_rounded_to_half_precision():
+    # bfloat16 has no number between 300 and 302, and none between 0.5195 and 0.5234.
+    size = 301
+    client = examples(np.ones((size, 2)), np.ones((size, 2)), np.full((size, 2), -1))
+    local = replace(PLAIN, batch_size=size, precision="bf16")
+    (record,), _ = run(FedLGT(), {"a": client}, lambda: Told(2, graph=True), 2, local=local)
+    pairs, count = graph_of(record)
+    assert (pairs.tolist(), count) == ([[1, 1], [1, 1]], size)
+    batch = {"x": torch.zeros(1, 2), "known": torch.tensor([[1, 0]], dtype=torch.int8)}
+    logits = torch.tensor([[0.0825, 0.078]], dtype=torch.bfloat16)  # probabilities of 0.5206 and 0.5195
+    assert FedLGT()._guided(batch, lambda asked: logits)["known"].tolist() == [[1, -1]]
+
+
 class GraphToy(ToyModel):
     """The contract's model for label states with a graph behind it."""
 

@@ -104,6 +104,7 @@ def test_ucm_by_scene(ucm: Path) -> None:
         ("land_use", {}),
         ("iid", {"clients": 2}),
         ("dirichlet", {"clients": 2, "minimum": 4}),
+        ("label_skew", {"clients": 2, "minimum": 2, "alpha": 5.0}),
         ("users", {"median": 5.0, "largest": 7}),
     ],
 )
@@ -193,6 +194,10 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
     assert not groups.coarse
     assert not groups.unseen
     assert (len(_rows(groups, "train")), len(_rows(groups, "test"))) == (8, 4)
+    options: dict[str, Any] = {"clients": 2, "test": "", "test_share": 0.3, "validation": 0.3, "image_size": 4}
+    one, two = coco(tmp_path, **options), coco(tmp_path, **options, seed=1)
+    assert _rows(one, "test") == _rows(two, "test")  # whatever the seed
+    assert _rows(one, "validation") != _rows(two, "validation")
     with pytest.raises(ValueError, match="expected the objects of split 'val2017' at"):
         coco(tmp_path, clients=2, test="val2017", image_size=4)
     with pytest.raises(ValueError, match=r"validation must be a share of the training rows in \[0, 1\), got 1.0"):
@@ -369,6 +374,11 @@ def test_fine_names_come_by_their_frequency_in_training(tmp_path: Path) -> None:
     assert names["animal"] == ("dog", "cat")  # 3 pictures and 1
     assert names["plant"] == ("oak", "fern")  # 2 training pictures and 1; a test picture does not count
     assert list(names) == list(FLAIR_LABELS)
+    file = tmp_path / "labels_and_metadata.json"
+    more = json.loads(file.read_text())
+    again = [{**more[-1], "image_id": f"t9{i}", "fine_grained_labels": ["fern"]} for i in range(5)]
+    file.write_text(json.dumps([*more, *again]))
+    assert flair_fine_names(tmp_path) == names  # however often a test user has a fern
 
 
 def test_embeddings_are_found_by_name_whatever_their_order(tmp_path: Path) -> None:

@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from confed.data.label_partitions import (
-    dirichlet_label_sets,
-    draw_preferences,
-    label_sets,
-    label_skew,
-    users_within,
-)
+from confed.data.label_partitions import draw_preferences, label_sets, label_skew, users_within
+from confed.data.partitions import dirichlet
 
 N, C = 900, 6
 _RNG = np.random.default_rng(5)
@@ -28,7 +23,7 @@ def _skewed(rng, groups=None, alpha=0.3, clients=5):
 
 
 DEALS = {
-    "sets": lambda rng, groups: dirichlet_label_sets(OFFSETS, VALUES, 5, 0.3, rng, groups=groups),
+    "sets": lambda rng, groups: dirichlet(label_sets(OFFSETS, VALUES, 10), 5, 0.3, rng, groups=groups),
     "skew": _skewed,
 }
 
@@ -63,7 +58,7 @@ def _spread(owners):
 def test_small_alpha_skews_and_a_large_one_does_not():
     for deal in (
         lambda alpha: _skewed(_rng(1), alpha=alpha),
-        lambda alpha: dirichlet_label_sets(OFFSETS, VALUES, 5, alpha, _rng(1)),
+        lambda alpha: dirichlet(label_sets(OFFSETS, VALUES, 10), 5, alpha, _rng(1)),
     ):
         assert _spread(deal(0.2)) > 2 * _spread(deal(1e6))
 

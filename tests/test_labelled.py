@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.label_tables import LabelData, LabelTable, LazyTables, SparseLabels, encode_labels, pool_labels
+from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, SparseLabels, encode_labels, pool_labels
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, collect
@@ -169,6 +169,14 @@ def test_pictures_that_lie_elsewhere_are_pooled_from_one_table_only() -> None:
         pool_labels([clients[name].tables[0] for name in clients])
 
 
+def test_two_mappings_as_one_and_the_second_counts() -> None:
+    both = Both({"a": 1, "b": 2}, {"b": 3, "c": 4})
+    assert list(both.items()) == [("a", 1), ("b", 3), ("c", 4)]
+    assert len(both) == 3
+    assert "c" in both
+    assert "d" not in both
+
+
 def test_sparse_labels_of_no_rows() -> None:
     labels = SparseLabels(np.array([0, 1, 1]), np.array([2], dtype=np.int32), 3)
     assert labels[rows_t()].shape == (0, 3)
@@ -211,6 +219,22 @@ def test_tens_of_thousands_of_clients_are_made_when_they_are_asked_for() -> None
     with pytest.raises(ValueError, match="sizes must have one entry per client"):
         lazy_clients(owners, make, np.zeros(3, dtype=np.int64))
     assert isinstance(clients, LazyTables)
+
+
+def test_clients_that_nobody_looked_at_must_have_the_labels_in_order_too(monkeypatch) -> None:
+    """Positions would be read as other labels."""
+    monkeypatch.setattr("confed.data.label_tables._LOOKED_AT", 1)
+    other = collect([LabelRecord(Path("made up"), 0, "e0", ("blue",), picture="0.png")], LABELS[::-1])[""]
+
+    def make(name: str, own: np.ndarray) -> LabelSplit:
+        strange = LabelExamples(other, pictures(1), rows(0))
+        usual = LabelExamples(table(), pictures(), own)
+        return LabelSplit(*{"a": (usual, usual, usual), "b": (usual, usual, strange)}[name])
+
+    clients, _, _ = encode_labels(dataset(make, {"a": rows(0), "b": rows(1)}, np.ones(2, np.int64)), tokenizer())
+    assert len(clients["a"]) == 1
+    with pytest.raises(ValueError, match=r"examples of 'b' must have .* in its order, got 3: blue, green, red"):
+        clients["b"]
 
 
 def test_sampling_by_size_has_the_probabilities_of_successive_draws() -> None:

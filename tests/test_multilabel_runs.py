@@ -62,6 +62,8 @@ def colours_dataset(validation: bool = True, seed: int = 0) -> LabelDataset:
 class Colours(nn.Module):
     """Linear in the mean colours."""
 
+    reads_states = True  # says so and does not, for which a little training is no matter
+
     def __init__(self, answers: int, rng: torch.Generator) -> None:
         super().__init__()
         self.norm, self.classifier = nn.LayerNorm(3), nn.Linear(3, answers)
@@ -79,7 +81,14 @@ def colours(answers, vocab_size: int = 0, *, seed: int = 0) -> Colours:
     return Colours(len(answers), torch.Generator().manual_seed(seed))
 
 
-colours.tokenizer = WordTokenizer  # type: ignore[attr-defined]
+def blind(answers, vocab_size: int = 0, *, seed: int = 0) -> Colours:
+    """The same, which does not say that it reads states."""
+    model = colours(answers, vocab_size, seed=seed)
+    model.reads_states = False
+    return model
+
+
+colours.tokenizer = blind.tokenizer = WordTokenizer  # type: ignore[attr-defined]
 
 RECIPE = f"""
 [algorithm]
@@ -310,6 +319,7 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
         ("task.known=1.5", r"task.known must lie in \[0, 1\], got 1.5"),
         ("run.sampling=often", "run.sampling"),
         ("model.name=mcan_s_mini", "answers questions; 'colours' has labels"),
+        (f"model.name={__name__}:blind", r"blind' reads no label states, .*: task.known must be 0 for it, got 0.75"),
     ],
 )
 def test_faulty_recipes_are_refused(tmp_path: Path, override: str, complaint: str) -> None:
@@ -321,6 +331,19 @@ def test_questions_are_not_a_task_for_labels(tmp_path: Path) -> None:
     small = ("study.methods=[]", "algorithm.name=fedavg", "model.name=vilt_tiny", "data.train=8", "data.test=8")
     with pytest.raises(ValueError, match=r"have answers, so task.name must be a task for answers, such as 'vqa'"):
         prepare(load_recipe("fedvqa_scenes", [*small, "task.name=multilabel", "data.validation=8", "data.unseen=[]"]))
+
+
+@pytest.mark.parametrize(("method", "examples"), [("fedavg", 6), ("central", 6 * CLIENTS - 6)])
+def test_training_batches_alone_are_told_labels(tmp_path: Path, method: str, examples: int) -> None:
+    for known in (0.75, 0.0):
+        setup, _ = prepare(recipe(tmp_path, f"algorithm.name={method}", f"task.known={known}", "run.without=['u1']"))
+        data = setup.population.data(setup.population.info(0).id)
+        assert len(data) == examples
+        told = ["known" in batch for batch in data.train(4, torch.Generator().manual_seed(1))]
+        assert told == [known > 0] * len(told)
+        asked = [*data.validation(4), *data.test(4)]
+        asked += [batch for place in setup.observers.values() for batch in place.test(4)]
+        assert not any("known" in batch for batch in asked)
 
 
 def test_clients_can_be_left_out(tmp_path: Path) -> None:

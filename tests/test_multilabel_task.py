@@ -121,6 +121,18 @@ def test_batches_add_up_to_the_metrics_of_all_examples():
         assert tallied[task.metric] == pytest.approx(mean, abs=1e-6)
 
 
+def test_counts_have_the_tasks_threshold_and_number_of_thresholds():
+    task, batch = Multilabel(3, threshold=0.7, thresholds=4), {"labels": LABELS}
+    counts = task.counts(output(LOGITS), batch)
+    assert counts["predicted"].tolist() == [1, 1, 0]  # 3/4 twice; one half is below
+    assert task.tally(output(LOGITS), batch)["O-P"] == (1, 2)
+    # Bins of a third each.
+    assert counts["bins"].tolist() == [
+        [[1, 0, 1], [1, 0, 1], [1, 1, 0]],
+        [[0, 0, 1], [1, 0, 0], [0, 0, 0]],
+    ]
+
+
 def test_a_diverged_model_has_metrics():
     task, batch = Multilabel(3), {"labels": LABELS}
     broken = torch.full((2, 3), float("nan"))

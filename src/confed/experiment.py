@@ -191,7 +191,7 @@ class _Runner:
                 self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
-        from confed.results import similarity
+        from confed.results import label_samples, similarity
         from confed.results.samples import gallery
 
         correct: dict[str, Tensor] = {}
@@ -208,8 +208,13 @@ class _Runner:
                 has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
-        elif self.settings.gallery:  # samples of multi-label examples are not made
-            self.folder.write_json(self.folder.gallery, [])
+        elif self.settings.gallery:
+            samples = label_samples.gallery(
+                self.folder, workspace, self.materials, self.settings.gallery,
+                threshold=getattr(self.setup.task, "threshold", 0.5),
+                network=settle(self.setup.algorithm, workspace.model), has_personal=self.setup.algorithm.has_personal,
+            )  # fmt: skip
+            self.folder.write_json(self.folder.gallery, samples)
         questions = isinstance(self.materials.dataset, FederatedDataset)
         similar = similarity.measure(self.folder, workspace, self.materials) if questions else None
         if similar is not None:

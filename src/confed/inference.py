@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import Tokenizer, channels_first
+from confed.data.labelled import LabelDataset
 from confed.data.pictures import read_picture, resize
 from confed.federation.messages import ClientInfo
 from confed.federation.protocols import Batch, Output
@@ -19,6 +20,7 @@ from confed.federation.state import ServerState
 from confed.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
+from confed.results.label_tables import is_labelled
 
 __all__ = ["FinishedRun", "TrainedModel", "predict", "run_of", "settle"]
 
@@ -82,7 +84,7 @@ class TrainedModel:
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
         text, mask = self.tokenizer([question])
-        batch = {**self._seen(image), "text": text, "text_mask": mask}
+        batch = {**self.seen(image), "text": text, "text_mask": mask}
         if image2 is not None:
             batch["image2"] = self._picture(image2)
         offered = self.answers
@@ -110,7 +112,7 @@ class TrainedModel:
         unknown = ids[0, 1]  # position 0 is the token that begins every text
         return [word for word, row in zip(words, ids[1:], strict=True) if bool((row == unknown).any())]
 
-    def _seen(self, file: Path | str) -> dict[str, Tensor]:
+    def seen(self, file: Path | str) -> dict[str, Tensor]:
         """What the network reads of a picture: itself, or its regions."""
         if self.encoder is None:
             return {"image": self._picture(file)}
@@ -158,6 +160,8 @@ def predict(
     """
     run = FinishedRun(folder)
     run.check(client, shared=shared)
+    if run.labelled:
+        raise ValueError(f"the models of {folder} give labels and answer no questions: leave the question out")
     if not question.strip():  # before the data are made, which takes seconds
         raise ValueError(f"question must contain at least a word, got {question!r}")
     for file in (image, image2):
@@ -271,10 +275,25 @@ class FinishedRun:
             self.network,
             materials.tokenizer,
             materials.dataset.pool(client) if client is not None else materials.dataset.answers,
-            materials.questions.clients[known].train.images.shape[1],
+            self._image_size(known),
             getattr(task, "head", "answers"),
             materials.encoder if materials.region_width else None,
         )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its models give examples any number of labels, and answer no questions."""
+        return is_labelled(self.summary) or self.recipe.sections.get("task", {}).get("name") == "multilabel"
+
+    @property
+    def threshold(self) -> float:
+        """The probability from which on such a model predicts a label."""
+        return float(getattr(self.setup.task, "threshold", 0.5))
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether such a model can be told labels that are known."""
+        return bool(getattr(self.workspace.model, "reads_states", False))
 
     def task(self, client: str | None) -> Any:
         """What is asked of a client's model; of the global one, the recipe's task with all answers."""
@@ -295,6 +314,14 @@ class FinishedRun:
     def tokenizer(self) -> Any:
         """The run's tokenizer."""
         return self._materials.tokenizer
+
+    def _image_size(self, client: str) -> int:
+        """Pixels per side of the training pictures; 0 of texts."""
+        dataset = self._materials.dataset
+        if not isinstance(dataset, LabelDataset):
+            return dataset.clients[client].train.images.shape[1]
+        pictures = dataset.clients[client].train.pictures
+        return 0 if pictures is None else pictures.shape[1]
 
     def _shared(self, client: str | None) -> dict[str, Tensor]:
         """What a client receives of the global values; all of them for None."""

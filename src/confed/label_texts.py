@@ -75,7 +75,8 @@ def write_label_embeddings(
 ) -> LabelEmbeddings:
     """Makes a file of label embeddings.
 
-    Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts.
+    Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts; FedLGT's released code
+    leaves FLAIR's underscores.
 
     Args:
         labels: see :func:`label_names`.
@@ -91,7 +92,8 @@ def write_label_embeddings(
             :meth:`confed.models.label_embeddings.LabelEmbeddings.narrowed`); not of "mini".
 
     Raises:
-        ValueError: the labels, the encoder or an option is not as above, or two labels get the same vector.
+        ValueError: the labels, the encoder or an option is not as above, an option is given that the encoder does not
+            have, or two labels get the same vector.
     """
     if coarse != "name" and (labels != "flair" or root is None):
         raise ValueError(f"coarse = {coarse!r} lists fine names, which FLAIR's coarse labels have: it needs --root")
@@ -99,6 +101,11 @@ def write_label_embeddings(
     if encoder == "mini":
         if coarse != "name":
             raise ValueError(f"the encoder mini embeds bare names only: coarse must be 'name', got {coarse!r}")
+        if template != TEMPLATE or width not in (None, 64):
+            raise ValueError(
+                "the encoder mini has no prompt and 64 features: template and width must be left out, got "
+                f"{template!r} and {width}"
+            )
         return write_mini_label_embeddings(names, out)
     makers: dict[str, Callable[[str], Encode]] = {"clip": clip_text_encoder, "sentence": sentence_encoder}
     if encoder not in makers:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -14,6 +14,7 @@ from confed.data.examples import FederatedDataset, Table, TableData, pool
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
 from confed.data.labelled import LabelDataset
 from confed.engines.local import Members, Presence, Setup
+from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
@@ -50,32 +51,15 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         ValueError: the recipe or its data are faulty, or the method cannot work with them (the message names the
             thing).
     """
-    run = recipe.run
-    model, materials = dict(recipe.sections["model"]), load_data(recipe)
+    run, materials = recipe.run, load_data(recipe)
     Presence(run.joins, run.leaves).check(list(materials.clients), 0)
     materials = _without(materials, run.without)
     presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
-    dataset = materials.dataset
-    name = model.pop("name")
-
+    dataset, name = materials.dataset, recipe.sections["model"]["name"]
     tasks = _tasks(recipe, materials)
     task: Task = _task(recipe, materials, dataset.answers if materials.answer_tokens is not None else None)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
-
-    def build() -> nn.Module:
-        answers = dataset.widest if dataset.pools else dataset.answers
-        derived = derived_options(name, materials.region_width, getattr(materials.tokenizer, "words", ()))
-        if heads:
-            derived["heads"] = heads
-        built = create_model(
-            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=run.seed, **derived, **model
-        )
-        if materials.answer_tokens is not None:
-            writer: Any = built
-            writer.begin(task)
-        wrap = getattr(task, "wrap", None)
-        return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(run.seed))
-
+    build = _builder(recipe, materials, task, heads)
     _check_task(task, recipe, dataset)
     writes = materials.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
@@ -90,11 +74,17 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
             "clients out (run.without), or take a model with such heads"
         )
     algorithm: Algorithm = recipe.construct("algorithm")
-    if type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
-        algorithm = algorithm.suit(build(), task)
+    known = getattr(task, "known", 0.0)
+    if known or type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+        built = build()
+        algorithm = algorithm.suit(built, task)
+        if known and not getattr(built, "reads_states", False):
+            raise ValueError(
+                f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
+                f"its loss: task.known must be 0 for it, got {known}"
+            )
     clients: Mapping[str, ClientData] = materials.clients
     sizes: Sequence[int] | None = None
-    known = getattr(task, "known", 0.0)
     if isinstance(materials.clients, LazyTables):
         clients = materials.clients.masked(known) if known else materials.clients
         sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
@@ -105,16 +95,49 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     if algorithm.pooled:
         observers = Both(clients, observers)
         clients, sizes = {EVERYONE: _everyone(materials, known)}, None
-    device = run.device
-    if device == "auto":
-        # The ordinary check would open a CUDA context, after which workers can no longer be forked.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     setup = Setup(
         algorithm, Members(clients, _modalities(dataset), {n: t.head for n, t in tasks.items() if heads}, sizes), task,
-        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, device, tasks,
+        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks,
     )  # fmt: skip
     return setup, materials
+
+
+def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
+    """What makes the recipe's model.
+
+    Args:
+        recipe: it.
+        materials: its data.
+        task: wraps the model, where it does such a thing.
+        heads: which heads the model needs beside the one for answers.
+    """
+    options = dict(recipe.sections["model"])
+    name, dataset, seed = options.pop("name"), materials.dataset, recipe.run.seed
+
+    def build() -> nn.Module:
+        answers = dataset.widest if dataset.pools else dataset.answers
+        derived = derived_options(name, materials.region_width, getattr(materials.tokenizer, "words", ()))
+        if heads:
+            derived["heads"] = heads
+        built = create_model(
+            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=seed, **derived, **options
+        )
+        if materials.answer_tokens is not None:
+            writer: Any = built
+            writer.begin(task)
+        wrap = getattr(task, "wrap", None)
+        return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(seed))
+
+    return build
+
+
+def _device(name: str) -> str:
+    """The device that a recipe names; "auto" is a graphics card where there is one."""
+    if name != "auto":
+        return name
+    # The ordinary check would open a CUDA context, after which workers can no longer be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _everyone(materials: Materials, known: float) -> TableData:
@@ -238,9 +261,9 @@ def _without(materials: Materials, names: Sequence[str]) -> Materials:
         return materials
     for name in names:
         if name not in materials.clients:
-            raise ValueError(f"run.without names no client {name!r}; there are {', '.join(materials.clients)}")
+            raise ValueError(f"run.without names no client {name!r}; there are {listed(list(materials.clients))}")
     if set(names) == set(materials.clients):
-        raise ValueError(f"run.without must leave at least one client, got all of them: {', '.join(names)}")
+        raise ValueError(f"run.without must leave at least one client, got all of them: {listed(names)}")
     if isinstance(materials.clients, LazyTables):
         return _fewer_labelled(materials, names)
     data = materials.questions

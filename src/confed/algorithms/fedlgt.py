@@ -32,8 +32,9 @@ What the noise hides: N(0, s^2) on each of a client's C (C + 1) / 2 counts, whic
 example has more than m labels, replacing one example by another moves the vector of counts by at most sqrt(m (m + 1))
 in the Euclidean norm, which is the sensitivity of this one release; a client's n examples together move it by at most
 n sqrt(C (C + 1) / 2). n itself is told, as in FedAvg, and the models that clients send are not noised: noise on the
-counts gives no privacy guarantee for the run as a whole. Without noise a server sees how often each of a client's
-labels, and each pair, occurs.
+counts gives no privacy guarantee for the run as a whole. Here it is a function of the run's seed, so that runs can be
+repeated: whoever knows the seed can subtract it. Without noise a server sees how often each of a client's labels, and
+each pair, occurs.
 """
 
 import math

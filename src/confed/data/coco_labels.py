@@ -63,7 +63,8 @@ def coco(
         clients: number of clients.
         alpha: concentration of the skewed partitions.
         minimum: fewest pictures of a client, of the skewed partitions.
-        validation: share of each client's pictures held out for validation, chosen by the seed.
+        validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
+            seed.
         test_share: without ``test``, the share of each client's pictures that are its test.
         unlabelled: keep pictures without any object; published multi-label results leave them out.
         max_train: most training pictures per client, chosen by the seed.
@@ -74,8 +75,8 @@ def coco(
         seed: see ``validation`` and ``max_train``.
 
     Raises:
-        ValueError: a file is missing or faulty, a category is none of the 80, too many pictures cannot be read, or an
-            option is out of range.
+        ValueError: a file is missing or faulty, a category is none of the 80, a picture is in both parts (as 2014's
+            test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
     folder = Path(root)
     labels = COCO_LABELS if level == "category" else COCO_SUPERCATEGORIES
@@ -102,6 +103,11 @@ def coco(
     facts = {**_FACTS, **table.facts()}
     if test:
         central, shown = read(test)
+        both = set(table.names) & set(central.names)
+        if both:
+            raise ValueError(
+                f"coco: {len(both)} pictures are in train ({train}) and in test ({test}), {min(both)!r} is one"
+            )
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())

@@ -38,7 +38,7 @@ _METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relatio
 _ENDINGS = (".hdf5", ".h5")
 _FACTS = {
     "origin": "FLAIR (Song, Granqvist and Talwar): photographs of Flickr users, one client each",
-    "licence": "annotations: under the terms of their authors; every picture keeps its own Flickr licence",
+    "licence": "annotations: CC BY-NC 4.0; every picture keeps its own Flickr licence",
     "citation": 'C. Song, F. Granqvist, K. Talwar, "FLAIR: federated learning annotated image repository", NeurIPS '
     "2022",
 }
@@ -76,6 +76,8 @@ def flair(
         ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
             pictures cannot be read, nobody trains, or an option is out of range.
     """
+    if level not in ("coarse", "fine"):
+        raise ValueError(f"level must be coarse or fine, got {level!r}")
     if not 0 <= validation < 1:
         raise ValueError(f"validation must be a share of the pictures in [0, 1), got {validation}")
     if max_train is not None and max_train < 1:
@@ -109,7 +111,8 @@ def flair(
 def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
     """Every coarse label's fine names, the most frequent on training pictures first, for text embeddings.
 
-    Names without any training picture come last; equally frequent ones are in alphabetical order.
+    Names without any training picture come last; equally frequent ones are in alphabetical order. FedLGT's released
+    code counts the pictures of validation and test users too.
 
     Args:
         root: as for :func:`flair`, with ``label_relationship.txt``.

@@ -91,7 +91,8 @@ def federate_labels(
         seed: see above.
 
     Returns:
-        Client id -> split. Small clients may have no validation or test rows.
+        Client id -> split. Small clients may have no validation or test rows. Rows of a key without training rows are
+        nobody's.
 
     Raises:
         ValueError: an unknown partition, an option out of range, or too few rows for the clients.
@@ -179,10 +180,10 @@ def _owners(pool: LabelPool, deal: _Deal, rows: Mapping[str, np.ndarray]) -> dic
         groups_there = None if together is None else together[own]
         if not len(own):
             shares = dict.fromkeys(owners, own)
-        elif deal.partition == "iid":
-            shares = iid(len(own), deal.clients, rng, groups=groups_there)
         elif len(np.unique(groups_there) if groups_there is not None else own) < len(owners):
             shares = _by_chance(owners, classes[first], classes[own], groups_there, rng)
+        elif deal.partition == "iid":
+            shares = iid(len(own), deal.clients, rng, groups=groups_there)
         else:  # as the training rows are: every class in the proportions in which the clients hold it there
             shares = mirror(owners, classes[first], classes[own], rng, groups=groups, other_groups=groups_there)
         owned[role] = {name: own[part] for name, part in shares.items()} if len(own) else shares

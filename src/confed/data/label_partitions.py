@@ -12,15 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from confed.data.partitions import Owners, dirichlet
+from confed.data.partitions import Owners
 
-__all__ = ["dirichlet_label_sets", "draw_preferences", "label_sets", "label_skew", "users_within"]
+__all__ = ["draw_preferences", "label_sets", "label_skew", "users_within"]
 
 _TRIES = 100
 
 
 def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.ndarray:
-    """One class per row: its set of labels.
+    """One class per row: its set of labels, for :func:`confed.data.partitions.dirichlet`.
 
     Args:
         offsets: where the labels of each row begin, shape (N + 1,).
@@ -39,40 +39,6 @@ def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.
         for row in rows
     ]
     return np.array([" ".join(map(str, row)) for row in classes])
-
-
-def dirichlet_label_sets(
-    offsets: np.ndarray,
-    values: np.ndarray,
-    clients: int,
-    alpha: float,
-    rng: np.random.Generator,
-    minimum: int = 10,
-    *,
-    rare: int = 10,
-    groups: Sequence | np.ndarray | None = None,
-) -> Owners:
-    """Skew of whole label sets: every set is spread over the clients by its own draw from a Dirichlet(alpha).
-
-    :func:`confed.data.partitions.dirichlet` with a row's set of labels as its class.
-
-    Args:
-        offsets: where the labels of each row begin, shape (N + 1,).
-        values: label numbers, ascending within a row.
-        clients: number of clients.
-        alpha: concentration; small is skewed, large is nearly IID.
-        rng: source of the draws.
-        minimum: smallest number of rows that a client may hold.
-        rare: sets of fewer rows count as their rarest label.
-        groups: what must stay together, one entry per row (the captions of a picture).
-
-    Returns:
-        Client id -> row numbers, ascending.
-
-    Raises:
-        ValueError: as :func:`confed.data.partitions.dirichlet`.
-    """
-    return dirichlet(label_sets(offsets, values, rare), clients, alpha, rng, minimum, groups=groups)
 
 
 def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
@@ -115,7 +81,7 @@ def label_skew(
         values: label numbers.
         preferences: of :func:`draw_preferences`, shape (K, C).
         rng: source of the draws.
-        minimum: smallest number of groups that a client may hold; drawn again until all have them.
+        minimum: smallest number of groups that a client may hold, from 0; drawn again until all have them.
         groups: what must stay together, one entry per row.
         rule: how preferences for several labels make one.
 
@@ -135,8 +101,8 @@ def label_skew(
         raise ValueError("preferences must not be negative, and positive for one client at least, for all labels")
     unit = np.arange(n) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     units = int(unit.max(initial=-1)) + 1
-    if minimum * clients > units or clients > units:
-        raise ValueError(f"{clients} clients of at least {max(minimum, 1)} need more than the {units} there are")
+    if minimum * clients > units:
+        raise ValueError(f"{clients} clients of at least {minimum} need more than the {units} there are")
     # Distinct pairs of a group and a label, so that a label counts once in a group.
     pairs = np.unique(np.repeat(unit, np.diff(offsets)) * labels + values)
     of, label = pairs // labels, pairs % labels

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from confed.data.examples import Table, TableData, Tokenizer
 from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.ml_files.table import multi_hot
 from confed.data.picture_tables import StoredPictures, channels_first
 from confed.losses.label_states import label_states
 
@@ -37,13 +38,7 @@ class SparseLabels:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Zeros and ones of B rows, float32, shape (B, C)."""
-        chosen = rows.cpu().numpy()
-        starts, lengths = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
-        ends = np.cumsum(lengths)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-        result = np.zeros((len(chosen), self.classes), dtype=np.float32)
-        result[np.repeat(np.arange(len(chosen)), lengths), self.values[places]] = 1
-        return torch.from_numpy(result)
+        return torch.from_numpy(multi_hot(self.offsets, self.values, rows.cpu().numpy(), self.classes))
 
 
 @dataclass(frozen=True)
@@ -75,11 +70,15 @@ class LabelData(TableData):
         test: test examples.
         known: the largest share of known labels in training (:func:`confed.losses.label_states.label_states`); 0 for
             batches without states.
+
+    Attributes:
+        drawn: what is drawn anew in every epoch; see :class:`confed.federation.protocols.ClientData`.
     """
 
     def __init__(self, train: Table, validation: Table, test: Table, known: float = 0.0) -> None:
         super().__init__(train, validation, test)
         self.known = known
+        self.drawn = ("known",) if known else ()
 
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
         """One shuffled epoch; with ``known``, batches have the labels' states under ``known``, int8 (B, C).
@@ -138,7 +137,8 @@ class LazyTables(Mapping[str, LabelData]):
 
     def without(self, names: Sequence[str]) -> "LazyTables":
         """The same clients but for some."""
-        kept = np.array([name not in names for name in self._names], dtype=bool)
+        left_out = frozenset(names)
+        kept = np.array([name not in left_out for name in self._names], dtype=bool)
         sizes = None if self.sizes is None else self.sizes[kept]
         return LazyTables(Selected(self._names, names), self._make, sizes, self._known, self._tests)
 
@@ -177,7 +177,8 @@ class Selected(Mapping[str, Value]):
     """
 
     def __init__(self, values: Mapping[str, Value], without: Sequence[str]) -> None:
-        self._values, self._names = values, dict.fromkeys(name for name in values if name not in without)
+        left_out = frozenset(without)
+        self._values, self._names = values, dict.fromkeys(name for name in values if name not in left_out)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -207,7 +208,8 @@ def encode_labels(
         The clients; place -> its examples, in every role; and the names of the kinds of examples, sorted.
 
     Raises:
-        ValueError: there are no clients, or some examples have other labels than the dataset says.
+        ValueError: there are no clients, or some examples have other labels than the dataset says; of clients beyond
+            the first thousand, when they are asked for.
     """
     if not dataset.clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
@@ -227,6 +229,8 @@ def encode_labels(
 
     def make(client: str) -> LabelData:
         split = dataset.clients[client]
+        for examples in (split.train, split.validation, split.test):
+            dataset.check(client, examples)
         train, validation, test = map(encoder.table, (split.train, split.validation, split.test))
         return LabelData(train, validation, test)
 

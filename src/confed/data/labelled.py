@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from confed.data.ml_files.table import MultiLabelTable, PackedTexts
+from confed.data.ml_files.table import MultiLabelTable, PackedTexts, gather
 from confed.data.picture_tables import Pictures
 
 __all__ = ["LabelDataset", "LabelExamples", "LabelSplit", "LazyClients", "lazy_clients"]
@@ -69,10 +69,7 @@ class LabelExamples:
 
     def counts(self) -> np.ndarray:
         """How many of the N examples have each label, int64, shape (C,); no table (N, C) is made."""
-        offsets = self.table.offsets
-        starts, lengths = offsets[:-1][self.rows], (offsets[1:] - offsets[:-1])[self.rows]
-        ends = np.cumsum(lengths)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        _, places = gather(self.table.offsets, self.rows)
         return np.bincount(self.table.values[places], minlength=len(self.table.labels))
 
 

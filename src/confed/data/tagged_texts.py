@@ -98,20 +98,21 @@ def tagged_texts(
     Args:
         root: a folder with ``texts.jsonl``; None for the built-in captions.
         partition: skew of single tags (:func:`confed.data.label_partitions.label_skew`); equal random shares; or one
-            client per user of the file.
+            client per user of the file who has training texts. The test texts of the others are the place
+            "newcomers", their validation texts are left out.
         clients: number of clients, but for "user".
         alpha: concentration of "label_skew".
         minimum: fewest training texts of a client ("label_skew").
         train: training captions per client, the mean over clients; as the next two, of the built-in captions.
         validation: validation captions per client.
         test: test captions per client.
-        held_out: of a file without splits, the share of a client's texts that are its test, and of the rest the share
-            that is its validation, at least one text staying.
+        held_out: of a file without test texts, the share of a client's texts that are its test; without validation
+            texts, the share of the rest that is its validation. At least one text stays.
         seed: chooses training and validation captions, or validation texts.
 
     Raises:
-        ValueError: a file is missing or faulty, a label is not in ``labels.txt`` (the first few are listed), there are
-            no users, or an option is out of range.
+        ValueError: a file is missing or faulty, a row has no text, a label is not in ``labels.txt`` (the first few are
+            listed), there are no users, or an option is out of range.
     """
     for name, number in (("train", train), ("validation", validation), ("test", test)):
         if number < (1 if name == "train" else 0):
@@ -125,9 +126,9 @@ def tagged_texts(
         records, labels = _built_in({role: clients * number for role, number in wanted.items()}, seed), TAGS
     else:
         records, labels = _of_folder(Path(root))
-    texts = [record for record in records if record.text]
-    if not texts:
-        raise ValueError(f"tagged_texts: expected texts in {root}, got none")
+    texts = list(records)
+    if silent := [record for record in texts if not record.text]:
+        raise ValueError(f"{silent[0].where}: expected a text, got none ({len(silent)} such rows)")
     table = collect((replace(record, split="", user="") for record in texts), labels)[""]
     roles = np.array([{"validation": "val"}.get(record.split, record.split) or "train" for record in texts])
     users = np.array([record.user for record in texts])
@@ -142,13 +143,16 @@ def tagged_texts(
         clients=clients,
         alpha=alpha,
         minimum=minimum,
-        validation=held_out,
-        test=held_out,
+        # Captions have as many of each role as was asked for, which may be none.
+        validation=0.0 if root is None else held_out,
+        test=0.0 if root is None else held_out,
         seed=seed,
     )
+    strange = (roles == "test") & ~np.isin(users, list(splits))
+    places = {"newcomers": pool.examples(np.flatnonzero(strange))} if partition == "user" and strange.any() else {}
     origin = "captions of the built-in scenes with the things and colours in them" if root is None else "a file"
-    facts = {"origin": origin, **table.facts(), **label_facts(splits)}
-    return LabelDataset("tagged_texts", table.labels, splits, {}, facts, words(r.text for r in texts))
+    facts = {"origin": origin, **table.facts(), **label_facts(splits, places.values())}
+    return LabelDataset("tagged_texts", table.labels, splits, places, facts, words(r.text for r in texts))
 
 
 def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:

@@ -36,7 +36,7 @@ _FACTS = {
 @register_dataset
 def ucm_labels(
     root: Path | str,
-    partition: Literal["scene", "land_use", "users", "iid", "dirichlet"] = "scene",
+    partition: Literal["scene", "land_use", "users", "iid", "dirichlet", "label_skew"] = "scene",
     *,
     unseen: Sequence[str] = (),
     clients: int = 6,
@@ -58,15 +58,16 @@ def ucm_labels(
     Args:
         root: the data set's folder.
         partition: one client per scene (six) or per land use (21); "users", scenes cut into users of log-normal sizes,
-            as FLAIR's users are; or ``clients`` clients that are IID or skewed by whole sets of labels (``alpha``).
+            as FLAIR's users are; or ``clients`` clients that are IID, or skewed by whole sets of labels or by single
+            labels (``alpha``).
         unseen: scenes that nobody trains on, whatever the partition; tested on all their pictures but the training
             ones.
-        clients: number of clients of "iid" and "dirichlet".
-        alpha: concentration of "dirichlet".
+        clients: number of clients of "iid", "dirichlet" and "label_skew".
+        alpha: concentration of the last two.
         median: median training pictures of a user ("users").
         sigma: standard deviation of the logarithm of their number.
         largest: most training pictures of a user.
-        minimum: fewest training pictures of a client ("dirichlet").
+        minimum: fewest training pictures of a client ("dirichlet" and "label_skew").
         max_train: most training pictures per client, chosen by the seed.
         unreadable: share of the pictures that may be left out because they cannot be read.
         image_size: side of the pictures in pixels.

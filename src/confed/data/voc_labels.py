@@ -64,7 +64,8 @@ def voc(
         clients: number of clients.
         alpha: concentration of the skewed partitions.
         minimum: fewest pictures of a client, of the skewed partitions.
-        validation: share of each client's pictures held out for validation, chosen by the seed.
+        validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
+            seed.
         test_share: without ``test``, the share of each client's pictures that are its test.
         max_train: most training pictures per client, chosen by the seed.
         unreadable: share of the pictures that may be left out because they cannot be read.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
+from confed.engines.perform import Members, Population, Setup, Workspace, answer, listed, perform
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
@@ -124,10 +124,11 @@ class Presence:
         Raises:
             ValueError: an unknown client, or a round without clients.
         """
+        there = frozenset(clients)
         for key, named in (("joins", self.joins), ("leaves", self.leaves)):
-            unknown = [name for name in named if name not in clients]
+            unknown = [name for name in named if name not in there]
             if unknown:
-                raise ValueError(f"run.{key} names no client {unknown[0]!r}; there are {', '.join(clients)}")
+                raise ValueError(f"run.{key} names no client {unknown[0]!r}; there are {listed(clients)}")
         for round in range(1, rounds + 1):
             if not any(self.holds(name, round) for name in clients):
                 raise ValueError(

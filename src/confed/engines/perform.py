@@ -23,10 +23,16 @@ from confed.federation.state import ClientState, Store
 from confed.federation.train import Local
 from confed.privacy.guards import check_reply, first_non_finite
 
-__all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "perform"]
+__all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "listed", "perform"]
 
 _LISTED = 50
 """Clients that an error names at most."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many there are besides, for messages about clients."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 class Population(Protocol):
@@ -83,10 +89,7 @@ class Members:
             ValueError: no client has that id.
         """
         if client_id not in self._data:
-            some, more = ", ".join(self._names[:_LISTED]), len(self._names) - _LISTED
-            raise ValueError(
-                f"no client is called {client_id!r}; there are {some}{f' and {more} more' if more > 0 else ''}"
-            )
+            raise ValueError(f"no client is called {client_id!r}; there are {listed(self._names)}")
         return self._data[client_id]
 
 

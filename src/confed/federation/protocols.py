@@ -98,7 +98,9 @@ class ClientData(Protocol):
 
     Attributes:
         deterministic: True when an example yields the same tensors every time (no augmentation), so that
-            outputs of a frozen model may be kept for a round, keyed by ``batch["index"]``.
+            outputs of a frozen model may be kept for a round, keyed by ``batch["index"]``. Data may have an attribute
+            ``drawn`` besides: names of tensors that are drawn anew in every epoch nevertheless, as the states of
+            labels in label-mask training are; outputs that depend on them are not kept.
     """
 
     deterministic: bool

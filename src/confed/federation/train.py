@@ -332,16 +332,23 @@ def global_features(client: "Client") -> Callable[[Batch], Tensor]:
 def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
     """What frozen networks make of a training batch, (B, ...), computed once per example and round.
 
+    A batch with something that is drawn anew in every epoch, such as the states of labels in label-mask training, is
+    computed every time. A method whose networks are not to see it takes it out of the batch before.
+
     Args:
-        client: whose examples; where they are augmented, or seen once only, nothing is kept.
+        client: whose examples; where they are augmented, or seen once only, nothing is kept. Its data may have an
+            attribute ``drawn``, the names of what is drawn anew.
         compute: a function of a batch whose rows depend on their own example alone, without gradients.
     """
     if not client.data.deterministic or client.local.epochs == 1:
         return compute
     table: list[Tensor] = []
     known = torch.zeros(len(client.data), dtype=torch.bool)
+    drawn: tuple[str, ...] = getattr(client.data, "drawn", ())
 
     def lookup(batch: Batch) -> Tensor:
+        if any(name in batch for name in drawn):
+            return compute(batch)
         rows = batch["index"].cpu()
         if table and bool(known[rows].all()):
             return table[0][batch["index"]]

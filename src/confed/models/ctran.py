@@ -5,20 +5,16 @@ The model itself is :class:`confed.models.ctran_module.CTran`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from confed.models.ctran_module import CTran
 from confed.models.heads import count
-from confed.models.label_embeddings import load_label_embeddings
+from confed.models.label_embeddings import constant_tokens
 from confed.models.resnet import Norm, mini_resnet, resnet18
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
-
-if TYPE_CHECKING:
-    from transformers import ResNetModel
 
 __all__ = ["CTran", "ctran", "ctran_mini"]
 
@@ -71,7 +67,10 @@ def ctran(
     del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     body = resnet18(pretrained, norm, seed)
-    options = _constants(answers, body, embeddings, learn_labels, swap_states)
+    config: Any = body.config
+    options: dict[str, Any] = dict(
+        constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
+    )
     options |= {"image_size": size, "layers": layers, "heads": attention_heads, "dropout": dropout, "graph": graph}
     return CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
 
@@ -112,31 +111,12 @@ def ctran_mini(
     """
     del vocab_size, max_length
     body = mini_resnet(pretrained, norm, seed)
-    options = _constants(answers, body, embeddings, learn_labels, swap_states)
+    config: Any = body.config
+    options: dict[str, Any] = dict(
+        constant_tokens(answers, config.hidden_sizes[-1], embeddings, learn_labels, swap_states)
+    )
     options |= {"image_size": (64, 64), "dropout": dropout, "graph": graph}
     return CTran(body, count(answers), torch.Generator().manual_seed(seed), **options)
-
-
-def _constants(
-    answers: Sequence[str] | int, body: "ResNetModel", file: Path | str | None, learn_labels: bool, swap_states: bool
-) -> dict[str, Any]:
-    """The embeddings that are not learned, as keywords of :class:`CTran`."""
-    if file is None:
-        for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
-            if wanted:
-                raise ValueError(f"model.{name} is about a file of text embeddings: it needs model.embeddings")
-        return {}
-    if isinstance(answers, int):
-        raise ValueError(
-            f"model.embeddings are found by the labels' names: answers must be the names, got their number {answers}"
-        )
-    config: Any = body.config
-    table = load_label_embeddings(file, () if learn_labels else tuple(answers), config.hidden_sizes[-1])
-    states: Tensor = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
-    return {
-        "embeddings": None if learn_labels else table.vectors,
-        "states": states.flip(0) if swap_states else states,
-    }
 
 
 # What is asked of a dataset's pictures is not read, but batches may have it.

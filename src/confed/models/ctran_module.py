@@ -166,7 +166,7 @@ class LabelReadout(nn.Module):
 
 
 class LabelGraph(nn.Module):
-    """What attention between label tokens gets added: ``scale * log_odds(co_occurrence)``.
+    """What attention between label tokens gets added: ``scale * log_odds(co_occurrence, examples)``.
 
     The buffer ``co_occurrence`` (C, C) holds shares of examples (:func:`co_occurrence`), so that the mean over clients,
     weighted by their examples, is the matrix of all examples; ``examples`` is their number. It starts without examples,
@@ -189,7 +189,7 @@ class LabelGraph(nn.Module):
 
     def forward(self) -> Tensor:
         """The addition, (C, C); symmetric, zero on the diagonal."""
-        return self.scale * log_odds(self.co_occurrence)
+        return self.scale * log_odds(self.co_occurrence, self.examples)
 
 
 def co_occurrence(labels: Tensor) -> Tensor:
@@ -207,19 +207,23 @@ def co_occurrence(labels: Tensor) -> Tensor:
     return present.T @ present / len(present)
 
 
-def log_odds(shares: Tensor, smoothing: float = 1e-3) -> Tensor:
+def log_odds(shares: Tensor, examples: Tensor | float) -> Tensor:
     """The logarithm of the odds ratio of every pair of labels, (C, C); 0 on the diagonal and where independent.
 
-    log (p11 p00) / (p10 p01), where p10 is the share of examples with the first label and without the second.
+    log (n11 n00) / (n10 n01), where n10 is the number of examples with the first label and without the second. Half an
+    example is added to each of the four numbers (Haldane, "The estimation and significance of the logarithm of a ratio
+    of frequencies", Annals of Human Genetics 20, 1956): no logarithm is infinite, and the addition does not hide
+    labels that are rare among many examples.
 
     Args:
         shares: of :func:`co_occurrence`; impossible values, as noise may leave them, count as a share of 0.
-        smoothing: added to each of the four shares, so that no logarithm is infinite.
+        examples: the number of examples they are shares of; below 1 it counts as 1.
     """
     own = shares.diagonal()
     first, second = own[:, None] - shares, own[None, :] - shares
     neither = 1 - own[:, None] - own[None, :] + shares
-    both, neither, first, second = (part.clamp_min(0).add(smoothing).log() for part in (shares, neither, first, second))
+    half = 0.5 / torch.as_tensor(examples, dtype=shares.dtype, device=shares.device).clamp_min(1)
+    both, neither, first, second = ((part.clamp_min(0) + half).log() for part in (shares, neither, first, second))
     odds = both + neither - first - second
     return odds - torch.diag(odds.diagonal())
 

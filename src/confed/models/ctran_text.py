@@ -17,8 +17,8 @@ from confed.federation.protocols import Batch, Output
 from confed.models.ctran_module import EncoderLayer, LabelGraph, LabelReadout, LabelTokens
 from confed.models.heads import count
 from confed.models.inputs import additive_mask
-from confed.models.label_embeddings import load_label_embeddings
-from confed.models.resnet import Constants
+from confed.models.label_embeddings import constant_tokens
+from confed.models.resnet import constant_names
 from confed.models.tokenizer import WordTokenizer
 from confed.registry import register_model
 
@@ -94,13 +94,8 @@ class CTranText(nn.Module):
 
     @property
     def frozen(self) -> set[str]:
-        """Names of what is constant (:class:`confed.models.resnet.Constants`)."""
-        return {
-            f"{path}.{name}"
-            for path, module in self.named_modules()
-            if isinstance(module, Constants)
-            for name, _ in module.named_buffers()
-        }
+        """Names of what is constant."""
+        return constant_names(self)
 
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
@@ -196,33 +191,18 @@ def ctran_text_mini(
         ValueError: no file at a given path, embeddings that lack a label or have another width, or an option that is
             out of range.
     """
-    rng = torch.Generator().manual_seed(seed)
-    vectors: Tensor | None = None
-    states: Tensor | None = None
-    if embeddings is None and learn_labels:
-        raise ValueError("model.learn_labels is about a file of text embeddings: it needs model.embeddings")
-    if embeddings is not None:
-        if isinstance(answers, int):
-            raise ValueError(
-                "model.embeddings are found by the labels' names: answers must be the names, got their number "
-                f"{answers}"
-            )
-        table = load_label_embeddings(embeddings, () if learn_labels else tuple(answers), width)
-        states = torch.stack([table.negative, table.positive])
-        vectors = None if learn_labels else table.vectors
     return CTranText(
         count(answers),
         vocab_size,
-        rng,
+        torch.Generator().manual_seed(seed),
         width=width,
         max_length=max_length,
         word_layers=word_layers,
         layers=layers,
         heads=attention_heads,
         dropout=dropout,
-        embeddings=vectors,
-        states=states,
         graph=graph,
+        **constant_tokens(answers, width, embeddings, learn_labels),
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Encode",
     "LabelEmbeddings",
     "clip_text_encoder",
+    "constant_tokens",
     "embed_labels",
     "load_label_embeddings",
     "mini_text_encoder",
@@ -362,3 +363,36 @@ def load_label_embeddings(source: Path | str, labels: Sequence[str], width: int)
     if vectors.shape[1] != width:
         raise ValueError(f"{file}: label embeddings must have the model's {width} features, got {vectors.shape[1]}")
     return table
+
+
+def constant_tokens(
+    answers: Sequence[str] | int, width: int, file: Path | str | None, learn_labels: bool, swap_states: bool = False
+) -> dict[str, Tensor | None]:
+    """The embeddings that a C-Tran does not learn, as its keywords ``embeddings`` and ``states``; none without a file.
+
+    Args:
+        answers: the labels, or how many there are.
+        width: features d that the embeddings must have.
+        file: see :func:`load_label_embeddings`.
+        learn_labels: take those of the states alone from the file.
+        swap_states: exchange the two states.
+
+    Raises:
+        ValueError: as :func:`load_label_embeddings`; labels without names; or an option that is about a file, without
+            one.
+    """
+    if file is None:
+        for name, wanted in (("learn_labels", learn_labels), ("swap_states", swap_states)):
+            if wanted:
+                raise ValueError(f"model.{name} is about a file of text embeddings: it needs model.embeddings")
+        return {}
+    if isinstance(answers, int):
+        raise ValueError(
+            f"model.embeddings are found by the labels' names: answers must be the names, got their number {answers}"
+        )
+    table = load_label_embeddings(file, () if learn_labels else tuple(answers), width)
+    states = torch.stack([table.negative, table.positive])  # the rows are "absent" and "present"
+    return {
+        "embeddings": None if learn_labels else table.vectors,
+        "states": states.flip(0) if swap_states else states,
+    }

@@ -29,6 +29,7 @@ __all__ = [
     "Norm",
     "PictureModel",
     "ResNetMultilabel",
+    "constant_names",
     "mini_resnet",
     "renormalise",
     "resnet18",
@@ -47,6 +48,16 @@ CHANNELS_PER_GROUP = 16
 
 class Constants(nn.Module):
     """A module whose buffers are constants, which nobody needs to send; other modules' are running statistics."""
+
+
+def constant_names(model: nn.Module) -> set[str]:
+    """Names of the buffers in a model that are constants."""
+    return {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, Constants)
+        for name, _ in module.named_buffers()
+    }
 
 
 class FrozenBatchNorm2d(Constants):
@@ -148,11 +159,7 @@ class PictureModel(nn.Module):
     @property
     def frozen(self) -> set[str]:
         """Names of the parameters that do not learn and of the buffers that are constants (:class:`Constants`)."""
-        names = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
-        for path, module in self.named_modules():
-            if isinstance(module, Constants):
-                names |= {f"{path}.{name}" for name, _ in module.named_buffers()}
-        return names
+        return constant_names(self) | {name for name, value in self.named_parameters() if not value.requires_grad}
 
     def plane(self, batch: Batch) -> Tensor:
         """The last plane of the pictures, (B, d, h, w).

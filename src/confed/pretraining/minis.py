@@ -75,7 +75,8 @@ class Mini:
 
     Attributes:
         name: its registered name.
-        bar: the share of held-out questions that its packaged weights answer at least.
+        bar: the share of held-out questions that its packaged weights answer at least; of pictures with several
+            labels, the C-AP that they reach.
         settings: how it learns.
         material: from the model's name, a number of questions and a seed to what it learns from.
         start: which tensors begin with values of the packaged ``vilt_mini``.

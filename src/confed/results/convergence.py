@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from confed.results.drawing import Drawing, Pen, dress, looks, style, whole_rounds
-from confed.results.history import Curve, evaluations, judged, means
+from confed.results.history import Curve, judged, judged_curve
 from confed.results.labels import End, at_ends
 from confed.results.measured import metric_of
 from confed.results.runs import Study
@@ -24,7 +24,7 @@ def series(study: Study) -> dict[str, list[Curve]]:
             methods without at least two evaluated rounds.
     """
     chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
-    found = {m: [means(evaluations(run, judged(study))) for run in study.of(m)] for m in chosen}
+    found = {m: [judged_curve(study, run) for run in study.of(m)] for m in chosen}
     return {m: curves for m, curves in found.items() if any(len(curve) > 1 for curve in curves)}
 
 

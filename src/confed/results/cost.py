@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from confed.results import formats
-from confed.results.history import evaluations, judged, means, over_seeds, sent_until
+from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
 from confed.results.tables import is_bound
 from confed.results.writers import Cell, Column, Table
@@ -48,7 +48,7 @@ def race_table(study: Study) -> Table | None:
     The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.
     """
     curves = {
-        method: over_seeds([means(evaluations(run, judged(study))) for run in study.of(method)])
+        method: over_seeds([judged_curve(study, run) for run in study.of(method)])
         for method in study.methods
         if not is_bound(study.of(method)[0].summary)
     }
@@ -66,7 +66,9 @@ def race_table(study: Study) -> Table | None:
             continue
         sent = study.mean(method, partial(_sent, there))
         rows.append((Cell(study.labels[method]), Cell(str(there), there), Cell(formats.size(sent), sent)))
-    title = f"Until the {judged(study)} mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
+    title = (
+        f"Until the {judged_words(study)} mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
+    )
     return Table(title, (Column("method", words=True), Column("rounds"), Column("sent")), (tuple(rows),))
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, number
 
-__all__ = ["Album", "gallery"]
+__all__ = ["Album", "gallery", "veil"]
 
 _VEIL = 0.7
 _SIDE = 112
@@ -144,8 +144,8 @@ def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
     probability = number(given.get("probability"))
     certainty = "" if probability is None else f"{100 * probability:.0f} % sure"
     bar = "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
-    veil = _veil(given.get("attention"), given.get("boxes"))
-    view = f'<div class="picture p112 {picture}">{veil}</div>' if veil else "<div></div>"
+    layer = veil(given.get("attention"), given.get("boxes"))
+    view = f'<div class="picture p112 {picture}">{layer}</div>' if layer else "<div></div>"
     words = f"<strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}"
     return f"<div class=answer>{view}<div>{words}</div></div>"
 
@@ -195,7 +195,7 @@ def _verdict(given: Sample, truth: str) -> str:
     return f"<span class={'right' if right else 'wrong'}>{'✓' if right else '✗'} {escape(answer)}</span>"
 
 
-def _veil(attention: object, boxes: object = None) -> str:
+def veil(attention: object, boxes: object = None) -> str:
     """A layer that darkens what the model does not look at; empty without a usable map.
 
     Args:

@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
-from confed.results.deployed import VIEWS, is_shown
+from confed.results.deployed import VIEWS, is_shown, without_personal
+from confed.results.label_tables import is_labelled
+from confed.results.marks import is_bound
+from confed.results.measured import metric_of
 from confed.results.runs import Run, Study, average, number, numbers
 
 __all__ = [
-    "Curve", "evaluations", "judged", "loss", "means", "of_place", "over_seeds", "seconds_until", "sent_until",
+    "Curve", "curve", "curve_metric", "evaluations", "judged", "judged_curve", "judged_words", "loss", "means",
+    "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until",
 ]  # fmt: skip
+
+POOLED = "C-AP-binned"
+"""What curves of multi-label runs show: means over labels add up over clients through counts only."""
 
 Curve = Mapping[int, float]
 """Round -> value; round 0 is before training."""
@@ -44,6 +51,62 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
 def judged(study: Study) -> str:
     """The view that the methods of a study are judged by: "deployed" where there is one, else "personal"."""
     return "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
+
+
+def judged_words(study: Study) -> str:
+    """The same for a reader: "global" where no method gives clients models of their own, or labels are judged so."""
+    labelled = {_label_view(run) for run in study.runs if is_labelled(run.summary)}
+    if labelled:
+        return "personal" if labelled == {"personal"} else "global"
+    return "global" if nobody_has_own(study) else judged(study)
+
+
+def nobody_has_own(study: Study) -> bool:
+    """Whether no method of a study makes models of the clients' own: where these are asked for stands the global one.
+
+    One model of all data in one place is nobody's own either.
+    """
+    summaries = [run.summary for run in study.runs]
+    return all(without_personal(s) or is_bound(s) for s in summaries) and any(map(without_personal, summaries))
+
+
+def curve(run: Run, view: str) -> Curve:
+    """The headline metric's mean over places; of a multi-label run the average precision of all places together.
+
+    Args:
+        run: the run.
+        view: as for :func:`evaluations`. Of a multi-label run's unseen places the mean, and of those without the
+            validation place unless it is the only one.
+    """
+    if not is_labelled(run.summary):
+        return means(evaluations(run, view))
+    return _pooled(run, view)
+
+
+def judged_curve(study: Study, run: Run) -> Curve:
+    """The curve of what a run is judged by: deployed or personal models; of a multi-label run its headline view."""
+    return curve(run, _label_view(run) if is_labelled(run.summary) else judged(study))
+
+
+def curve_metric(study: Study) -> str:
+    """What :func:`curve` has the values of."""
+    return POOLED if any(is_labelled(run.summary) for run in study.runs) else metric_of(study.runs)
+
+
+def _label_view(run: Run) -> str:
+    return str(run.summary["multilabel"].get("headline", "global")).partition("/")[0]
+
+
+def _pooled(run: Run, view: str) -> Curve:
+    found: dict[int, float] = {}
+    for line in run.evaluations:
+        views = {name: numbers(values).get(POOLED) for name, values in (line.get("pooled") or {}).items()}
+        unseen = {name.partition("/")[2]: value for name, value in views.items() if name.startswith("unseen/")}
+        kept = [value for name, value in unseen.items() if name != "validation"] or list(unseen.values())
+        value = average(kept) if view == "unseen" else views.get(view)
+        if value is not None:
+            found[int(line["round"])] = value
+    return found
 
 
 def means(rounds: Rounds) -> Curve:

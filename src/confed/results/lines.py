@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style, whole_rounds
 from confed.results.history import (
     Curve,
+    curve,
+    curve_metric,
     evaluations,
     judged,
+    judged_curve,
+    judged_words,
     loss,
-    means,
+    nobody_has_own,
     of_place,
     over_seeds,
     seconds_until,
@@ -34,17 +38,19 @@ Panel = tuple[str, Callable[[Run], Curve], bool, Look]
 """Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
 _PANELS: Sequence[Panel] = (
-    ("deployed at each client", lambda run: means(evaluations(run, "deployed")), True, GLOBAL),
-    ("personal models", lambda run: means(evaluations(run, "personal")), True, PERSONAL),
-    ("global model, seen", lambda run: means(evaluations(run, "global")), True, GLOBAL),
-    ("global model, unseen", lambda run: means(evaluations(run, "unseen")), True, GLOBAL),
+    ("deployed at each client", lambda run: curve(run, "deployed"), True, GLOBAL),
+    ("personal models", lambda run: curve(run, "personal"), True, PERSONAL),
+    ("global model, seen", lambda run: curve(run, "global"), True, GLOBAL),
+    ("global model, unseen", lambda run: curve(run, "unseen"), True, GLOBAL),
     ("training loss", loss, False, PERSONAL),
 )
 
 
 def curves(study: Study) -> Drawing | None:
     """Means by round: personal models, global model on seen and on unseen places, training loss."""
-    panels = [panel for panel in _PANELS if not (study.single and panel is _PANELS[0])]  # it is among the others
+    # A run's deployed model is among the others, and without models of the clients' own theirs is the global one.
+    without = [panel for panel, left in zip(_PANELS, (study.single, nobody_has_own(study)), strict=False) if left]
+    panels = [panel for panel in _PANELS if panel not in without]
     data = [(panel, {m: [panel[1](run) for run in study.of(m)] for m in study.methods}) for panel in panels]
     data = [entry for entry in data if any(len(curve) > 1 for runs in entry[1].values() for curve in runs)]
     if not data:
@@ -64,7 +70,7 @@ def curves(study: Study) -> Drawing | None:
             for axes, ((_, _, part, look), methods) in zip(every, data, strict=True)
         ]
         for i, (axes, ((title, _, part, _), _)) in enumerate(zip(every, data, strict=True)):
-            dress(axes, pen, title, "round", f"{metric_of(study.runs)}, %" if part and i % columns == 0 else "")
+            dress(axes, pen, title, "round", f"{curve_metric(study)}, %" if part and i % columns == 0 else "")
             whole_rounds(axes)
         if not study.single:
             at_ends(figure, list(zip(every, ends, strict=True)), pen)
@@ -92,9 +98,10 @@ def client_curves(study: Study) -> Drawing | None:
             ends.append([])
             for method in study.methods:
                 own = [of_place(evaluations(run, view), client) for run in study.of(method)]
-                end = _line(axes, own, PERSONAL if study.single else styles[method], 100, bands, pen)
+                alone = GLOBAL if nobody_has_own(study) else PERSONAL
+                end = _line(axes, own, alone if study.single else styles[method], 100, bands, pen)
                 ends[-1] += [(styles[method], *end)] if end else []
-                if study.single:
+                if study.single and not nobody_has_own(study):
                     shared = [of_place(evaluations(run, "global"), client) for run in study.of(method)]
                     _line(axes, shared, GLOBAL, 100, bands, pen)
             dress(axes, pen, client, "round", f"{metric_of(study.runs)}, %" if i % columns == 0 else "")
@@ -123,7 +130,7 @@ def spending(study: Study) -> Drawing | None:
             axes = figure.add_subplot(1, len(panels), i + 1)
             for method, (x, y) in data.items():
                 axes.plot([unit * value for value in x], [100 * value for value in y], **style(styles[method], pen, 3))
-            dress(axes, pen, title, words, "" if i else f"{judged(study)} mean, {metric_of(study.runs)}, %")
+            dress(axes, pen, title, words, "" if i else f"{judged_words(study)} mean, {curve_metric(study)}, %")
             every.append(axes)
             ends.append([(styles[method], unit * x[-1], 100 * y[-1]) for method, (x, y) in data.items()])
         if not study.single:
@@ -138,7 +145,7 @@ def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[
     for method in study.methods:
         if is_bound(study.of(method)[0].summary):
             continue
-        results = over_seeds([means(evaluations(run, judged(study))) for run in study.of(method)])
+        results = over_seeds([judged_curve(study, run) for run in study.of(method)])
         amounts = over_seeds([spent(run) for run in study.of(method)])
         both = [r for r in results if r in amounts]
         if len(both) > 1 and amounts[both[-1]]:

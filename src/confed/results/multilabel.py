@@ -28,7 +28,7 @@ from confed.metrics.multilabel import (
 )
 from confed.results.examine import Examination
 
-__all__ = ["KEPT", "METRICS", "VALIDATION", "PooledCounts", "kept_probabilities", "summarise_labels"]
+__all__ = ["KEPT", "METRICS", "TOGETHER", "VALIDATION", "PooledCounts", "kept_probabilities", "summarise_labels"]
 
 METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
 """In the order of tables; see :mod:`confed.metrics.multilabel`."""
@@ -38,6 +38,10 @@ VALIDATION = "validation"
 
 KEPT = 4_000_000
 """Entries (examples times labels, over all views) up to which a run keeps the probabilities of its test examples."""
+
+
+TOGETHER = 30
+"""Labels, the most frequent ones, of which a run counts how often any two are on one example."""
 
 
 class PooledCounts:
@@ -106,8 +110,9 @@ def summarise_labels(
         (the metrics of the coarse labels) where there are two levels. Views: ``global`` and ``personal``, all clients'
         test examples together; ``unseen/<place>``; ``unseen``, all unseen places but :data:`VALIDATION` together.
         Besides ``headline`` (the view that comes first), ``undefined`` (the convention), ``per_class`` and
-        ``per_class_coarse`` (of the headline view), and ``clients``: view -> client -> metrics that are sums over
-        examples.
+        ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples with the label),
+        ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view -> client ->
+        metrics that are sums over examples.
     """
     dataset, task = materials.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
@@ -117,9 +122,14 @@ def summarise_labels(
     found: dict[str, Any] = {}
     classes: dict[str, list[dict[str, Any]]] = {}
     coarse_classes: dict[str, list[dict[str, Any]]] = {}
+    pairs: dict[str, Any] = {}
+    train = sum((split.train.counts() for split in dataset.clients.values()), np.zeros(len(dataset.labels), np.int64))
     for view, places in _views(setup, materials, examined, left).items():
         scores, truth = _together([examined.results[key][1] for key in places])
         classes[view] = _per_class(scores, truth, dataset.labels, threshold)
+        for row, count in zip(classes[view], train.tolist(), strict=True):
+            row["train"] = count
+        pairs = pairs or _together_counts(scores, truth, dataset.labels, train, threshold)
         found[view] = _metrics(scores, truth, classes[view], undefined)
         if dataset.coarse:
             names, scores, truth = _coarse(scores, truth, dataset)
@@ -144,6 +154,7 @@ def summarise_labels(
         "threshold": threshold,
         "per_class": classes[first],
         **({"per_class_coarse": coarse_classes[first]} if dataset.coarse else {}),
+        "co_occurrence": pairs,
         "clients": clients,
     }
 
@@ -195,6 +206,26 @@ def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: f
         {"label": name, **row, "AP": None if np.isnan(row["AP"]) else row["AP"]}
         for name, row in zip(names, rows, strict=True)
     ]
+
+
+def _together_counts(
+    scores: Tensor, truth: Tensor, names: Sequence[str], train: np.ndarray, threshold: float
+) -> dict[str, Any]:
+    """How many examples have both of two labels, by the truth and by what is predicted.
+
+    Returns:
+        ``labels``, up to :data:`TOGETHER` of the C, the most frequent in training first (ties in their order);
+        ``truth`` and ``predicted``, int, one row and one column for each; on the diagonal the examples that have the
+        label.
+    """
+    order = np.argsort(-train, kind="stable")[:TOGETHER]
+    chosen = torch.from_numpy(order)
+    real, predicted = truth[:, chosen].double(), (scores[:, chosen] >= threshold).double()
+    return {
+        "labels": [names[number] for number in order.tolist()],
+        "truth": (real.T @ real).long().tolist(),
+        "predicted": (predicted.T @ predicted).long().tolist(),
+    }
 
 
 def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style
-from confed.results.history import judged
+from confed.results.history import judged, nobody_has_own
 from confed.results.labels import at_points
 from confed.results.measured import metric_of
 from confed.results.runs import Study, average, numbers
@@ -39,7 +39,8 @@ def bars(study: Study) -> Drawing | None:
     values = [(look, read(method, judged(study))) for method, look in looks(study).items()]
     if study.single:
         method = study.methods[0]
-        values = [(PERSONAL, read(method, "personal")), (GLOBAL, read(method, "global_seen"))]
+        values = [] if nobody_has_own(study) else [(PERSONAL, read(method, "personal"))]
+        values.append((GLOBAL, read(method, "global_seen")))
     values = [(look, runs) for look, runs in values if any(runs)]
     if not values or not study.clients:
         return None

@@ -7,7 +7,18 @@ the same bytes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from confed.results import filter_size, forgotten, formats, page, privacy_curve, sections, similarity, steps
+from confed.results import (
+    filter_size,
+    forgotten,
+    formats,
+    label_gallery,
+    label_sections,
+    page,
+    privacy_curve,
+    sections,
+    similarity,
+    steps,
+)
 from confed.results.deployed import personal_note, without_personal
 from confed.results.gallery import Album, gallery
 from confed.results.measured import metric_of
@@ -80,27 +91,46 @@ def render(study: Study) -> str:
     """The report as HTML."""
     tabs, album = Tabs(), Album()
     title = _title(study)
+    labels = label_sections.labelled(study)
+    about = label_sections if labels else sections
+    tiles = label_sections.tiles(study) if labels else _tiles(study)
     entries = [
-        ("results", "Results", _tiles(study) + sections.results(study, tabs)),
+        ("results", "Results", tiles + about.results(study, tabs)),
         ("significance", "Differences between methods", significance(study, tabs)),
         ("learning", "Learning curves", sections.learning(study)),
         ("clients", "Clients", sections.clients(study)),
         ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
-        ("types", "Types of question", sections.question_types(study, tabs)),
+        ("labels", "Labels, from frequent to rare", label_sections.labels(study)),
+        ("together", "Labels that go together", label_sections.pairs(study, tabs)),
+        ("types", "Kinds of example" if labels else "Types of question", sections.question_types(study, tabs)),
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
         ("steps", "Steps of split learning", steps.section(study)),
         ("privacy", "Accuracy against privacy", privacy_curve.section(study)),
         ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
-        ("gallery", "Sample answers", _wording(study, gallery(study, tabs, album))),
+        ("gallery", *_samples(study, tabs, album)),
         ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
         ("notes", "Errors and notes", _errors(study)),
         ("data", "Data and settings", _settings(study, tabs)),
-        ("glossary", "What the terms mean", page.definitions(GLOSSARY)),
+        ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
     head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{_lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, album.css)
+
+
+def _samples(study: Study, tabs: Tabs, album: Album) -> tuple[str, str]:
+    """Title and content of the gallery."""
+    if label_sections.labelled(study):
+        return f"Sample {label_sections.unit(study)}", label_gallery.gallery(study, tabs, album)
+    return "Sample answers", _wording(study, gallery(study, tabs, album))
+
+
+def _glossary(labels: bool) -> Mapping[str, str]:
+    """The terms of a page."""
+    if not labels:
+        return GLOSSARY
+    return dict(label_sections.GLOSSARY) | {term: text for term, text in GLOSSARY.items() if term != "ECE"}
 
 
 def _title(study: Study) -> str:
@@ -115,10 +145,10 @@ def _chips(study: Study) -> list[str]:
     rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
     chips = [
         "run" if study.single else "study",
-        f"{len(study.clients)} clients",
+        f"{_clients(study)} clients",
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
-        f"metric: {metric_of(study.runs)}",
+        f"metric: {'C-AP' if label_sections.labelled(study) else metric_of(study.runs)}",
     ]
     trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
     return chips + [f"trained: {name}" for name in trainable]
@@ -133,22 +163,25 @@ def _lead(study: Study) -> str:
         for client in study.clients
         if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
     ]
+    labels = label_sections.labelled(study)
+    things = label_sections.unit(study) if labels else "questions"
     size = ""
     if sizes:
         low, high = int(min(sizes)), int(max(sizes))
-        size = f"{low} training questions each" if low == high else f"{low} to {high} training questions"
+        size = f"{low} training {things} each" if low == high else f"{low} to {high} training {things}"
     inner = "; ".join(part for part in (names, size) if part)
-    text = f"{_counted(len(study.clients), 'client')} {f'({inner}) ' if inner else ''}trained "
+    text = f"{_counted(_clients(study), 'client')} {f'({inner}) ' if inner else ''}trained "
     rounds = int(first.summary.get("rounds", 0))
     model = first.recipe.get("model", {}).get("name")
-    text += f"a vision-language model{f' ({model})' if model else ''} "
+    kind = "model that gives every example any number of labels" if labels else "vision-language model"
+    text += f"a {kind}{f' ({model})' if model else ''} "
     text += f"for {_counted(rounds, 'round', lower=True)}. "
     split = steps.splitting(study)
     if study.single and is_bound(first.summary):
         text += "All data are in one place. "
     else:
         pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
-        text += "Pictures and questions stay with their client"
+        text += f"{things.capitalize() if labels else 'Pictures and questions'} stay with their client"
         text += f" (but with {_listed(pooled)}, for which all data are in one place); " if pooled else "; "
         text += (
             f"model tensors travel, and with {_listed(split)} activations and their gradients batch by batch. "
@@ -161,13 +194,25 @@ def _lead(study: Study) -> str:
         seeds = len(study.seeds)
         labels = study.labels
         text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) "
-        text += "started from the same model" if len(sections.tasks(study)) < 2 else "trained on the same data"
+        alike = len(sections.tasks(study)) < 2 and not (labels and label_sections.models_differ(study))
+        text += "started from the same model" if alike else "trained on the same data"
         text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
     return page.paragraph(text + _measured(study), "lead")
 
 
+def _clients(study: Study) -> int:
+    """How many there are: of very many a summary names some and counts the others."""
+    more = max((int(number(run.summary.get("more_clients")) or 0) for run in study.runs), default=0)
+    return len(study.clients) + more
+
+
 def _measured(study: Study) -> str:
     """What is measured, and of which models."""
+    if label_sections.labelled(study):
+        return (
+            "What is measured after the last round is how well the labels of test examples are told: by how a model "
+            "sorts the examples (AP), and by which labels it predicts (P, R, F1)."
+        )
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
     everybody = "how well the one shared model answers those of everybody"
     abroad = f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."

@@ -25,7 +25,7 @@ from confed.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.results.forgotten import filter_of, picked
 
-__all__ = ["answer", "fill", "gallery"]
+__all__ = ["answer", "fill", "gallery", "png"]
 
 
 def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
@@ -177,9 +177,9 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         "answer": examples.answers[row],
     }
     if not isinstance(examples.images, NoPictures):
-        entry["image"] = _png(examples.images[int(pictures[0])])
+        entry["image"] = png(examples.images[int(pictures[0])])
     if len(pictures) > 1:
-        entry["image2"] = _png(examples.images[int(pictures[1])])
+        entry["image2"] = png(examples.images[int(pictures[1])])
     if examples.choices is not None:
         entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
     return entry
@@ -227,7 +227,8 @@ def _spread(examples: Examples, count: int, first: int) -> list[int]:
     return rows or list(range(min(count, len(examples))))
 
 
-def _png(pixels: Any) -> str:
+def png(pixels: Any) -> str:
+    """A picture, uint8 (H, W, 3), as base64."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()

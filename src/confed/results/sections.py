@@ -7,8 +7,9 @@ from confed.metrics.fairness import across_clients
 from confed.results import formats, lines, page, plots
 from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
-from confed.results.history import judged
+from confed.results.history import judged, judged_words, nobody_has_own
 from confed.results.hurting import BySeed, by_seed, hurting
+from confed.results.label_tables import is_labelled
 from confed.results.measured import metric_of, types_in_order
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, average, numbers
@@ -48,7 +49,8 @@ def tasks(study: Study) -> list[str]:
 
 def legend(study: Study) -> str:
     """Which colour is which method, or for a run on its own which model."""
-    shown = (PERSONAL, GLOBAL) if study.single else looks(study).values()
+    own = () if nobody_has_own(study) else (PERSONAL,)
+    shown = (*own, GLOBAL) if study.single else looks(study).values()
     return page.legend([(look.label, look.colour, look.dashed, look.glyph) for look in shown])
 
 
@@ -91,16 +93,16 @@ def learning(study: Study) -> str:
     if not drawing:
         return ""
     several = len(study.seeds) > 1
+    over = "mean over places"
+    if any(is_labelled(run.summary) for run in study.runs):
+        over = "of all clients' examples together, and the mean over unseen places"
     bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
     caption = (
-        "Results on validation data after each round (unseen places have none: on their test data), mean "
-        "over "
-        "places; round 0 is before training." + (f" Lines are means over seeds{bands}." if several else "")
+        f"Results on validation data after each round (unseen places have none: on their test data), {over}; round 0 "
+        "is before training." + (f" Lines are means over seeds{bands}." if several else "")
     )
     caption += " Rows have several tasks, whose training losses have no common scale." if len(tasks(study)) > 1 else ""
-    both = ", and the global model on the same data" if study.single else ""
-    kind = "Personal" if study.single else judged(study).capitalize()
-    each = inline(lines.client_curves(study), f"{kind} models{both}, client by client.")
+    each = inline(lines.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
     if not study.single and each:
         each = page.details("Client by client", each)
     return legend(study) + inline(drawing, caption) + each
@@ -112,11 +114,16 @@ def clients(study: Study) -> str:
     if not drawing:
         return ""
     several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
-    both = " and the global model" if study.single else ""
-    kind = "personal" if study.single else judged(study)
-    caption = f"Each client's {kind} model{both} on the client's test data after the last round, in %.{several}"
+    caption = f"{_whose(study).capitalize()}, on each client's test data after the last round, in %.{several}"
     key = legend(study) if study.single else ""
     return key + inline(drawing, caption) + _fairness(study)
+
+
+def _whose(study: Study, on: str = "") -> str:
+    """The models that bars and curves of single clients are about."""
+    if nobody_has_own(study):
+        return "the global model" if study.single else "the global models"
+    return f"the client's personal model, and the global one{on}" if study.single else f"{judged(study)} models"
 
 
 def matrices(study: Study, tabs: Tabs) -> str:
@@ -163,7 +170,9 @@ def question_types(study: Study, tabs: Tabs) -> str:
     if not panels:
         return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
-    text = f"Test {metric_of(study.runs)} in % per type of question, mean over {over} where the type occurs."
+    labelled = any(is_labelled(run.summary) for run in study.runs)
+    of = "kind of example" if labelled else "type of question"
+    text = f"Test {metric_of(study.runs)} in % per {of}, mean over {over} where the {of.split(maxsplit=1)[0]} occurs."
     return page.paragraph(text, "muted") + tabs(panels)
 
 
@@ -195,9 +204,10 @@ def cost(study: Study) -> str:
     html = f'<div class="wide dense">{to_html(table)}</div>'
     drawing = inline(
         lines.spending(study),
-        f"Mean result of the {judged(study)} models on validation data, against everything sent until then and against "
-        "the time of training until then (without evaluation, with whatever else the machine was doing); one point per "
-        "evaluated round." + ("" if study.single else " Methods that send nothing are not in the drawing of traffic."),
+        f"Mean result of the {judged_words(study)} models on validation data, against everything sent until then and "
+        "against the time of training until then (without evaluation, with whatever else the machine was doing); one "
+        "point per evaluated round."
+        + ("" if study.single else " Methods that send nothing are not in the drawing of traffic."),
     )
     if not drawing:
         return html
@@ -235,6 +245,9 @@ def _fairness(study: Study) -> str:
     local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
     rows: list[tuple[Cell, ...]] = []
     view = judged(study)
+    kind, against = judged_words(study), view == "personal" and not nobody_has_own(study)
+    if any(is_labelled(run.summary) for run in study.runs):
+        kind = "global" if nobody_has_own(study) else "personal"
     for method in study.methods:
         mine = by_seed(study, method, view)
         own = {client: sum(values.values()) / len(values) for client, values in mine.items()}
@@ -249,15 +262,15 @@ def _fairness(study: Study) -> str:
                 spread_cell([spread.sd]),
                 spread_cell([spread.spread]),
                 *([_hurt(mine, by_seed(study, local, view) if local != method else {})] if local else []),
-                *([_hurt(mine, by_seed(study, method, "global_seen"))] if view == "personal" else []),
+                *([_hurt(mine, by_seed(study, method, "global_seen"))] if against else []),
             )
         )
     columns = (
         Column("method", words=True),
         Column("who", "worst client", words=True), Column("value", "worst client"),
         Column("sd", "across clients"), Column("best − worst", "across clients"),
-        *([Column("than local training", f"{view} model is worse", words=True)] if local else []),
-        *([Column("than the global model", f"{view} model is worse", words=True)] if view == "personal" else []),
+        *([Column("than local training", f"{kind} model is worse", words=True)] if local else []),
+        *([Column("than the global model", f"{kind} model is worse", words=True)] if against else []),
     )  # fmt: skip
     return (
         "<h3>Who gains, who loses</h3>" + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"

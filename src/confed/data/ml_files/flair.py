@@ -21,7 +21,7 @@ FLAIR_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid",
     "material", "music", "outdoor", "plant", "recreation", "religion", "structure",
 )  # fmt: skip
-"""The 17 coarse labels in alphabetical order, which is that of the published label mappings."""
+"""The 17 coarse labels in alphabetical order, as pfl-research numbers them; FedLGT numbers them by first occurrence."""
 
 _SPLITS = ("train", "val", "test")
 
@@ -56,7 +56,7 @@ def flair_records(file: Path) -> Iterator[LabelRecord]:
 def flair_relationship(file: Path) -> dict[str, str]:
     """Every fine label's coarse one, from ``label_relationship.txt``: "fine -> coarse" a line.
 
-    A comma or a tab between the two, and brackets around them, are understood as well.
+    Where there is no arrow, a comma or a tab between the two, and brackets around them, are understood as well.
 
     Raises:
         ValueError: the file is missing, a line has another shape, a coarse label is none of the 17, or a fine label
@@ -68,7 +68,9 @@ def flair_relationship(file: Path) -> dict[str, str]:
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines()):
         if not line.strip():
             continue
-        parts = [part.strip(" '\"") for part in re.split(r"->|\t|,", line.strip().strip("()"))]
+        # An arrow alone divides: names may have commas and brackets.
+        halves = line.split("->") if "->" in line else re.split(r"[\t,]", line.strip().strip("()"))
+        parts = [part.strip(" '\"\t") for part in halves]
         if len(parts) != 2 or not all(parts):
             raise ValueError(f"{file}, row {number}: expected 'fine label -> coarse label', got {line!r:.80}")
         fine, coarse = parts
@@ -80,7 +82,7 @@ def flair_relationship(file: Path) -> dict[str, str]:
 
 
 def flair_fine_labels(file: Path) -> tuple[str, ...]:
-    """The fine labels of ``label_relationship.txt`` in alphabetical order, that of the published label mappings.
+    """The fine labels of ``label_relationship.txt`` in alphabetical order.
 
     Raises:
         ValueError: as :func:`flair_relationship`.
@@ -156,7 +158,8 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
         raise ValueError(f"{where}: expected {level}, or {level}_row, {level}_col and their names under /metadata")
     found, names = [list[str]() for _ in range(count)], mappings[level]
     rows, columns = group[f"{level}_row"][()].tolist(), group[f"{level}_col"][()].tolist()
-    if len(rows) != len(columns) or max(rows, default=0) >= max(count, 1) or max(columns, default=0) >= len(names):
+    inside = all(0 <= row < count for row in rows) and all(0 <= column < len(names) for column in columns)
+    if len(rows) != len(columns) or not inside:
         raise ValueError(f"{where}: expected {level} of {count} pictures and {len(names)} labels, got others")
     for row, column in zip(rows, columns, strict=True):
         found[row].append(names[column])

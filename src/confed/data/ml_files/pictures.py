@@ -5,8 +5,9 @@ that memory does not grow and processes may fork.
 """
 
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -96,12 +97,8 @@ class TarPictures(LazyPictures):
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         super().__init__(source, names, size)
         try:
-            with tarfile.open(source, "r:") as tar:
-                members = {
-                    member.name.removeprefix("./"): (member.offset_data, member.size)
-                    for member in tar
-                    if member.isfile()
-                }
+            status = source.stat()
+            members = _members(source, status.st_mtime_ns, status.st_size)
         except (OSError, tarfile.TarError) as error:
             raise ValueError(f"{source}: expected a complete, uncompressed tar archive, got: {error}") from error
         self._spans = np.array([members.get(name, (0, 0)) for name in names], dtype=np.int64).reshape(-1, 2)
@@ -121,6 +118,14 @@ class TarPictures(LazyPictures):
     def present(self, row: int) -> bool:
         """See :meth:`LazyPictures.present`."""
         return bool(self._spans[row, 1] > 0)
+
+
+@lru_cache(maxsize=1)  # of hundreds of thousands of pictures it takes seconds, and every split asks for it
+def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, int]]:
+    """Where each file of a tar archive begins, and its bytes."""
+    del changed, size  # they tell one state of the file from another
+    with tarfile.open(source, "r:") as tar:
+        return {member.name.removeprefix("./"): (member.offset_data, member.size) for member in tar if member.isfile()}
 
 
 class Hdf5Pictures(LazyPictures):

@@ -10,7 +10,7 @@ import numpy as np
 
 from confed.data.ml_files.records import LabelRecord
 
-__all__ = ["MultiLabelTable", "PackedTexts", "UserRows", "collect"]
+__all__ = ["MultiLabelTable", "PackedTexts", "UserRows", "collect", "gather", "multi_hot"]
 
 _LISTED = 5
 """How many offenders a message names."""
@@ -54,7 +54,7 @@ class PackedTexts(Sequence[str]):
 
     def take(self, rows: np.ndarray) -> "PackedTexts":
         """The texts of the given rows, in that order."""
-        offsets, places = _gather(self.offsets, rows)
+        offsets, places = gather(self.offsets, rows)
         return PackedTexts(np.frombuffer(self.content, dtype=np.uint8)[places].tobytes(), offsets)
 
     @property
@@ -95,11 +95,7 @@ class MultiLabelTable:
 
     def targets(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """The labels of B rows as zeros and ones, float32, shape (B, C)."""
-        rows = np.asarray(rows, dtype=np.int64)
-        starts, places = _gather(self.offsets, rows)
-        result = np.zeros((len(rows), len(self.labels)), dtype=np.float32)
-        result[np.repeat(np.arange(len(rows)), np.diff(starts)), self.values[places]] = 1
-        return result
+        return multi_hot(self.offsets, self.values, np.asarray(rows, dtype=np.int64), len(self.labels))
 
     def labels_of(self, row: int) -> tuple[str, ...]:
         """The names of one row's labels."""
@@ -153,7 +149,7 @@ class MultiLabelTable:
         if mask.all():
             return self
         rows = np.flatnonzero(mask)
-        offsets, places = _gather(self.offsets, rows)
+        offsets, places = gather(self.offsets, rows)
         kept = np.concatenate([[0], np.cumsum(mask)])[self.user_offsets]
         staying = np.flatnonzero(np.diff(kept))
         return replace(
@@ -301,7 +297,7 @@ class _Part:
             raise ValueError("expected a user of every row, or of none; some rows have one and others do not")
         user_of = np.array(self.user_of, dtype=np.int64)
         order = np.argsort(user_of, kind="stable")
-        offsets, places = _gather(np.array(self.offsets, dtype=np.int64), order)
+        offsets, places = gather(np.array(self.offsets, dtype=np.int64), order)
         values = new[np.array(self.values, dtype=np.int32)[places]] if len(places) else np.zeros(0, np.int32)
         names, pictures, texts = (
             PackedTexts(bytes(content), np.array(ends, dtype=np.int64)).take(order) for content, ends in self.texts
@@ -320,11 +316,29 @@ class _Part:
         )
 
 
-def _gather(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of the chosen rows behind one another, and where their values stand now."""
-    starts, lengths = offsets[:-1][rows], np.diff(offsets)[rows]
+def gather(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets of B chosen rows behind one another, and where their values stand now; in time O(B and their values).
+
+    Args:
+        offsets: where the values of each of N rows begin, and at last their number, int64, shape (N + 1,).
+        rows: which, int64, shape (B,).
+
+    Returns:
+        int64, shape (B + 1,), and int64, one position per value.
+    """
+    # Not np.diff(offsets)[rows]: tens of thousands of users would each walk through everybody's rows.
+    starts = offsets[:-1][rows]
+    lengths = offsets[1:][rows] - starts
     new = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     return new, np.arange(new[-1]) + np.repeat(starts - new[:-1], lengths)
+
+
+def multi_hot(offsets: np.ndarray, values: np.ndarray, rows: np.ndarray, classes: int) -> np.ndarray:
+    """The labels of B chosen rows as zeros and ones, float32, shape (B, C); see :func:`gather`."""
+    starts, places = gather(offsets, rows)
+    result = np.zeros((len(rows), classes), dtype=np.float32)
+    result[np.repeat(np.arange(len(rows)), np.diff(starts)), values[places]] = 1
+    return result
 
 
 def _sorted_within(offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
