@@ -37,10 +37,9 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """The normalised features, same shape as ``input`` (..., d)."""
         centred = input - input.mean(-1, keepdim=True)
-        variance = input.var(-1, keepdim=True)
-        # The gradient of the root is infinite at 0.
-        std = torch.where(variance > 0, variance, 1.0).sqrt() * (variance > 0)
-        return self.weight * centred / (std + self.eps) + self.bias
+        # The gradient of this norm is 0 at 0; that of a root would be infinite.
+        std = torch.linalg.vector_norm(centred, dim=-1, keepdim=True) * (input.shape[-1] - 1) ** -0.5
+        return torch.addcmul(self.bias, centred / (std + self.eps), self.weight)
 
 
 class FullyConnected(nn.Module):
@@ -126,10 +125,15 @@ class MultiHeadAttention(nn.Module):
             layer(states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, states in ((self.query, x), (self.key, context), (self.value, context))
         )
-        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        scores = scores.masked_fill(~present[:, None, None, :], MASKED)
-        weights: Tensor = self.dropout((scores if bias is None else scores + bias).softmax(-1))
-        return self.merge((weights @ value).transpose(1, 2).flatten(2))
+        mask = torch.zeros_like(present, dtype=query.dtype).masked_fill(~present, MASKED)[:, None, None, :]
+        seen = nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask if bias is None else mask + bias,
+            dropout_p=self.dropout.p if self.training else 0.0,
+        )
+        return self.merge(seen.transpose(1, 2).flatten(2))
 
 
 class AttFlat(nn.Module):
