@@ -86,7 +86,7 @@ def ctran_mini(
     swap_states: bool = False,
     graph: bool = False,
     norm: Norm = "batch",
-    dropout: float = 0.1,
+    dropout: float = 0.0,
     max_length: int = 16,
     seed: int = 0,
 ) -> CTran:
