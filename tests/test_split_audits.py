@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed import answers_audit, inversion_audit
+from confed import answers_audit, gradients_audit, inversion_audit
 from confed.answers_audit import answers, defences
 from confed.attacked import open_victim, write
 from confed.cli.attacking import KINDS
@@ -95,6 +95,26 @@ def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, mon
     assert "agreement" in page.read_text().lower()
 
 
+def test_gradients_of_supervised_split_learning_give_answers_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients_audit, "NOISES", (3.0,))
+    recipe = RECIPE.replace('name = "bicsl"', 'name = "split_learning"\nhidden = 16')
+    recipe = recipe.replace('name = "contrastive"\nwidth = 16\nhidden = 32\nembedding = 16', 'name = "vqa"')
+    (tmp_path / "mine.toml").write_text(recipe)
+    run(load_recipe(tmp_path / "mine.toml"), tmp_path / "run")
+    finding = answers([tmp_path / "run"], examples=64, seed=1)
+    rows = {(r["defence"], r["when"], r["attack"]): r["recovery"] for r in finding.values["rows"]}
+    assert {r["sent"] for r in finding.values["rows"]} == {"gradients"}
+    compared = "rows compared with every answer's, knowing the last layers"
+    # The server has made z itself, so that the right answer's gradient is the row.
+    assert rows["none", "last weights", compared]["recovered"] == 1.0
+    assert rows["noise 3", "last weights", compared]["recovered"] < 1.0
+    grouped = rows["none", "first epoch", "clusters of rows named by 32 known answers"]
+    assert grouped["recovered"] > grouped["majority"]
+    assert grouped["examples"] == 32
+
+
 def test_inputs_are_rebuilt_from_activations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inversion_audit, "EPOCHS", 2)
     finding = inversion([folder], examples=6, steps=2)
@@ -119,7 +139,7 @@ def test_what_cannot_be_audited_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("audit", "words"), [(answers, "sends no row per answer"), (inversion, "sends no activations")]
+    ("audit", "words"), [(answers, "sends no row per example"), (inversion, "sends no activations")]
 )
 def test_a_network_that_is_whole_at_a_client_sends_nothing(
     folder: Path, tmp_path: Path, audit: Callable[..., object], words: str

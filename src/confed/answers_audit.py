@@ -1,12 +1,13 @@
-"""What the server of a finished BiCSL run could have learnt of one client's answers, with and without defences.
+"""What the main server of a finished run of split learning could have learnt of one client's answers.
 
-The rows are made again as the protocol makes them: with the weights that the run ended with, and in a first epoch from
-the initial weights, in which the network learns from step to step. Training the whole network gives the weights that
-split training gives; the order of the examples is not that of the run, and the rate is constant.
+With and without defences. What is sent is made again as the protocol makes it: with the weights that the run ended
+with, and in a first epoch from the initial weights, in which the network learns from step to step. Training the whole
+network gives the weights that split training gives; the order of the examples is not that of the run, and the rate is
+constant. Here are the rows v_APN of BiCSL; the gradients of supervised split learning are in
+:mod:`confed.gradients_audit`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor
 from confed.attacked import Finding, Victim, expand, names_of, open_victim
 from confed.attacks.answer_recovery import (
     Observed,
-    Recovery,
     by_frequency,
     by_known,
     equal_rows,
@@ -27,50 +27,29 @@ from confed.attacks.answer_recovery import (
     observe,
     score,
 )
+from confed.audited import (
+    BY_FREQUENCY,
+    BY_KNOWN,
+    CLUSTERING,
+    NOISES,
+    Audited,
+    batches_of,
+    beginner,
+    finding_of,
+    known_rows,
+    public_answers,
+    spent,
+)
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator, isolated
-from confed.federation.train import make_optimizer
-from confed.privacy.accountant import epsilon
+from confed.gradients_audit import audit_gradients
 from confed.privacy.cut import CutPrivacy
-from confed.results import formats
 from confed.results.runs import distinct_labels
-from confed.results.writers import Cell, Column, Table
 
-__all__ = ["DELTA", "NOISES", "Audited", "answers", "defences", "spent"]
+__all__ = ["answers", "defences"]
 
-NOISES = (0.03, 0.1, 0.3, 1.0)
-"""Noise multipliers that audits try."""
-
-DELTA = 1e-5
-
-KNOWN = 50
-"""Rows whose answers one of the attackers happens to know."""
-
-COUNTING, FOLLOWING, CLUSTERING = "equal rows", "rows followed from step to step", "clusters of rows"
-BY_FREQUENCY = "{} named by frequency"
-BY_KNOWN = "{} named by {} known answers"
+COUNTING, FOLLOWING = "equal rows", "rows followed from step to step"
 LOOKING_UP = "rows looked up, knowing APN"
-
-
-@dataclass(frozen=True)
-class Audited:
-    """One attack on the rows of one run.
-
-    Attributes:
-        run: whose rows.
-        when: "first epoch" or "last weights".
-        defence: in words; "none".
-        attack: in words.
-        cost: epsilon of one released row, None where nothing is guaranteed or it could not be computed.
-        recovery: what was found.
-    """
-
-    run: str
-    when: str
-    defence: str
-    attack: str
-    cost: float | None
-    recovery: Recovery
 
 
 def answers(
@@ -81,10 +60,10 @@ def answers(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Finding:
-    """Audits what v_APN says of a client's answers.
+    """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up.
 
     Args:
-        folders: runs of split learning with contrastive answers, or studies of which those rows are taken.
+        folders: runs of split learning, contrastive or supervised, or studies of which those rows are taken.
         examples: training examples of the client.
         client: whose; "" for the first.
         seed: of their order, the noise and the clustering.
@@ -101,15 +80,17 @@ def answers(
     for folder, name in zip(runs, names_of(runs), strict=True):
         victim = open_victim(folder, name=name)
         # In other methods the same network is whole at a client, and no row is sent.
-        if not (victim.partly_known and hasattr(victim.model, "cut")):
-            notes.append(f"left out: {folder}: {victim.label} sends no row per answer")
+        if not victim.partly_known:
+            notes.append(f"left out: {folder}: {victim.label} sends no row per example")
             continue
         tell(f"auditing {folder}")
         names[victim.name] = victim.label
-        rows += _audit(victim, examples, client, seed)
+        whose = client or next(iter(victim.materials.clients))
+        batches = batches_of(victim, examples, whose, seed)
+        rows += (_audit if hasattr(victim.model, "cut") else audit_gradients)(victim, batches, whose, seed)
     if not rows:
         raise ValueError("; ".join(notes))
-    return _finding(rows, distinct_labels(names), notes)
+    return finding_of(rows, distinct_labels(names), notes)
 
 
 def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPrivacy]:
@@ -123,27 +104,9 @@ def defences(clip: float, noises: Sequence[float] = NOISES) -> dict[str, CutPriv
     return {"none": CutPrivacy(), "each answer once per batch": CutPrivacy(distinct=True), **noised}
 
 
-def spent(privacy: CutPrivacy, releases: int = 1) -> float | None:
-    """Epsilon at ``DELTA`` of that many noised rows per example; None without noise or without dp-accounting."""
-    if privacy.noise == 0:
-        return None
-    try:
-        return epsilon(privacy.noise, releases, DELTA)
-    except ValueError:
-        return None
-
-
-def _audit(victim: Victim, examples: int, client: str, seed: int) -> list[Audited]:
-    client = client or next(iter(victim.materials.clients))
-    if client not in victim.materials.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.materials.clients)}")
-    whole = victim.materials.clients[client].tables[0]
-    order = torch.randperm(len(whole), generator=generator(seed, 0, client, "audited examples"))[:examples]
-    size = victim.setup.local.batch_size
-    batches = [batch for batch in whole.batches(size, order) if len(batch["label"]) > 1]
-    if not batches:
-        raise ValueError(f"client {client!r} has fewer than two training examples to audit")
-    public = _public(victim)
+def _audit(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> list[Audited]:
+    """What v_APN gives away of these batches."""
+    public = public_answers(victim)
     known = _table(victim)
     own = getattr(victim.setup.algorithm, "privacy", CutPrivacy())
     tried = defences(float(known.norm(dim=1).median().clamp_min(1e-6))) if own.off else {"the run's": own}
@@ -152,11 +115,11 @@ def _audit(victim: Victim, examples: int, client: str, seed: int) -> list[Audite
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit {name}")
         seen = observe(model.eval(), batches, privacy=privacy, rng=rng)
-        cost = spent(privacy)
+        cost = spent(privacy.noise)
         for attack, guesses, groups, asked in _attacks(seen, known, privacy, public, seed):
             partition = None if groups is None else groups[asked]
             recovery = score(guesses[asked], seen.labels[asked], public, partition)
-            found.append(Audited(victim.name, "last weights", name, attack, cost, recovery))
+            found.append(Audited(victim.name, "v_APN", "last weights", name, attack, cost, recovery))
     if own.off:
         found.append(_first_epoch(victim, batches, public, seed))
     return found
@@ -173,10 +136,8 @@ def _attacks(
         groups, name = equal_rows(seen.v_apn), COUNTING
     table = privacy.activations(known, torch.Generator()) if privacy.noise == 0 else _clipped(known, privacy)
     deviation = privacy.noise * (privacy.clip or 0.0)
-    order = torch.randperm(len(groups), generator=generator(seed, 0, "", "known rows"))
-    # At least half of the rows remain to be guessed.
-    few, rest = order[: min(KNOWN, len(order) // 2)], order[min(KNOWN, len(order) // 2) :]
-    every = order.sort().values
+    few, rest = known_rows(len(groups), seed)
+    every = torch.arange(len(groups))
     return [
         (BY_FREQUENCY.format(name), by_frequency(groups, public), groups, every),
         (BY_KNOWN.format(name, len(few)), by_known(groups, few, seen.labels[few], public), groups, rest),
@@ -186,30 +147,12 @@ def _attacks(
 
 def _first_epoch(victim: Victim, batches: Sequence[Batch], public: Tensor, seed: int) -> Audited:
     """The rows of the first epoch, in which APN learns after every step."""
-    model: Any = victim.setup.model()
-    frozen = set(getattr(model, "frozen", ()))
-    learning = [p for name, p in model.named_parameters() if name not in frozen and p.requires_grad]
-    optimizer = make_optimizer(learning, victim.setup.local)
-    model.train()
-    if hasattr(model, "begin"):
-        model.begin(victim.task)
-
-    def learn(batch: Batch) -> None:
-        optimizer.zero_grad()
-        victim.task.loss(model(batch), batch).backward()
-        optimizer.step()
-
+    model, learn = beginner(victim)
     with isolated(seed):
         seen = observe(model, batches, learn=learn)
     groups = followed_rows(seen.v_apn, seen.step)
     recovery = score(by_frequency(groups, public), seen.labels, public, groups)
-    return Audited(victim.name, "first epoch", "none", BY_FREQUENCY.format(FOLLOWING), None, recovery)
-
-
-def _public(victim: Victim) -> Tensor:
-    """How often each answer is right in everybody's validation data: what somebody outside could know."""
-    labels = torch.cat([data.tables[1].columns["label"] for data in victim.materials.clients.values()])
-    return torch.bincount(labels[labels >= 0], minlength=len(victim.materials.dataset.answers))
+    return Audited(victim.name, "v_APN", "first epoch", "none", BY_FREQUENCY.format(FOLLOWING), None, recovery)
 
 
 def _table(victim: Victim) -> Tensor:
@@ -221,50 +164,3 @@ def _table(victim: Victim) -> Tensor:
 
 def _clipped(table: Tensor, privacy: CutPrivacy) -> Tensor:
     return CutPrivacy(clip=privacy.clip).activations(table, torch.Generator())
-
-
-def _finding(rows: Sequence[Audited], labels: dict[str, str], notes: Sequence[str]) -> Finding:
-    columns = (
-        Column("run", words=True), Column("weights", words=True), Column("defence", words=True),
-        Column("ε per row"), Column("attack", words=True), Column("recovered", "answers, %", "%"),
-        Column("majority", "answers, %", "%"), Column("chance", "answers, %", "%"), Column("agreement"),
-        Column("groups"), Column("rows"),
-    )  # fmt: skip
-    lines = [
-        (
-            Cell(labels[row.run]), Cell(row.when), Cell(row.defence), _number(row.cost), Cell(row.attack),
-            *(
-                Cell(formats.percent(value), 100 * value)
-                for value in (row.recovery.recovered, row.recovery.majority, row.recovery.chance)
-            ),
-            _number(row.recovery.agreement), Cell(str(row.recovery.groups or formats.MISSING)),
-            Cell(str(row.recovery.examples), row.recovery.examples),
-        )
-        for row in rows
-    ]  # fmt: skip
-    table = Table(
-        "Answers recovered from the rows v_APN",
-        columns,
-        (tuple(lines),),
-        (
-            "Recovered: share of the rows whose answer is named correctly. Majority: the same if the most frequent "
-            "answer of the validation data is always named. Known answers are not counted. Agreement: adjusted "
-            "Rand index of groups and answers, whatever the groups are called.",
-            f"ε per row: of one release of one row at δ = {DELTA:g} where an example may be replaced by any other; an "
-            "epoch releases two rows per example, and epochs add up.",
-        ),
-    )
-    words = (
-        "An honest-but-curious main server keeps to the protocol and looks at what it receives. It knows how frequent "
-        "answers are elsewhere, taken from everybody's validation data; in some rows also the answers of "
-        f"{KNOWN} rows (of half of them where there are fewer), or the weights of APN, which the auxiliary server or "
-        "any client could tell it.",
-        "What these attacks do not find may be found by better ones: only noise with its epsilon is a guarantee.",
-        *notes,
-    )
-    values = {"kind": "answers", "delta": DELTA, "rows": [asdict(row) for row in rows], "notes": list(notes)}
-    return Finding("answers", "What the server learns of answers", words, (table,), values)
-
-
-def _number(value: float | None) -> Cell:
-    return Cell(formats.MISSING) if value is None else Cell(f"{value:.3g}", value)

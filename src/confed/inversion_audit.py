@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from confed.answers_audit import DELTA, defences, spent
+from confed.answers_audit import defences
 from confed.attacked import Finding, Victim, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.inversion import (
     Reconstruction,
@@ -26,6 +26,7 @@ from confed.attacks.inversion import (
     questions_as_sets,
     searched,
 )
+from confed.audited import DELTA, spent
 from confed.data.examples import Table as Rows
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
@@ -159,7 +160,7 @@ def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) ->
             Audited(
                 victim.name,
                 name,
-                spent(privacy),
+                spent(privacy.noise),
                 judge(rebuilt, theirs.inputs, mean),
                 None if found is None else judge(found, theirs.inputs[: len(found)], mean),
                 judge_words(probe(sent), theirs.words, probe.frequency),

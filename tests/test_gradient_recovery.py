@@ -1,0 +1,78 @@
+"""What gradients of a client's last layers say of its answers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.attacks.gradient_recovery import SentGradients, matched, observe_gradients
+from confed.federation.protocols import Batch, Output
+from confed.privacy.cut import CutPrivacy
+
+ANSWERS, WIDTH = 5, 4
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bottom, self.top = nn.Linear(3, WIDTH), nn.Linear(WIDTH, ANSWERS)
+
+    def forward(self, batch: Batch) -> Output:
+        z = self.bottom(batch["x"])
+        return Output(self.top(z), z)
+
+
+def _loss(output: Output, batch: Batch) -> Tensor:
+    return functional.cross_entropy(output.logits, batch["label"])
+
+
+def _batches(sizes: tuple[int, ...] = (6, 3)) -> list[dict[str, Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    return [{"x": torch.randn(n, 3, generator=rng), "label": torch.arange(n) % ANSWERS} for n in sizes]
+
+
+def test_rows_are_those_of_the_formula() -> None:
+    model, batches = _Model(), _batches()
+    seen = observe_gradients(model, model.top, _loss, batches)
+    expected: list[Tensor] = []
+    for batch in batches:
+        with torch.no_grad():
+            z = model.bottom(batch["x"])
+            wrong = model.top(z).softmax(1) - functional.one_hot(batch["label"], ANSWERS)
+            expected.append(wrong @ model.top.weight / len(z))
+    torch.testing.assert_close(seen.rows, torch.cat(expected))
+    assert seen.labels.tolist() == [0, 1, 2, 3, 4, 0, 0, 1, 2]
+    torch.testing.assert_close(seen.directions.norm(dim=1), torch.ones(9))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_rows_are_clipped_and_noised_as_they_are_sent() -> None:
+    model = _Model()
+    clipped = observe_gradients(model, model.top, _loss, _batches(), privacy=CutPrivacy(gradient_clip=1e-3))
+    assert float(clipped.rows.norm(dim=1).max()) <= 1e-3 * (1 + 1e-5)
+    guard = CutPrivacy(gradient_clip=1e-3, gradient_noise=2.0)
+    noised = observe_gradients(model, model.top, _loss, _batches((400,)), privacy=guard)
+    assert math.isclose(float(noised.rows.std()), 2e-3, rel_tol=0.1)
+
+
+def test_who_knows_the_last_layers_finds_every_answer() -> None:
+    model = _Model()
+    seen = observe_gradients(model, model.top, _loss, _batches((64,)))
+    assert torch.equal(matched(seen, model.top, _loss, ANSWERS), seen.labels)
+    clipped = SentGradients(seen.rows * 1e-3, seen.z, seen.labels)
+    assert torch.equal(matched(clipped, model.top, _loss, ANSWERS), seen.labels)
+
+
+def test_learning_goes_on_after_the_rows_were_recorded() -> None:
+    model, steps = _Model(), list[int]()
+    observe_gradients(model, model.top, _loss, _batches(), learn=lambda batch: steps.append(len(batch["label"])))
+    assert steps == [6, 3]
+
+
+def test_nothing_to_audit_is_refused() -> None:
+    model = _Model()
+    with pytest.raises(ValueError, match="at least one batch that is sent, got none"):
+        observe_gradients(model, model.top, _loss, [])
