@@ -1,12 +1,12 @@
 """FLAIR's size: 41,131 users of 8 pictures with 17 labels, 50 of them in a round, drawn by their number of pictures.
 
 Pictures are made up when they are asked for; everything else is as in a run from a recipe: data that are made when a
-user is asked for, client states and a checkpoint on disk after every round, personal models kept. Each measurement has
-a process of its own.
+user is asked for, client states and a checkpoint on disk after every round. Each measurement has a process of its own.
 
 ``start``: from the start of the process until round 1 can begin, with 1,000 users too, to see what a user costs.
 ``published``: rounds of FedLGT and FedBN with ``ctran_mini``, 5 epochs, batches of 16; what drawing the cohort, finding
-its data and keeping states take of them; examples run through the frozen global model, counted by a hook.
+its data and keeping states take of them; examples run through the frozen global model, counted by a hook. FedLGT
+without personal models, as in the recipe for FLAIR, and with one of 1 MB per user.
 ``flat``: 50 rounds of FedBN with a tiny network, whose users keep their normalisation layers; resident memory after
 every round, as a line through the last 40; whose states are on disk; and from the start of another process until the
 interrupted run can continue.
@@ -49,6 +49,7 @@ rounds = {rounds}
 cohort = 50
 sampling = "size"
 workers = 1
+keep_personal = {keep}
 """
 
 
@@ -140,7 +141,9 @@ class Clocked:
 class Federation:
     """What a recipe describes, ready for its first round or for the one after its newest checkpoint."""
 
-    def __init__(self, root: Path, *, method: str, model: str, known: float, users: int, rounds: int) -> None:
+    def __init__(
+        self, root: Path, *, method: str, model: str, known: float, users: int, rounds: int, keep: str = "true"
+    ) -> None:
         from confed.engines.local import InProcess, Presence, Simulation
         from confed.engines.perform import Workspace
         from confed.engines.usage import keep_freed_memory
@@ -155,7 +158,7 @@ class Federation:
         tiny.tokenizer = WordTokenizer  # type: ignore[attr-defined]
         models.add("tiny", tiny), datasets.add("many_users", many_users)
         file = root / "recipe.toml"
-        file.write_text(RECIPE.format(method=method, model=model, known=known, users=users, rounds=rounds))
+        file.write_text(RECIPE.format(method=method, model=model, known=known, users=users, rounds=rounds, keep=keep))
         self.setup, _ = prepare(load_recipe(file))
         self.workspace = Workspace(self.setup.model())
         self.checkpoints = Checkpoints(root / "checkpoint")
@@ -192,12 +195,12 @@ def start(root: Path, users: str) -> dict[str, float]:
     return {"processor_seconds": time.process_time(), "resident_mib": resident()}
 
 
-def published(root: Path, method: str) -> dict[str, float]:
+def published(root: Path, method: str, keep: str) -> dict[str, float]:
     """Three rounds with ``ctran_mini``, of which the first does not count."""
     from confed.engines.perform import Members
     from confed.federation.client import Client
 
-    federation = Federation(root, method=method, model="ctran_mini", known=0.75, users=USERS, rounds=3)
+    federation = Federation(root, method=method, model="ctran_mini", known=0.75, users=USERS, rounds=3, keep=keep)
     clock, seen = Clocked(), {"trained": 0, "frozen": 0}
     store, simulation = federation.checkpoints.store, federation.simulation
     clock.watch(simulation, "sample", "cohort")
@@ -277,10 +280,15 @@ def main() -> None:
         for users in (1000, USERS):
             found = measured("start", Path(folder), str(users))
             finish(f"label_start_{users}", 5.0, ratio=found["processor_seconds"], unit="seconds", **found)
-    for method in ("fedlgt", "fedbn"):
+    # FedBN has no global model, so that personal models must be kept.
+    for name, method, keep in (
+        ("fedlgt", "fedlgt", "false"),
+        ("fedlgt_kept", "fedlgt", "true"),
+        ("fedbn", "fedbn", "true"),
+    ):
         with tempfile.TemporaryDirectory() as folder:
-            found = measured("published", Path(folder), method)
-            finish(f"label_round_{method}", 0.02, ratio=found["share"], **found)
+            found = measured("published", Path(folder), method, keep)
+            finish(f"label_round_{name}", 0.02, ratio=found["share"], **found)
     with tempfile.TemporaryDirectory() as folder:
         found = measured("flat", Path(folder))
         finish("label_flat", 2.0, ratio=abs(found["mib_per_round"]) / found["standard_error"], **found)

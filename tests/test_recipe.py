@@ -98,3 +98,12 @@ def test_cohort_sizes() -> None:
     assert Run(cohort=0.1).cohort_size(100) == 10
     assert Run(cohort=0.001).cohort_size(100) == 1
     assert Run(cohort=50).cohort_size(20) == 20
+
+
+def test_keywords_of_a_new_constructor_may_stand_before_its_name() -> None:
+    before = load_recipe("fedlgt_scenes", ["model.dropout=0.3", "model.name=ctran_mini", "task.threshold=0.4"])
+    after = load_recipe("fedlgt_scenes", ["model.name=ctran_mini", "model.dropout=0.3", "task.threshold=0.4"])
+    assert before.sections == after.sections
+    other = load_recipe("fedvqa_scenes", ["model.max_length=9", "model.name=mcan_s_mini"])
+    assert other.sections["model"]["name"] == "mcan_s_mini"
+    assert other.sections["model"]["max_length"] == 9

@@ -244,7 +244,8 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
         raise ValueError(f"{source}: not TOML: {error}") from error
     name = content.pop("name", name)
     rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
-    for override in overrides:
+    # A new constructor drops the old one's keywords, so it comes before keywords, whatever their order.
+    for override in sorted(overrides, key=lambda override: not _renames(override)):
         _override(content, override)
     if any(override.startswith("study.") for override in overrides):
         # Rows of the file that the command left out are no mistake; rows the command names itself are.
@@ -341,6 +342,12 @@ def _kept(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:  # no such model, which is said where it is looked up to be used
         return {}
     return {key: values[key] for key in FINETUNING if key in values and key in accepted}
+
+
+def _renames(override: str) -> bool:
+    """Whether an override names another constructor, such as ``model.name=mcan_small``."""
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    return section in NAMED and key == "name"
 
 
 def _override(content: dict[str, Any], override: str) -> None:
