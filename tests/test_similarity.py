@@ -46,10 +46,11 @@ def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_pa
     first = next(iter(clients))
     folder.write_tensors(folder.models / "global" / "trained.safetensors", shared)
     folder.write_tensors(folder.models / "personal" / first / "trained.safetensors", own)
-    found = measure(folder, Workspace(toy_contrastive_model()), materials(**clients), count=5)
+    found = measure(folder, Workspace(toy_contrastive_model()), materials(**clients), 4, count=5)
     assert found is not None
     assert found["place"] == first
     assert found["answers"] == sorted(found["answers"])
+    assert 0 < found["same"] < 1
     table = clients[first].tables[2]
     rows = torch.linspace(0, len(table) - 1, min(5, len(table))).round().long().tolist()
     rows.sort(key=lambda row: (ANSWERS[int(table.columns["label"][row])], row))
@@ -62,8 +63,8 @@ def test_the_measurement_is_that_of_the_initial_and_of_the_trained_values(tmp_pa
 
 
 def test_nothing_is_measured_of_models_that_answer_otherwise_or_left_nothing(tmp_path: Path) -> None:
-    assert measure(RunFolder(tmp_path), Workspace(toy_model()), materials()) is None
-    assert measure(RunFolder(tmp_path), Workspace(toy_contrastive_model()), materials()) is None
+    assert measure(RunFolder(tmp_path), Workspace(toy_model()), materials(), 4) is None
+    assert measure(RunFolder(tmp_path), Workspace(toy_contrastive_model()), materials(), 4) is None
 
 
 def test_means_are_of_positives_equal_answers_and_negatives() -> None:

@@ -185,6 +185,7 @@ class _Runner:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.has_global:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
+            tensors |= self.setup.algorithm.newcomer(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if not self.setup.algorithm.pooled:
             for name, tensors in personal.items():
@@ -216,7 +217,11 @@ class _Runner:
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         questions = isinstance(self.materials.dataset, FederatedDataset)
-        similar = similarity.measure(self.folder, workspace, self.materials) if questions else None
+        similar = (
+            similarity.measure(self.folder, workspace, self.materials, self.setup.local.batch_size)
+            if questions
+            else None
+        )
         if similar is not None:
             self.folder.write_json(self.folder.root / similarity.FILE, similar)
         summary = summarise_run(

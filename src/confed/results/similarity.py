@@ -44,6 +44,8 @@ class Similarity:
         answers: the examples' answers, sorted, so that equal ones are neighbours.
         before: with the initial values, (B, B); row i is question i.
         after: with the trained values.
+        same: of the negatives in training batches, the share that has the answer of the example they are negatives of;
+            None where it was not measured.
     """
 
     place: str
@@ -51,6 +53,7 @@ class Similarity:
     answers: tuple[str, ...]
     before: np.ndarray
     after: np.ndarray
+    same: float | None = None
 
     def means(self, values: np.ndarray) -> dict[str, float]:
         """Means over kinds of pairs; a kind without any pair is left out.
@@ -70,7 +73,7 @@ class Similarity:
 
 
 def measure(
-    folder: "RunFolder", workspace: "Workspace", materials: "Materials", count: int = EXAMPLES
+    folder: "RunFolder", workspace: "Workspace", materials: "Materials", batch_size: int, count: int = EXAMPLES
 ) -> dict[str, Any] | None:
     """What :data:`FILE` holds, of a run that has written its models; None where the model does not answer so.
 
@@ -80,6 +83,7 @@ def measure(
         folder: the run.
         workspace: a model to work in.
         materials: the run's data.
+        batch_size: examples of a training batch.
         count: examples at most.
     """
     import torch
@@ -109,6 +113,7 @@ def measure(
     batch = table.batch(rows)
     answers = [names[int(label)] for label in labels[rows]]
     found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    found["same"] = _same(materials, batch_size)
     # What is global, with what the client keeps to itself where it does.
     after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
     for when, tensors in (("before", {}), ("after", after)):
@@ -125,11 +130,26 @@ def read(run: Run) -> Similarity | None:
         content = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
         before, after = (np.asarray(content[when], dtype=np.float64) for when in ("before", "after"))
         answers = tuple(map(str, content["answers"]))
-        found = Similarity(str(content["place"]), str(content["kind"]), answers, before, after)
+        same = None if content.get("same") is None else float(content["same"])
+        found = Similarity(str(content["place"]), str(content["kind"]), answers, before, after, same)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     sound = all(v.shape == (len(answers),) * 2 and np.isfinite(v).all() for v in (before, after))
     return found if sound and answers else None
+
+
+def _same(materials: "Materials", batch_size: int) -> float:
+    """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
+    import torch
+
+    from confed.tasks.contrastive import same_answer_share
+
+    total, examples = 0.0, 0
+    for data in materials.clients.values():
+        labels = data.tables[0].columns["label"]
+        total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
+        examples += len(labels)
+    return total / max(examples, 1)
 
 
 def section(study: Study, tabs: Tabs) -> str:
@@ -202,6 +222,10 @@ def _panel(label: str, one: Similarity) -> str:
     rows.append((Cell(right), *(Cell(formats.percent(found["right"])) for found in (before, after))))
     columns = (Column("pairs", words=True), Column("before training"), Column("after training"))
     caption = f"{label}: {len(one.answers)} test questions of {one.place}; {one.kind} similarity."
+    if one.same is not None:
+        caption += (
+            f" In training batches {formats.percent(one.same)} % of the negatives have the positive's own answer."
+        )
     return (
         page.figure(drawing([(label, one)]).inline(), caption)
         + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"
