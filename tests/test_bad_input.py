@@ -139,7 +139,7 @@ def test_a_full_disk_stops_the_run_and_it_can_go_on(tmp_path: Path, monkeypatch:
 
 
 def test_a_run_without_clients(tmp_path: Path) -> None:
-    recipe = _tiny("data.name=test_bad_input:nobody")
+    recipe = load_recipe("fedvqa_scenes", ["data.name=test_bad_input:nobody"]).method("fedavg")
     with pytest.raises(ValueError, match="has no clients; a federation needs at least one"):
         run(recipe, tmp_path / "run")
 

@@ -30,8 +30,8 @@ from confed.data.regions import HeldRegions
 from confed.data.scenes import scenes
 from confed.experiment import run
 from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.robust_mean import clipped, krum, median, trimmed_mean
 from confed.federation.state import ServerState
-from confed.privacy.robust import clipped, krum, median, trimmed_mean
 from confed.recipe import load_recipe
 
 OF = {"name": "scenes", "train": 40, "validation": 4, "test": 12, "unseen": ["home", "commercial"]}
@@ -306,7 +306,7 @@ def test_one_liar_moves_the_mean_and_no_robust_average() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "mode"}, "algorithm.rule must be one of clip, median, trimmed, krum, got 'mode'"),
+        ({"rule": "mode"}, "algorithm.rule must be one of clip, median, trimmed, krum, multi_krum, got 'mode'"),
         ({"norm": -1.0}, "algorithm.norm must not be negative, got -1"),
         ({"malicious": -1}, "algorithm.malicious must not be negative, got -1"),
     ],

@@ -17,7 +17,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.federation.train import Local
-from confed.losses.low_rank import limited, redistribute, residual, stack, widened
+from confed.losses.low_rank import dimension_wise, limited, redistribute, residual, stack, widened
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.recipe import load_recipe
@@ -160,6 +160,22 @@ def test_refused_factors() -> None:
         stack([], [])
     with pytest.raises(ValueError, match=r"must lie in 1..2, which the factors have, got 3"):
         redistribute(random_factors((2,))[0], 3)
+
+
+def test_the_dimension_wise_mean_is_over_those_who_have_the_dimension() -> None:
+    factors = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 6.0], [5.0, 7.0]]), torch.tensor([[9.0, 1.0]])]
+    like = torch.full((3, 2), 4.0)
+    weights = [1.0, 2.0, 1.0]
+    first = [(1 + 2 * 3 + 9) / 4, (2 + 2 * 6 + 1) / 4]
+    wanted = torch.tensor([first, [5.0, 7.0], [4.0, 4.0]])
+    assert torch.allclose(dimension_wise(factors, weights, like, 0), wanted)
+    assert torch.allclose(dimension_wise([f.T for f in factors], weights, like.T, 1), wanted.T)
+    same = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(dimension_wise([same, same[:1], same], [0.3, 7.0, 2.0], torch.zeros(2, 5), 0), same)
+    with pytest.raises(ValueError, match="ranks must be at most 1, got 2"):
+        dimension_wise([same], [1.0], same[:1], 0)
+    with pytest.raises(ValueError, match="as many weights as factors"):
+        dimension_wise([same], [], same, 0)
 
 
 def test_limited_and_widened() -> None:
@@ -360,6 +376,19 @@ def test_stacking_is_exact_with_different_ranks() -> None:
     _, listener, states = run(FedLoRA(preset="flora", ranks=RANKS), rank=3, rounds=1)
     exact = np.mean([product(reply.message.tensors) for _, _, reply in listener.heard], axis=0)
     np.testing.assert_allclose(product(states[1].params), exact, atol=1e-6)
+
+
+def test_dimensions_are_averaged_over_those_who_have_them() -> None:
+    method = FedLoRA(aggregation="dimension", ranks=RANKS)
+    _, listener, states = run(method, rank=3, rounds=1)
+    sent = {call.client.id: reply.message.tensors for _, call, reply in listener.heard}
+    rows = states[1].params[A]
+    assert torch.equal(rows[2], sent["client-1"][A][2])  # one client has three dimensions
+    assert torch.allclose(rows[1], (sent["client-1"][A][1] + sent["client-2"][A][1]) / 2)
+    assert torch.allclose(rows[0], sum(t[A][0] for t in sent.values()) / 3, atol=1e-6)
+    assert torch.equal(states[1].params[B][:, 2], sent["client-1"][B][:, 2])
+    _, _, diluted = run(replace(method, aggregation="mean"), rank=3, rounds=1)
+    assert torch.allclose(diluted[1].params[A][2], rows[2] / 3, atol=1e-6)
 
 
 def test_a_rank_for_nobody_is_told() -> None:

@@ -57,7 +57,9 @@ def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> lis
     rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "algorithms": lambda: [_algorithm(name) for name in registry.algorithms.names()],
         "models": lambda: _constructors(
-            registry.models, {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+            registry.models,
+            {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+            | {"picture_size", "sample_rate", "series_channels"},
         ),
         "tasks": lambda: _constructors(registry.tasks, {"answers", "types"}),
         "datasets": lambda: _constructors(registry.datasets, set()),
@@ -190,33 +192,40 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
 
     Args:
         name: the dataset's registered name.
-        options: ``key=value`` of its constructor, values as in TOML.
+        options: ``key=value`` of its constructor, values as in TOML; ``missing`` as in recipes.
         out: a PNG file for the sheet.
 
     Returns:
-        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``,
-        ``pictures``, ``answers``, ``most_frequent``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data
-        answers are labels, and questions pictures or texts; the first clients have rows of their own.
+        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
+        ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
+        and ``series``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data answers are labels, and questions
+        pictures or texts; the first clients have rows of their own.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
     """
     from confed.data.labelled import LabelDataset
+    from confed.data.missing import lose, missing_of
+    from confed.data.presence import is_modal
     from confed.schema import validate
 
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(f"out must be a file with the ending .png, got {out}")
     constructor = registry.datasets[name]
-    values = validate(constructor, dict(_option(text) for text in options), "data", set())
+    given = dict(_option(text) for text in options)
+    missing = missing_of(given.pop("missing", {}))
+    values = validate(constructor, given, "data", set())
     dataset: FederatedDataset | LabelDataset = constructor(**values)
     if isinstance(dataset, LabelDataset):
         return _describe_labels(dataset, out)
+    dataset = lose(dataset, missing, int(values.get("seed", 0)))
+    modal = is_modal(dataset)
     parts = list(_parts(dataset))
     description = {
         "name": name,
         "answers": len(dataset.answers),
         "words": len(dataset.words),
-        "rows": [_row(*part) for part in parts],
+        "rows": [{**_row(*part), **(_modal_row(part[2]) if modal else {})} for part in parts],
         "facts": dict(dataset.facts),
     }
     if out is not None:
@@ -244,14 +253,33 @@ def _parts(dataset: "FederatedDataset") -> "Iterable[tuple[str, str, Examples]]"
         yield name, "unseen", examples
 
 
+def _modal_row(examples: "Examples") -> dict[str, Any]:
+    """What examples have, and how many different recordings and series."""
+    from confed.data.presence import MODALITIES, presence, set_names
+
+    there = presence(examples)
+    sets = Counter(set_names(there))
+    most = ", ".join(name if len(sets) == 1 else f"{name} {count}" for name, count in sets.most_common())
+    sounds, series = (there[:, MODALITIES.index(name)] for name in ("audio", "series"))
+    return {
+        "modalities": most,
+        "sounds": 0
+        if examples.sounds is None or examples.sound_index is None
+        else examples.sounds.independent(examples.sound_index[sounds]),
+        "series": 0 if examples.series_index is None else len(np.unique(examples.series_index[series])),
+    }
+
+
 def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
+    from confed.data.presence import presence
+
     counts = Counter(examples.answers)
     answer, count = counts.most_common(1)[0] if counts else ("none", 0)
     return {
         "place": place,
         "role": role,
         "questions": len(examples),
-        "pictures": len(set(np.ravel(examples.image_index).tolist())),
+        "pictures": len(set(np.ravel(examples.image_index[presence(examples)[:, 0]]).tolist())),
         "answers": len(counts),
         "most_frequent": f"{answer} ({count / max(len(examples), 1):.1%})",
     }
@@ -318,15 +346,19 @@ def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> Non
 
 
 def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
-    """A row of pictures per place, each with one question and its answer."""
+    """A row of pictures per place, each with one question and its answer; nothing of places without pictures."""
+    from confed.data.presence import presence
+
     rows: list[tuple[str, list[tuple[np.ndarray, str]]]] = []
     for place, examples in parts:
         first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
-        each = {int(picture): row for row, picture in reversed(list(enumerate(first)))}
+        with_picture = np.flatnonzero(presence(examples)[:, 0])
+        each = {int(first[row]): int(row) for row in with_picture[::-1]}
         shown = sorted(each.values())[:_SHEET_COLUMNS]
         texts = [f"{examples.questions[row]} {examples.answers[row]}" for row in shown]
         pictures = [examples.images[int(first[row])] for row in shown]
-        rows.append((place, list(zip(pictures, texts, strict=True))))
+        if pictures:
+            rows.append((place, list(zip(pictures, texts, strict=True))))
     _draw_sheet(rows, out)
 
 

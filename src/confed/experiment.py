@@ -13,6 +13,7 @@ from torch import Tensor
 
 from confed.data.examples import FederatedDataset
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.engines.remote import Remote
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints
@@ -20,14 +21,16 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.inference import settle
 from confed.materials import Materials
 from confed.preparing import load_data, prepare, presence_of
+from confed.privacy.ledger import PrivacyLedger
 from confed.recipe import Recipe, Run, load_recipe
 from confed.results.examine import Examination, examine
-from confed.results.folder import RunFolder
+from confed.results.folder import RunFolder, read_jsonl
 from confed.results.multilabel import PooledCounts, kept_probabilities
+from confed.results.spent import ledger_of, line_of
 from confed.results.summary import summarise_run
 from confed.tasks.vqa import summarise
 
-__all__ = ["Progress", "load_data", "load_run", "prepare", "run"]
+__all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,19 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     setup, materials = prepare(recipe)
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
-    return _Runner(recipe, setup, materials, folder, watch).run()
+    return Runner(recipe, setup, materials, folder, watch).run()
 
 
-class _Runner:
-    """One run from start or checkpoint to summary."""
+class Runner:
+    """One run from start or checkpoint to summary.
+
+    Args:
+        recipe: what to run.
+        setup: the federation that it describes.
+        materials: its data.
+        folder: where the results go.
+        watch: told about every step.
+    """
 
     def __init__(self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch) -> None:
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
@@ -80,6 +91,7 @@ class _Runner:
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.cpu, self.resumed = cpu_seconds(), False
         self.saved_at = -math.inf
+        self.ledger: PrivacyLedger | None = None
 
     def run(self) -> dict[str, Any]:
         """See :func:`run`."""
@@ -87,12 +99,10 @@ class _Runner:
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
         workspace = Workspace(self.setup.model())
-        with closing(_answerer(self.setup, self.settings, workspace)) as answerer:
-            by_size = self.settings.sampling == "size"
-            simulation = Simulation(
-                self.setup, store, answerer, self.settings.cohort_size, self.presence, by_size=by_size
-            )
+        with closing(self.answerer(workspace)) as answerer:
+            simulation = self.simulation(store, answerer)
             servers, start = self._start(simulation, workspace)
+            self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
             whole: Checkpoint | None = None
             try:
                 for record in simulate(simulation, servers, start):
@@ -106,10 +116,25 @@ class _Runner:
                     self.checkpoints.save(whole)
                 raise
             self._tell(self.setup.rounds, "evaluating on test data")
-            examined = examine(simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t))
+            examined = self.examine(simulation, servers)
             self._write_models(servers, examined.personal)
             peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
         return self._finish(examined, workspace, peak)
+
+    # What is different where clients are on other machines ------------------------------------------------------
+
+    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+        """Who computes replies."""
+        return _answerer(self.setup, self.settings, workspace)
+
+    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+        """The federation's rounds."""
+        by_size = self.settings.sampling == "size"
+        return Simulation(self.setup, store, answerer, self.settings.cohort_size, self.presence, by_size=by_size)
+
+    def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
+        """The final models on test data."""
+        return examine(simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t))
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
@@ -138,6 +163,7 @@ class _Runner:
                 "bytes_up": record.bytes_up,
                 "bytes_down": record.bytes_down,
                 **({"traffic": {n: t._asdict() for n, t in record.traffic.items()}} if len(record.servers) > 1 else {}),
+                **self._spent(simulation, record),
             },
         )
         for span in record.timeline:
@@ -155,7 +181,14 @@ class _Runner:
         for client, error in record.errors.items():
             self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
         loss = sum(record.losses.values()) / max(len(record.losses), 1)
-        self._tell(record.round, f"loss {loss:.3f}")
+        self._tell(record.round, f"loss {loss:.3f}" if record.losses else "losses stay with the clients")
+
+    def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
+        """What a round cost in privacy, where updates are noised."""
+        if self.ledger is None or record.round > self.setup.rounds:
+            return {}
+        present, cohort = simulation.sample(record.round - 1)
+        return line_of(self.ledger, record.round, [client.id for client in cohort], present)
 
     def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
         every, last = self.settings.checkpoint_every, checkpoint.round >= self.setup.rounds

@@ -109,6 +109,7 @@ class _Export:
             "vocab_size": tokenizer.vocab_size,
             "image_size": trained.image_size,
             "regions": {"width": run.region_width, "encoder": trained.encoder},
+            "shapes": run.shapes,
             "heads": [head for head in self.heads if head != "answers"] if several else [],
             "tokenizer": {
                 "max_length": tokenizer.max_length,
@@ -146,6 +147,7 @@ class _Export:
         scopes = self.workspace.scopes(self.run.setup.algorithm, info)
         heads = {head: f"{name}." for head, name in self.heads.items()}
         mine = self._head(client)
+        given = self.run.setup.algorithm.newcomer(self.workspace.tensors)  # which the global model has as well
         for name in self.workspace.tensors:
             if name in self.frozen or name.startswith(idle or ("\0",)):
                 continue
@@ -153,7 +155,7 @@ class _Export:
                 common = scopes[name] in (Scope.SHARED, Scope.SERVER)  # a server may hold the layers before the answer
                 if (client is None and common) or (client is not None and name.startswith(mine)):
                     yield name
-            elif client is not None or scopes[name] is not Scope.PRIVATE:
+            elif client is not None or scopes[name] is not Scope.PRIVATE or name in given:
                 yield name
 
     def _head(self, client: str | None) -> tuple[str, ...]:

@@ -201,7 +201,8 @@ def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequen
             options[key] = False if isinstance(parameters[key].default, bool) else None
     if facts["heads"]:
         options["heads"] = tuple(facts["heads"])
-    options |= derived_options(name, facts.get("regions", {}).get("width", 0), words)
+    shapes = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.get("shapes", {}).items()}
+    options |= derived_options(name, facts.get("regions", {}).get("width", 0), words, shapes)
     return create_model(name, answers=answers, vocab_size=facts["vocab_size"], seed=recipe.run.seed, **options)
 
 

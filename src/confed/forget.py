@@ -152,7 +152,7 @@ def _checkpoint_before(root: Path, recipe: Recipe, setup: Setup, client: str, pr
     joins = recipe.run.joins.get(client, 1)
     checkpoints = Checkpoints(RunFolder(root).checkpoint)
     infos = [setup.population.info(number) for number in range(len(setup.population))]
-    rules = {info.id: dict(setup.algorithm.rules(info)) for info in infos}
+    rules = {info.id: (info.modalities, dict(setup.algorithm.rules(info))) for info in infos}
     mine = rules.pop(client)
     if mine not in rules.values():
         problems.append(f"tensors live elsewhere for {client!r} than for the others, so the first state depends on it")

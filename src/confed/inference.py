@@ -311,6 +311,11 @@ class FinishedRun:
         return self._materials.region_width
 
     @property
+    def shapes(self) -> dict[str, Any]:
+        """What pictures, sounds and series of the training data are like; see :class:`confed.materials.Materials`."""
+        return self._materials.shapes
+
+    @property
     def tokenizer(self) -> Any:
         """The run's tokenizer."""
         return self._materials.tokenizer

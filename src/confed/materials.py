@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -21,20 +21,27 @@ from confed.data.examples import (
     channels_first,
     encode,
 )
+from confed.data.filling import Fill, filled
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
+from confed.data.missing import lose, missing_of
+from confed.data.modal_tables import with_modalities
+from confed.data.picture_tables import NoPictures
+from confed.data.presence import check_ownership, in_turns, is_modal
 from confed.data.regions import Regions
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.grid_features import grid_features
 from confed.registry import datasets, models
 
-__all__ = ["TOKENIZER_KEYS", "Materials", "derived_options", "load_materials", "tokenizer_options"]
+__all__ = ["TOKENIZER_KEYS", "Materials", "derived_options", "load_materials", "reads_absent", "tokenizer_options"]
 
 TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary")
 """Options of models that their tokenizers depend on."""
 MOST_ANSWERS = 10
 """Different answers to one question that a model which writes its answers learns."""
+_NONE = torch.zeros(1, 3, 0, 0, dtype=torch.uint8)
+"""The picture table of examples that have no pictures."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,26 @@ class Materials:
     answer_tokens: Tensor | None = None
     region_width: int = 0
     encoder: str = ""
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        """What all pictures, sounds and series are like, as far as there are any.
+
+        ``picture_size``: (H, W) in pixels; ``sample_rate``: of sounds; ``series_channels``: values per step.
+        """
+        if isinstance(self.dataset, LabelDataset):
+            pictures = next(iter(self.dataset.clients.values())).train.pictures
+            return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
+        parts = [e for s in self.dataset.clients.values() for e in (s.train, s.validation, s.test)]
+        found: dict[str, Any] = {}
+        for part in (*parts, *self.dataset.unseen.values()):
+            if part.images.shape[1] > 0:
+                found.setdefault("picture_size", tuple(part.images.shape[1:3]))
+            if part.sounds is not None:
+                found.setdefault("sample_rate", part.sounds.rate)
+            if part.series is not None:
+                found.setdefault("series_channels", len(part.series.channels))
+        return found
 
     @property
     def questions(self) -> FederatedDataset:
@@ -88,10 +115,13 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
             the dataset has any nor can they be made.
     """
     options, source = json.loads(model), _load(data, seed)
-    dataset = source.dataset
-    if isinstance(dataset, LabelDataset):
-        return _with_labels(dataset, options)
-    tokenizer = create_tokenizer(options["name"], dataset.words, **tokenizer_options(options, dataset.answers))
+    if isinstance(source.dataset, LabelDataset):
+        return _with_labels(source.dataset, options)
+    gaps = source.modal and reads_absent(options["name"])
+    source = source if gaps else source.whole
+    dataset = source.questions
+    words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
+    tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
     # A model that writes its answers learns from their tokens.
     tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
@@ -104,12 +134,15 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
             own = regions[_whose(examples)]
-            return encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
+            rows = encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
+            return with_modalities(rows, examples) if gaps else rows
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
-            pictures[id(examples.images)] = channels_first(examples.images)
+            bare = gaps and isinstance(examples.images, NoPictures)
+            pictures[id(examples.images)] = _NONE if bare else channels_first(examples.images)
         stored = pictures[id(examples.images)]
-        return encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
+        rows = encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
+        return with_modalities(rows, examples) if gaps else rows
 
     given: Mapping[str, tuple[Tensor, Tensor]] = {}
     if isinstance(tokenizer, AnswerTokenizer):
@@ -157,15 +190,16 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any]) -> Materials
     return Materials(dataset, clients, unseen, types, tokenizer)
 
 
-def derived_options(name: str, region_width: int, words: Sequence[str]) -> dict[str, Any]:
+def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
     """What the data decide about a model beside its answers, as far as its function takes it.
 
     Args:
         name: the model's.
         region_width: features per region.
         words: the tokenizer's words, in the order of their token ids (which come behind those of special tokens).
+        shapes: what pictures, sounds and series are like (:attr:`Materials.shapes`).
     """
-    known: dict[str, Any] = {"region_width": region_width, "words": tuple(words)}
+    known: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
     return {key: value for key, value in known.items() if key in signature(models[name]).parameters}
 
 
@@ -239,12 +273,26 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
 class _Source:
     """A dataset, and the regions of its pictures once a model asks for them; models of one study share both."""
 
-    def __init__(self, dataset: FederatedDataset | LabelDataset) -> None:
+    def __init__(self, dataset: FederatedDataset | LabelDataset, fill: Fill = "zero") -> None:
         self.dataset = dataset
+        self.fill: Fill = fill
+        self.modal = isinstance(dataset, FederatedDataset) and is_modal(dataset)
         self.parts: list[Examples] = []
         if isinstance(dataset, FederatedDataset):
             self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
             self.parts += list(dataset.unseen.values())
+
+    @property
+    def questions(self) -> FederatedDataset:
+        """The dataset, where it has questions with answers."""
+        assert isinstance(self.dataset, FederatedDataset)
+        return self.dataset
+
+    @cached_property
+    def whole(self) -> "_Source":
+        """The same with what stands in for missing pictures; itself where none is missing."""
+        complete = filled(self.questions, self.fill) if self.modal else self.questions
+        return self if complete is self.dataset else _Source(complete, self.fill)
 
     @cached_property
     def regions(self) -> dict[int, Regions]:
@@ -277,10 +325,32 @@ def _whose(examples: Examples) -> int:
     return id(examples.images if examples.regions is None else examples.regions)
 
 
+def reads_absent(model: str) -> bool:
+    """Whether a model takes batches without some of the modalities.
+
+    Args:
+        model: its registered name. The function says so in an attribute ``reads_absent``, or the class that it is
+            annotated to return does.
+    """
+    function = models[model]
+    said = getattr(function, "reads_absent", None)
+    returned = get_type_hints(function).get("return") if said is None else None
+    return bool(getattr(returned, "reads_absent", False) if said is None else said)
+
+
 @lru_cache(maxsize=2)
 def _load(data: str, seed: int) -> _Source:
     values = json.loads(data)
-    constructor = datasets[values.pop("name")]
+    constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
-    return _Source(constructor(**values))
+    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    if isinstance(dataset, LabelDataset):
+        if missing.loses:
+            raise ValueError(
+                f"data.missing is for questions with answers; the examples of {dataset.name!r} have labels"
+            )
+        return _Source(dataset)
+    check_ownership(dataset)
+    dataset = lose(dataset, missing, seed)
+    return _Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)

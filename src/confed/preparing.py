@@ -13,15 +13,19 @@ from torch import nn
 from confed.data.examples import FederatedDataset, Table, TableData, pool
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
 from confed.data.labelled import LabelDataset
+from confed.data.modal_tables import ModalTable, pool_modal
+from confed.data.presence import in_order, is_modal, modalities_of
 from confed.engines.local import Members, Presence, Setup
-from confed.engines.perform import listed
+from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo
+from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
-from confed.materials import TOKENIZER_KEYS, Materials, derived_options, load_materials
+from confed.materials import TOKENIZER_KEYS, Materials, derived_options, load_materials, reads_absent
 from confed.models import create_model
+from confed.privacy.protections import check_layouts
 from confed.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
@@ -89,17 +93,49 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         clients = materials.clients.masked(known) if known else materials.clients
         sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
     observers: Mapping[str, ClientData] = materials.unseen
+    public, observers = _public(algorithm, dataset, observers)
     _check_method(algorithm, run, materials.clients)
+    owned = _modalities(dataset)
+    _check_modalities(name, owned)
+    if not algorithm.partial and not isinstance(owned, tuple):
+        _check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
         _check_heads(algorithm, build(), list(materials.clients), dataset)
     if algorithm.pooled:
         observers = Both(clients, observers)
-        clients, sizes = {EVERYONE: _everyone(materials, known)}, None
+        clients, sizes, owned = {EVERYONE: _everyone(materials, known)}, None, {EVERYONE: _all_of(owned)}
     setup = Setup(
-        algorithm, Members(clients, _modalities(dataset), {n: t.head for n, t in tasks.items() if heads}, sizes), task,
-        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks,
+        algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
+        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
     )  # fmt: skip
+    if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
+        workspace, people = Workspace(setup.model()), map(setup.population.info, range(len(setup.population)))
+        check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
     return setup, materials
+
+
+def _public(
+    algorithm: Algorithm, dataset: FederatedDataset | LabelDataset, unseen: Mapping[str, ClientData]
+) -> tuple[ClientData | None, Mapping[str, ClientData]]:
+    """What every client holds besides its own, where the method needs that, and the unseen places that are left.
+
+    Raises:
+        ValueError: the method names no unseen place, or the clients' answers are not the same.
+    """
+    place = algorithm.public_place()
+    if place is None:
+        return None, unseen
+    name = algorithm.label or type(algorithm).__name__
+    if isinstance(dataset, FederatedDataset) and (dataset.pools or dataset.tasks):
+        raise ValueError(
+            f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"
+        )
+    if place not in unseen:
+        there = f"one of {listed(list(unseen))}" if unseen else f"one, but {dataset.name!r} has none"
+        raise ValueError(
+            f"algorithm.public must name an unseen place whose examples every client is to hold, {there}; got {place!r}"
+        )
+    return unseen[place], {other: data for other, data in unseen.items() if other != place}
 
 
 def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
@@ -116,7 +152,8 @@ def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[st
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.pools else dataset.answers
-        derived = derived_options(name, materials.region_width, getattr(materials.tokenizer, "words", ()))
+        words = getattr(materials.tokenizer, "words", ())
+        derived = derived_options(name, materials.region_width, words, materials.shapes)
         if heads:
             derived["heads"] = heads
         built = create_model(
@@ -147,17 +184,51 @@ def _everyone(materials: Materials, known: float) -> TableData:
     if labelled:
         train = pool_labels(labelled)
         return LabelData(train, train.take(0), train.take(0), known)
-    rows = pool([_without_labels(table, materials.questions) for table in tables])
+    unlabelled = [_without_labels(table, materials.questions) for table in tables]
+    modal = [table for table in unlabelled if isinstance(table, ModalTable)]
+    rows = pool_modal(modal) if modal else pool(unlabelled)
     return TableData(rows, rows.take(0), rows.take(0))
 
 
-def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...]:
-    """What every example contains."""
+def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
+    """What every client's examples contain, or client -> what its own do."""
     if isinstance(dataset, FederatedDataset):
-        return ("image", "text")
+        return modalities_of(dataset) if is_modal(dataset) else ("image", "text")
     first = next(iter(dataset.clients.values())).train
     there = {"image": first.pictures is not None, "text": first.table.texts is not None}
     return tuple(name for name, given in there.items() if given)
+
+
+def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The modalities that any client has."""
+    if isinstance(owned, tuple):
+        return owned
+    return in_order((name for own in owned.values() for name in own), "a client")
+
+
+def _check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ValueError if a method needs all clients in all of the model, and they have not the same modalities."""
+    names = named_tensors(model)
+    read = {client: {*names} - unowned(names, own) for client, own in owned.items()}
+    first = next(iter(read))
+    other = next((client for client in read if read[client] != read[first]), None)
+    if other is not None:
+        raise ValueError(
+            f"{algorithm.label or type(algorithm).__name__} keeps sums over all clients, so all of them must have the "
+            f"same modalities, and {first!r} has {'+'.join(owned[first])}, {other!r} {'+'.join(owned[other])}"
+        )
+
+
+def _check_modalities(model: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ValueError if a client has nothing that the model reads."""
+    if isinstance(owned, tuple) or reads_absent(model):
+        return
+    blind = [name for name, own in owned.items() if not {"image", "text"} & set(own)]
+    if blind:
+        raise ValueError(
+            f"the model {model!r} reads pictures and texts, of which {listed(blind)} have neither: leave these clients "
+            "out (run.without), or take a model that reads other modalities"
+        )
 
 
 def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
@@ -272,6 +343,7 @@ def _without(materials: Materials, names: Sequence[str]) -> Materials:
         clients={name: split for name, split in data.clients.items() if name not in names},
         facts={name: fact for name, fact in data.facts.items() if name not in names},
         tasks={name: task for name, task in data.tasks.items() if name not in names},
+        modalities={name: owned for name, owned in data.modalities.items() if name not in names},
     )
     clients = {name: rows for name, rows in materials.clients.items() if name not in names}
     return replace(materials, dataset=dataset, clients=clients)

@@ -1,6 +1,7 @@
 """Recipes: a TOML file whose sections name constructors and give exactly their keyword arguments.
 
 ``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
+any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`);
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of
 :class:`confed.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same data;
 ``[methods.NAME]`` are the keywords of one.
@@ -28,6 +29,7 @@ from typing import Any, Literal, get_args
 import tomli_w
 
 from confed import registry
+from confed.data.missing import missing_of
 from confed.federation.train import Local
 from confed.run_section import Run
 from confed.schema import plain, validate
@@ -48,7 +50,8 @@ Headline = Literal["personal", "global_seen"]
 
 # Arguments that the run works out: a recipe does not give them.
 DERIVED = {
-    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"},
+    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+    | {"picture_size", "sample_rate", "series_channels"},
     "task": {"answers", "types"},
     "data": {"seed"},
 }
@@ -269,8 +272,13 @@ def _named(section: str, values: Mapping[str, Any], where: str | None = None) ->
         raise ValueError(
             f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}"
         )
+    # What examples lose at random is no dataset's own affair.
+    missing = values.pop("missing", None) if section == "data" else None
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
-    return {"name": name, **checked}
+    if missing is None:
+        return {"name": name, **checked}
+    missing_of(missing, f"{where}.missing")
+    return {"name": name, **checked, "missing": plain(missing)}
 
 
 def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,9 +20,10 @@ from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
 from confed.federation.algorithm import Algorithm
-from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
 from confed.federation.messages import Call, Reply, drive
-from confed.federation.params import Scope
+from confed.federation.ownership import modalities_of
+from confed.federation.params import Scope, named_tensors
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.federation.train import Local
 from confed.federation.wire import decode, decode_state, encode, encode_state
@@ -78,6 +80,8 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
         return algorithm.neutral if isinstance(algorithm.neutral, str) else None
     if algorithm.pooled and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
+    if check == "simulator equals Flower" and find_spec("flwr") is None:
+        return "Flower is not installed (the extra 'flower')"
     return None
 
 
@@ -259,7 +263,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients()
+    clients = toy_clients(kind=algorithm.finetuning)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = _setup(algorithm, {**clients, "client-1": broken})
@@ -303,7 +307,7 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
     _same(check, whole, _run(setup, _Backwards))
     if not algorithm.pooled:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients()
+        clients = toy_clients(kind=algorithm.finetuning)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [_run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
@@ -313,7 +317,7 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
 def nothing_leaks(algorithm: Algorithm) -> None:
     """Another client's data cannot be seen in what a client sends and keeps in the same round."""
     check = "nothing leaks from client to client"
-    clients, other = toy_clients(), toy_clients(seed=5)
+    clients, other = (toy_clients(seed, kind=algorithm.finetuning) for seed in (0, 5))
     mixed = {**clients, "client-0": other["client-0"]}
     one, two = _run(_setup(algorithm, clients), stop=1), _run(_setup(algorithm, mixed), stop=1)
     first, second = ([(c, r) for c, _, r in run.replies if c != "client-0"] for run in (one, two))
@@ -381,6 +385,52 @@ def survives_the_wire(algorithm: Algorithm) -> None:
     _same("survives the wire", _run(_setup(algorithm)), _run(_setup(algorithm), _Bytes))
 
 
+def simulator_equals_flower(algorithm: Algorithm) -> None:
+    """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
+    check = "simulator equals Flower"
+    setup = _setup(algorithm)
+    with TemporaryDirectory() as folder:
+        through = _run(setup, lambda s: _ThroughFlower(s, Path(folder)), store=_SitesStore(Path(folder)))
+    here = _run(setup)
+    _same(check, here, through)
+    if here.losses != through.losses or here.errors != through.errors:
+        raise ContractViolation(f"{check}: losses or errors differ: {through.losses}, {through.errors}")
+
+
+class _ThroughFlower(_Recording):
+    """Asks sites over a Flower grid in this process."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        from confed.engines.flower import GridPost
+        from confed.engines.flower_loopback import sites_in
+        from confed.engines.remote import Remote
+        from confed.engines.roll import Patience
+
+        super().__init__(setup)
+        names = [setup.population.info(number).id for number in range(len(setup.population))]
+        self.remote = Remote(setup, GridPost(sites_in(setup, folder)), patience=Patience(interval=1e-4))
+        self.remote.roll.gather(names, wait=60)
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        for call, reply in zip(calls, self.remote(calls, store, round), strict=True):
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+
+
+class _SitesStore(MemoryStore):
+    """The states that the sites below a folder keep."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def load(self, client_id: str) -> ClientState:
+        (root,) = (self._folder / client_id / "state").iterdir()
+        store = DirectoryStore(root)
+        store.version = store.newest(client_id)
+        return store.load(client_id)
+
+
 def neutral_is_fedavg(algorithm: Algorithm) -> None:
     """With neutral hyper-parameters the servers go FedAvg's way (model without BatchNorm and dropout, SGD)."""
     if isinstance(algorithm.neutral, str):
@@ -399,15 +449,23 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     if isinstance(algorithm.neutral, str):
         return
     neutral = replace(algorithm, **algorithm.neutral)
-    clients = toy_clients()
+    clients = toy_clients(kind=neutral.finetuning)
     setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
     got = _run(setup).servers["main"].params
     model, task = setup.build(), setup.task
-    batch = next(iter(pool([c.tables[0] for c in clients.values()]).batches(10_000)))
-    task.loss(model(batch), batch).backward()
+    tables = [c.tables[0] for c in clients.values()]
+    alike = all(table.columns.keys() == tables[0].columns.keys() for table in tables)
+    # Of what reads one modality, everybody are those who have it.
+    owners = dict[str, int]()
+    for batch in [pool(tables)] if alike else tables:
+        whole = next(iter(batch.batches(10_000)))
+        (task.loss(model(whole), whole) * len(batch)).backward()
+        for part in ("", *modalities_of(named_tensors(model))):
+            owners[part] = owners.get(part, 0) + len(batch) * (not part or part in whole)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            wanted = parameter.detach() - PLAIN.lr * parameter.grad
+            count = owners[next(iter(modalities_of([name])), "")]
+            wanted = parameter.detach() - PLAIN.lr * parameter.grad / count
             if not torch.allclose(got[name], wanted, rtol=1e-5, atol=1e-6):
                 raise ContractViolation(f"{check}: {name} differs by up to {(got[name] - wanted).abs().max():.3g}")
 
@@ -423,6 +481,7 @@ CHECKS: dict[str, Check] = {
     "servers see their own part only": servers_see_their_own_part,
     "keeps frozen tensors": keeps_frozen_tensors,
     "survives the wire": survives_the_wire,
+    "simulator equals Flower": simulator_equals_flower,
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
 }

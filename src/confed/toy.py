@@ -4,7 +4,8 @@ Three clients, a model of about two hundred values with a frozen layer, BatchNor
 with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute
 ``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA, those that
 need representations of questions and answers apart ("contrastive") one that answers by similarity, with its task, those
-that decide which labels a model is told ("states") one that reads label states, with the multi-label task.
+that decide which labels a model is told ("states") one that reads label states, with the multi-label task, and those
+for clients with different modalities ("modalities") a model and clients of that kind (``toy_modalities.py``).
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from confed.models.adapters import AdapterBank, Host
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.tasks.contrastive import Contrastive
 from confed.tasks.multilabel import Multilabel
+from confed.toy_modalities import OWNED, ToyModalModel, modal_clients
 
 __all__ = [
     "ToyModel",
@@ -168,12 +170,14 @@ class ToyTask:
         return (output.logits.argmax(-1) == batch["label"]).float()
 
 
-def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> dict[str, TableData]:
+def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES, kind: str = "") -> dict[str, TableData]:
     """Clients whose inputs and labels are skewed in different ways.
 
     Examples have one class (``label``), and for the multi-label task three labels and their constant states (``labels``
-    and ``known``, (N, 3)).
+    and ``known``, (N, 3)). Of the kind "modalities" they have one class, and not the same modalities.
     """
+    if kind == "modalities":
+        return modal_clients(seed, sizes)
     rng = torch.Generator().manual_seed(seed)
     truth = torch.randn(WIDTH, CLASSES, generator=rng)
     clients: dict[str, TableData] = {}
@@ -202,12 +206,14 @@ def toy_setup(
 
     ``kind`` chooses the toy model and task; by default it is what the method is made for (its ``finetuning``).
     """
-    clients = toy_clients() if clients is None else clients
-    local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
     kind = algorithm.finetuning if kind is None else kind
+    clients = toy_clients(kind=kind) if clients is None else clients
+    local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
     task: Task = Multilabel(CLASSES, known=0.75, reduction="mean") if kind == "states" else ToyTask()
 
     def build() -> nn.Module:
+        if kind == "modalities":
+            return ToyModalModel(noisy, torch.Generator().manual_seed(7))
         return toy_model(noisy, kind == "adapters", kind == "lora", kind == "states")
 
     if kind == "contrastive":
@@ -216,4 +222,10 @@ def toy_setup(
     if algorithm.pooled:
         everything = pool([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
-    return Setup(algorithm, Members(clients), task, local, build, rounds=rounds, seed=seed)
+    owned = OWNED if kind == "modalities" else ()
+    public = None
+    if algorithm.public_place() is not None:
+        public = toy_clients(seed + 11, (10,), kind)["client-0"]
+        if kind == "modalities":
+            public = modal_clients(seed + 11, (10,), [("image", "text", "audio")])["client-0"]
+    return Setup(algorithm, Members(clients, owned), task, local, build, rounds=rounds, seed=seed, public=public)

@@ -153,7 +153,9 @@ def _unlearn(
 def _weight_in_last_round(old: RunFolder, setup: Setup, info: ClientInfo) -> float:
     """The client's share of the mean that the final model is; 0 where it is no such mean."""
     parts = ("phases", "round", "fit", "aggregate", "average", "weight", "finish")
-    ordinary = all(getattr(type(setup.algorithm), part) is getattr(Algorithm, part) for part in parts)
+    method = setup.algorithm
+    ordinary = all(getattr(type(method), part) is getattr(Algorithm, part) for part in parts)
+    ordinary = ordinary and method.update_privacy is None and method.robust is None
     rounds = [line for line in read_jsonl(old.metrics) if line["event"] == "round"]
     if not ordinary or not setup.algorithm.server.plain or not setup.keep_personal or not rounds:
         return 0.0

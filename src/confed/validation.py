@@ -117,4 +117,4 @@ def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members"
 
     infos = [setup.population.info(number) for number in range(len(setup.population))]
     sizes = [info.num_examples for info in infos]
-    return Members(clients, infos[0].modalities, {info.id: info.head for info in infos}, sizes)
+    return Members(clients, {info.id: info.modalities for info in infos}, {info.id: info.head for info in infos}, sizes)

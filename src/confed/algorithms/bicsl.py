@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
@@ -122,6 +122,11 @@ class BiCSL(Algorithm):
         object.__setattr__(method, "modules", modules.cpu())
         object.__setattr__(method, "contrast", contrast)
         return method
+
+    def refuses(self, protection: Protection) -> str:
+        """Every protection of updates: what crosses the cut is protected by ``privacy``."""
+        del protection
+        return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def rules(self, client: ClientInfo) -> Rules:
         """The adapters are the main server's; the rest is the clients', averaged by the other server."""

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
@@ -67,6 +67,7 @@ class FedDC(Algorithm):
     correction: Literal["auto", "on", "off"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
@@ -77,6 +78,13 @@ class FedDC(Algorithm):
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
+
+    def refuses(self, protection: Protection) -> str:
+        """With the gradient correction all but noise at the client: the server also weighs updates by their rates."""
+        at_client = self.update_privacy is not None and self.update_privacy.at == "client"
+        if self.correction == "off" or (protection == "update_privacy" and at_client):
+            return super().refuses(protection)
+        return f"its correction is no mean of updates; set algorithm.correction to 'off', got {self.correction!r}"
 
     # Server ------------------------------------------------------------------------------------------------
 
@@ -99,23 +107,29 @@ class FedDC(Algorithm):
         replies = yield calls
         return self.aggregate(server, replies)
 
+    def weight(self, reply: Reply) -> float:
+        """Every client counts the same."""
+        return 1.0
+
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean drift; and the new g."""
         known = server.slots[DRIFT]
-        plain, travelled = (Mean(getattr(torch, self.accumulator)) for _ in range(2))
+        travelled = Mean(getattr(torch, self.accumulator))
         asked, answered, correcting, rates = 0, 0, 0, 0.0
-        for reply in replies:
-            asked += 1
-            if reply.error is not None:
-                continue
-            answered += 1
-            plain.add(reply.message.tensors, 1.0)
-            rate = float(reply.message.scalars.get("rate", 0.0))
-            if rate > 0:
-                correcting, rates = correcting + 1, rates + rate
-                travelled.add({n: reply.message.tensors[n] for n in known}, rate)
+
+        def noted() -> Iterator[Reply]:
+            nonlocal asked, answered, correcting, rates
+            for reply in replies:
+                asked += 1
+                answered += reply.error is None
+                rate = float(reply.message.scalars.get("rate", 0.0))
+                if rate > 0:
+                    correcting, rates = correcting + 1, rates + rate
+                    travelled.add({n: reply.message.tensors[n] for n in known}, rate)
+                yield reply
+
+        mean, before = self.average(server, noted()), server.params
         clients = server.clients or asked
-        mean, before = plain.result(server.params), server.params
         drift = {n: h + answered * (mean[n] - before[n]) for n, h in known.items()}
         slots: dict[str, Params] = {**server.slots, DRIFT: drift}
         if correcting:

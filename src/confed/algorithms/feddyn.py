@@ -55,6 +55,7 @@ class FedDyn(Algorithm):
     alpha: float = 0.01
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
@@ -102,6 +102,12 @@ class FedKD(Algorithm):
         mentor.register_state_dict_post_hook(hide)  # pyright: ignore[reportUnknownMemberType]
         model.add_module(MENTOR, mentor)
 
+    def refuses(self, protection: Protection) -> str:
+        """Noise and masks: what is sent is compressed."""
+        if protection == "robust":
+            return super().refuses(protection)
+        return "its clients send the factors of a compressed change, which can be neither clipped nor summed"
+
     def rules(self, client: ClientInfo) -> Rules:
         """The mentor is private, the mentee shared."""
         return {f"{MENTOR}.*": Scope.PRIVATE, "*": Scope.SHARED}
@@ -129,9 +135,11 @@ class FedKD(Algorithm):
 
     def _download(self, server: ServerState, client: ClientInfo) -> Message:
         """Last round's change for a client whose reply to it was used, the whole model for others."""
+        own = self.broadcast(server, client).tensors
         if self.compress_download and client.id in server.slots.get(HOLDERS, {}):
-            return Message(server.slots[LAST], {"round": server.round, "base": server.round - 1})
-        return Message(self.broadcast(server, client).tensors, {"round": server.round})
+            change = {n: t for n, t in server.slots[LAST].items() if n.removeprefix(UPDATE).partition("/")[0] in own}
+            return Message(change, {"round": server.round, "base": server.round - 1})
+        return Message(own, {"round": server.round})
 
     def _read(self, server: ServerState, replies: Iterable[Reply], heard: dict[str, float]) -> Iterator[Reply]:
         """Replies with the clients' models instead of compressed changes; one that cannot be read is an error.
@@ -146,7 +154,8 @@ class FedKD(Algorithm):
                 yield reply
                 continue
             try:
-                moved = _moved(server.params, restore(reply.message.tensors, server.params, UPDATE))
+                own = self.broadcast(server, reply.client).tensors  # it may take part in some of the tensors only
+                moved = _moved(own, restore(reply.message.tensors, own, UPDATE))
                 heard[reply.client.id] = self._checked(reply.message.scalars.get("energy"))
             except ValueError as error:
                 warnings.warn(f"FedKD leaves out a reply of {reply.client.id!r}: {error}", stacklevel=2)

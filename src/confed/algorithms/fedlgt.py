@@ -45,7 +45,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Mean
@@ -125,6 +125,12 @@ class FedLGT(Algorithm):
                 f"and algorithm.server.lr 1, got {self.server.optimizer!r} and {self.server.lr}"
             )
         return replace(self, graph=graph)
+
+    def refuses(self, protection: Protection) -> str:
+        """Every protection where there is a label graph, which is made of counts and no mean of updates."""
+        if self.graph:
+            return "its clients also send counts for the model's label graph; set model.graph to false"
+        return super().refuses(protection)
 
     # Server ------------------------------------------------------------------------------------------------
 

@@ -14,18 +14,20 @@ from (sum_k w_k B_k)(sum_k w_k A_k). The variants differ in three choices:
 | fedex_lora | A, B | A, B | mean; all add what it lacks to W_0 | FedEx-LoRA: arXiv 2410.09432 |
 | flexlora | A, B | A, B | decomposes the mean update into ranks that clients have | FlexLoRA: arXiv 2402.11505 |
 
-The formulas of the last three are in ``losses/low_rank.py``. What FLoRA and FedEx-LoRA add to W_0 is kept apart from it
+The formulas of the last four are in ``losses/low_rank.py``. What FLoRA and FedEx-LoRA add to W_0 is kept apart from it
 as a matrix D, so that a layer computes W_0 + s (D + B A); D is 0 at first. A client that took part in the round before
 has its D, and is sent the stacked factors; to others, and where it is smaller, D itself is sent. As D is not trained,
 nothing of it is ever sent back.
 
 Ranks may differ (``ranks``). All have the same s, that of the model's rank. A client of a smaller rank sends and
 receives only its rows of A and columns of B. The mean counts what it does not have as 0 (zero-padding, as in HetLoRA
-without its further steps; Cho et al., EMNLP 2024); stacking and decomposing need no padding.
+without its further steps; Cho et al., EMNLP 2024), unless ``aggregation = "dimension"``: then each row of A and column
+of B is the mean over the clients that have it, as in FediLoRA (Yang et al., arXiv 2509.06984; without its repair of a
+client's layer by the global one). Stacking and decomposing need no padding.
 
 Deviations: in all of these every client has an answer head of its own, as in FedDAT's tables; FLoRA's clients draw the
 new A of a round themselves, from the distribution LoRA starts from; and clients count the same by default, as FedDAT's
-do, where FedIT, FLoRA and FlexLoRA weigh them by their numbers of examples (``weighting = "examples"``).
+do, where FedIT, FLoRA, FlexLoRA and FediLoRA weigh them by their numbers of examples (``weighting = "examples"``).
 """
 
 import re
@@ -38,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope, named_tensors
@@ -46,15 +48,16 @@ from confed.federation.protocols import Task
 from confed.federation.state import ServerState
 from confed.federation.structure import private_head
 from confed.federation.train import train
-from confed.losses.low_rank import Factors, limited, redistribute, residual, stack, widened
+from confed.losses.low_rank import Factors, dimension_wise, limited, redistribute, residual, stack, widened
 
 __all__ = ["PRESETS", "Aggregation", "FedLoRA", "Preset"]
 
 Preset = Literal["", "lora", "ffa_lora", "fedsa_lora", "share_b", "flora", "fedex_lora", "flexlora"]
 """The variants with names; see the module."""
 
-Aggregation = Literal["mean", "stack", "residual", "svd"]
-"""What the server does with the factors: FedAvg's mean, FLoRA's stack, FedEx-LoRA's mean and rest, FlexLoRA's SVD."""
+Aggregation = Literal["mean", "stack", "residual", "svd", "dimension"]
+"""What the server does with the factors: FedAvg's mean, FLoRA's stack, FedEx-LoRA's mean and rest, FlexLoRA's SVD, or
+FediLoRA's mean of every dimension over the clients that have it."""
 
 PRESETS: Mapping[Preset, Mapping[str, str]] = {
     "lora": {},
@@ -135,8 +138,8 @@ class FedLoRA(Algorithm):
                 raise ValueError(f"algorithm.ranks.{client} must be at least 1, got {rank}")
         if self.ranks and self.aggregation == "residual":
             raise ValueError(
-                "algorithm.ranks needs the aggregation 'mean', 'stack' or 'svd': what the mean lacks is the same for "
-                "all clients only if all have the same rank"
+                "algorithm.ranks needs the aggregation 'mean', 'stack', 'svd' or 'dimension': what the mean lacks is "
+                "the same for all clients only if all have the same rank"
             )
 
     # Before anything runs ----------------------------------------------------------------------------------
@@ -183,6 +186,15 @@ class FedLoRA(Algorithm):
         b = Scope.PRIVATE if self.share == "A" else Scope.SHARED
         heads = {f"{part}.*": Scope.PRIVATE for part in self.head}
         return {**heads, "*.lora_A.*": a, "*.lora_B.*": b, "*": Scope.SHARED}
+
+    def refuses(self, protection: Protection) -> str:
+        """Every protection where factors are not averaged; of sums also where clients have ranks of their own."""
+        if self.aggregation != "mean":
+            return f"algorithm.aggregation = {self.aggregation!r} puts the clients' factors together in its own way"
+        at_server = self.update_privacy is not None and self.update_privacy.at == "server"
+        if self.ranks and (protection == "secure_sum" or (protection == "update_privacy" and at_server)):
+            return "algorithm.ranks gives clients factors of different shapes, which cannot be summed"
+        return super().refuses(protection)
 
     @property
     def _adds(self) -> bool:
@@ -237,6 +249,10 @@ class FedLoRA(Algorithm):
         heard.sort(key=lambda entry: entry[0])  # the order in which clients registered does not matter
         weights = [weight for _, weight, _ in heard]
         last: dict[str, Tensor] = {}
+        for name, dim in _factors(server.params) if self.aggregation == "dimension" else ():
+            params[name] = dimension_wise([factors[name] for _, _, factors in heard], weights, server.params[name], dim)
+        if self.aggregation == "dimension":
+            return after
         for target, (a, b) in _targets(server.params).items():
             stacked = stack([(factors[a], factors[b]) for _, _, factors in heard], weights)
             if self.aggregation == "svd":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import ClientInfo
 from confed.federation.params import Rules, Scope
 
@@ -17,6 +17,11 @@ class LocalOnly(Algorithm):
     label: ClassVar[str] = "Local only"
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "nothing is shared, so it never becomes FedAvg"
+
+    def refuses(self, protection: Protection) -> str:
+        """Every protection: there is nothing to protect."""
+        del protection
+        return "nothing is sent"
 
     def rules(self, client: ClientInfo) -> Rules:
         """Every trained tensor is private."""

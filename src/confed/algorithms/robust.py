@@ -1,27 +1,27 @@
 """Robust aggregation: FedAvg with an average that a few malicious clients cannot steer at will.
 
-What the rules do, with their sources, is in :mod:`confed.privacy.robust`:
+What the rules do, with their sources, is in :mod:`confed.federation.robust_mean`:
 
-    clip      mean of the updates, each shortened to a norm of at most c      Sun et al. 2019
-    median    median of the clients' values                                   Yin et al., ICML 2018
-    trimmed   mean without the f smallest and largest values                  Yin et al., ICML 2018
-    krum      the one client's model in the midst of the others               Blanchard et al., NeurIPS 2017
+    clip        mean of the updates, each shortened to a norm of at most c    Sun et al. 2019
+    median      median of the clients' values                                 Yin et al., ICML 2018
+    trimmed     mean without the f smallest and largest values                Yin et al., ICML 2018
+    krum        the one client's model in the midst of the others             Blanchard et al., NeurIPS 2017
+    multi_krum  the mean of the K - f models most in the midst                Blanchard et al., NeurIPS 2017
 
-Only "clip" counts clients by their numbers of examples.
+Only "clip" counts clients by their numbers of examples. This is FedAvg with ``algorithm.robust``, which every method
+has that takes means, as a method of its own.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-import torch
 from torch import Tensor
 
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Reply
-from confed.federation.params import Mean
+from confed.federation.robust_mean import RobustMean, Rule
 from confed.federation.state import ServerState
-from confed.privacy.robust import Rule, clipped, krum, median, trimmed_mean
 
 __all__ = ["Robust"]
 
@@ -33,7 +33,7 @@ class Robust(Algorithm):
     Attributes:
         rule: how replies are put together.
         norm: for "clip", the largest norm c of an update; 0 does not clip, which is FedAvg.
-        malicious: for "trimmed" and "krum", how many clients f may lie. They need 2 f + 1 and f + 3 replies (for
+        malicious: for "trimmed" and both Krums, how many clients f may lie. They need 2 f + 1 and f + 3 replies (for
             the guarantee of Krum's authors 2 f + 3); a round with fewer leaves the model as it is.
     """
 
@@ -52,37 +52,27 @@ class Robust(Algorithm):
         if self.malicious < 0:
             raise ValueError(f"algorithm.malicious must not be negative, got {self.malicious}")
 
+    def refuses(self, protection: Protection) -> str:
+        """What does not go with its rule."""
+        if protection == "robust":
+            return "the method has a rule of its own, algorithm.rule; or take fedavg"
+        privacy = self.update_privacy
+        at_client = protection == "update_privacy" and privacy is not None and privacy.at == "client"
+        if at_client or self._mean is None:
+            return super().refuses(protection)
+        return f"its rule {self.rule!r} is no mean" if protection == "update_privacy" else "its rule needs every update"
+
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The robust average of the replies that are no errors; the server's own values if these are too few.
 
         Raises:
             ValueError: the federation has fewer clients than the rule needs.
         """
-        if self.rule == "clip":
-            return self._clipped(server, replies)
-        needed = {"median": 1, "trimmed": 2 * self.malicious + 1, "krum": self.malicious + 3}[self.rule]
-        if 0 < server.clients < needed:
-            raise ValueError(
-                f"algorithm.rule = {self.rule!r} with algorithm.malicious = {self.malicious} needs at least {needed} "
-                f"clients, got {server.clients}"
-            )
-        updates = [reply.message.tensors for reply in replies if reply.error is None]
-        if len(updates) < needed:
-            return dict(server.params)
-        if self.rule == "median":
-            found = median(updates)
-        elif self.rule == "trimmed":
-            found = trimmed_mean(updates, self.malicious)
-        else:
-            found = dict(updates[krum(updates, self.malicious)])
-        return {**server.params, **found}
+        return Algorithm.average(replace(self, robust=self._mean), server, replies)
 
-    def _clipped(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """The weighted mean of shortened updates, one reply in memory at a time."""
-        if not self.norm:
-            return super().average(server, replies)
-        mean = Mean(getattr(torch, self.accumulator))
-        for reply in replies:
-            if reply.error is None:
-                mean.add(clipped(reply.message.tensors, server.params, self.norm), self.weight(reply))
-        return mean.result(server.params)
+    @property
+    def _mean(self) -> RobustMean | None:
+        """The rule, or the plain mean where nothing is clipped."""
+        if self.rule == "clip" and not self.norm:
+            return None
+        return RobustMean(self.rule, self.norm or 1.0, self.malicious)

@@ -61,6 +61,8 @@ class Scaffold(Algorithm):
     variate: Literal["auto", "gradient", "steps"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
+    changes: ClassVar[tuple[str, ...]] = (f"{PREFIX}*",)
     neutral: ClassVar[str] = "its variates cannot be switched off, and its means are not weighted"
 
     def suit(self, model: nn.Module, task: Task) -> Self:

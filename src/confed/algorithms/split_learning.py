@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from confed.federation.algorithm import Algorithm, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
@@ -106,6 +106,11 @@ class SplitLearning(Algorithm):
         top = model.get_submodule(self.head)
         model.set_submodule(self.head, _Head(_layers(width, self.hidden, rng), top))
 
+    def refuses(self, protection: Protection) -> str:
+        """Every protection of updates: what crosses the cut is protected by ``privacy``."""
+        del protection
+        return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
+
     def rules(self, client: ClientInfo) -> Rules:
         """The layers in the middle are the main server's; the rest is the clients', averaged by the other server."""
         return {f"{self.head}.middle.*": Scope.SERVER, "*": Scope.SHARED}
@@ -180,8 +185,8 @@ class SplitLearning(Algorithm):
         Raises:
             RuntimeError: no client sent its part.
         """
-        expected = self.broadcast(server, cohort[0]).tensors
-        replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
+        expected = [self.broadcast(server, client).tensors for client in cohort]
+        replies = yield [Call(c, "send", Message(), e, session=True) for c, e in zip(cohort, expected, strict=True)]
         mean, count, last = Mean(getattr(torch, self.accumulator)), 0, ""
         for reply in replies:
             if reply.error is not None:

@@ -15,6 +15,7 @@ from confed.cli import looking
 from confed.cli import datasets
 from confed.cli import converting
 from confed.cli import pretraining
+from confed.cli import federating
 # isort: on
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "comparing",
     "converting",
     "datasets",
+    "federating",
     "forgetting",
     "looking",
     "main",

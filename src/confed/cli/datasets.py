@@ -1,6 +1,6 @@
 """Verbs about data: data describe, data prepare."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +12,8 @@ from rich.markup import escape
 from confed.cli.app import Json, console, data_app, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from confed.data.gqa_scenes.prepare import Watch
 
 prepare_app = typer.Typer(help="Make a dataset's folder out of files published by others.")
@@ -34,9 +36,13 @@ def describe(
         return
     from rich.table import Table
 
-    table = Table("place", "role", "questions", "pictures", "answers", "most frequent", box=None, pad_edge=False)
-    for row in description["rows"]:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+    if any("modalities" in row for row in description["rows"]):
+        table = _of_modalities(description["rows"])
+        table.caption, table.caption_justify = "numbers of train/validation/test, of unseen places all", "left"
+    else:
+        table = Table("place", "role", "questions", "pictures", "answers", "most frequent", box=None, pad_edge=False)
+        for row in description["rows"]:
+            table.add_row(*(escape(str(value)) for value in row.values()))
     shown = Console(highlight=False)
     shown.print(f"[bold]{escape(name)}[/]: {description['answers']} answers, {description['words']} words")
     shown.print(table)
@@ -44,6 +50,21 @@ def describe(
         shown.print(f"{escape(key)}: {escape(value)}")
     if out is not None:
         shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
+def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":
+    """A line per place: what it has, and how much of it in training / validation / test."""
+    from rich.table import Table
+
+    kinds = [kind for kind in ("questions", "pictures", "sounds", "series") if any(row[kind] for row in rows)]
+    table = Table("place", "modalities", *kinds, box=None, pad_edge=False)
+    places = dict.fromkeys(row["place"] for row in rows)
+    for place in places:
+        own = [row for row in rows if row["place"] == place]
+        has = " / ".join(dict.fromkeys(row["modalities"] for row in own if row["modalities"]))
+        counts = ("/".join(str(row[kind]) for row in own) if any(row[kind] for row in own) else "-" for kind in kinds)
+        table.add_row(escape(place), escape(has), *counts)
+    return table
 
 
 @prepare_app.callback()

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from confed.data.picture_tables import Pictures, StoredPictures, channels_first
+from confed.data.presence import check_presence
 from confed.data.regions import HeldRegions, Regions, join
+from confed.data.sounds import Sounds
 from confed.data.targets import SoftTargets
+from confed.data.time_series import Series
 
 __all__ = [
     "Examples",
@@ -49,7 +52,7 @@ class Examples:
             :class:`confed.data.picture_tables.NoPictures` where there are only features of them.
         image_index: which picture each question is about, int64, shape (N,); shape (N, 2) where a question is about
             a pair.
-        questions: N questions, none empty.
+        questions: N questions, none empty but where ``present`` says that there is none.
         answers: N answers, each a word of the dataset's answer vocabulary (test questions: see
             :class:`FederatedDataset`).
         types: N question types (rows of the per-type accuracy).
@@ -59,6 +62,12 @@ class Examples:
         choices: where the answer is one of some texts offered with the question, those texts, K for every question;
             ``answers`` are then their positions, "0" to "K - 1".
         regions: features of the same M pictures, for models that read these instead.
+        sounds: recordings, where there are some.
+        sound_index: which recording belongs to each question, int64, shape (N,).
+        series: values of sensors over time, where there are some.
+        series_index: which series belongs to each question, int64, shape (N,).
+        present: modality ("image", "text", "audio", "series") -> whether each question has it, bool, shape (N,); one
+            that is not named is there everywhere where its table is. Indices are of no meaning where it is not there.
     """
 
     images: np.ndarray | Pictures
@@ -70,6 +79,11 @@ class Examples:
     annotations: Sequence[Sequence[str]] | None = None
     choices: Sequence[Sequence[str]] | None = None
     regions: Regions | None = None
+    sounds: Sounds | None = None
+    sound_index: np.ndarray | None = None
+    series: Series | None = None
+    series_index: np.ndarray | None = None
+    present: Mapping[str, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.questions)
@@ -87,8 +101,11 @@ class Examples:
             raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
         if self.regions is not None and len(self.regions) != len(self.images):
             raise ValueError(f"regions must be those of {len(self.images)} pictures, got those of {len(self.regions)}")
-        for name, question in zip(self.names, self.questions, strict=True):
-            if not question.strip():
+        if self.sounds is not None or self.series is not None or self.present is not None:
+            check_presence(self)
+        asked = None if self.present is None else self.present.get("text")
+        for row, (name, question) in enumerate(zip(self.names, self.questions, strict=True)):
+            if not question.strip() and (asked is None or asked[row]):
                 raise ValueError(f"the question of example {name!r} is empty")
 
     def __len__(self) -> int:
@@ -108,6 +125,11 @@ class Examples:
             None if self.annotations is None else [self.annotations[i] for i in chosen],
             None if self.choices is None else [self.choices[i] for i in chosen],
             self.regions,
+            self.sounds,
+            None if self.sound_index is None else self.sound_index[rows],
+            self.series,
+            None if self.series_index is None else self.series_index[rows],
+            None if self.present is None else {name: there[rows] for name, there in self.present.items()},
         )
 
 
@@ -135,6 +157,7 @@ class FederatedDataset:
         pools: client -> its own answers, where clients do not share the vocabulary: their labels are positions in
             their own pool, and heads cannot be averaged. ``answers`` is then the union.
         tasks: client -> the registered task of its examples, where it is not the recipe's.
+        modalities: client -> what it owns ("image", "text", "audio", "series"); empty where all clients own the same.
     """
 
     name: str
@@ -146,6 +169,7 @@ class FederatedDataset:
     outside: bool = False
     pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    modalities: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def pool(self, client: str) -> tuple[str, ...]:
         """The answers that a client's labels are positions in."""
@@ -213,6 +237,11 @@ class Table:
         for rows in order.split(batch_size) if len(order) else ():
             yield self.batch(rows)
 
+    def steps(self, batch_size: int, least: int = 1) -> int:
+        """How many batches of ``least`` examples or more a shuffled epoch has."""
+        whole, rest = divmod(len(self), batch_size)
+        return whole * (batch_size >= least) + (rest >= max(least, 1))
+
 
 class TableData:
     """A client's data as tables; implements :class:`confed.federation.protocols.ClientData`."""
@@ -229,6 +258,10 @@ class TableData:
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
         """One shuffled epoch; see :class:`confed.federation.protocols.ClientData`."""
         return self._train.batches(batch_size, torch.randperm(len(self._train), generator=rng))
+
+    def steps(self, batch_size: int, least: int = 1) -> int:
+        """How many training batches of ``least`` examples or more there are in an epoch."""
+        return self._train.steps(batch_size, least)
 
     def validation(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
         """Validation batches in stored order."""

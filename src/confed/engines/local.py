@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,15 +14,20 @@ from confed.engines.perform import Members, Population, Setup, Workspace, answer
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
+from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
 from confed.federation.wire import size
+from confed.privacy.protections import protect
 
 __all__ = [
     "Answerer", "InProcess", "Ledger", "Members", "Population", "Presence", "RoundRecord", "Setup", "Simulation",
     "Traffic", "Workspace", "perform", "simulate",
 ]  # fmt: skip
+
+MOST = 10_000
+"""So many clients are enough to meet every kind of client in any sensible federation."""
 
 
 class Traffic(NamedTuple):
@@ -176,6 +182,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         cohort: clients per round, at most those present, or a function of their number; all by default.
         presence: who joins late and who leaves; nobody by default.
         by_size: draw cohorts with probabilities proportional to numbers of training examples.
+        lenient: clients whose evaluation fails are left out of it; otherwise it ends the run.
     """
 
     def __init__(
@@ -186,10 +193,11 @@ class Simulation(AbstractContextManager["Simulation"]):
         cohort: int | Callable[[int], int] | None = None,
         presence: Presence | None = None,
         by_size: bool = False,
+        lenient: bool = False,
     ) -> None:
         if len(setup.population) == 0:
             raise ValueError("a federation needs at least one client, got 0")
-        self.setup, self.store = setup, store
+        self.setup, self.store, self.lenient = setup, store, lenient
         self.answerer = InProcess(setup) if answerer is None else answerer
         size = len(setup.population) if cohort is None else cohort
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
@@ -206,9 +214,9 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     def start(self, workspace: Workspace) -> dict[str, ServerState]:
         """Every server's state before the first round."""
-        # Distinct rules only; ten thousand clients are enough to meet them all in any sensible federation.
+        # Distinct rules only.
         layouts = {
-            id(scopes): scopes for scopes in (workspace.scopes(self.setup.algorithm, c) for c in self.clients(10_000))
+            id(scopes): scopes for scopes in (workspace.scopes(self.setup.algorithm, c) for c in self.clients(MOST))
         }
         scopes = widest(layouts.values())
         return self.setup.algorithm.init({n: t.cpu() for n, t in workspace.initial.items()}, scopes)
@@ -217,6 +225,16 @@ class Simulation(AbstractContextManager["Simulation"]):
         """All clients, or the first ``most`` of them."""
         count = len(self.setup.population)
         return [self.setup.population.info(i) for i in range(count if most is None else min(most, count))]
+
+    def observer(self, name: str) -> ClientInfo:
+        """Who a place that takes no part is to the method: it may be sent everything that any client owns."""
+        return ClientInfo(name, 0, self._everything, getattr(self.setup.task_of(name), "head", ""))
+
+    @cached_property
+    def _everything(self) -> tuple[str, ...]:
+        """The modalities of all clients together; empty where they are not told apart."""
+        sets = {client.modalities for client in self.clients(MOST)}
+        return () if () in sets else tuple(m for m in MODALITIES if any(m in owned for owned in sets))
 
     def present(self, round: int, most: int | None = None) -> list[ClientInfo]:
         """The clients, or the first ``most`` of them, that belong to the federation in a round.
@@ -305,16 +323,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
         if algorithm.has_global and not algorithm.own_heads:  # no head of its own answers in an unseen place
-            modalities = self.setup.population.info(0).modalities
-            infos += [
-                ClientInfo(name, 0, modalities, getattr(self.setup.task_of(name), "head", ""))
-                for name in self.setup.observers
-            ]
+            infos += [self.observer(name) for name in self.setup.observers]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
         for call, reply in zip(calls, self.answerer(calls, self.store, round), strict=True):
             if reply.error is not None:
+                if self.lenient:
+                    continue
                 raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
             for view in ("global", "personal"):
                 tallies = read_tallies(reply.message.scalars, view)
@@ -333,7 +349,8 @@ class Simulation(AbstractContextManager["Simulation"]):
         # What lives on a server only is put to it: the simulator alone may look at a model whose parts nobody else
         # has together.
         for server in servers.values():
-            scopes = layout(server.params, self.setup.algorithm.rules(client), partial=True)
+            foreign = unowned(server.params, client.modalities)
+            scopes = layout(server.params, self.setup.algorithm.rules(client), frozen=foreign, partial=True)
             tensors.update(pick(server.params, scopes, Scope.SERVER))
         return tensors
 
@@ -377,7 +394,8 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             there, cohort = simulation.sample(round)
             for name, flow in setup.algorithm.phases():
                 server = replace(servers[name], clients=there, rounds=setup.rounds, local=setup.local)
-                exchange = simulation.exchange(round, ledger, errors, losses, name, timeline)
+                plain = simulation.exchange(round, ledger, errors, losses, name, timeline)
+                exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round)
                 servers[name] = replace(drive(flow(server, cohort), exchange), local=None)
         else:
             name = next(iter(servers))

@@ -16,11 +16,13 @@ from torch import nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import ClientState, Store
 from confed.federation.train import Local
+from confed.privacy import protections
 from confed.privacy.guards import check_reply, first_non_finite
 
 __all__ = ["Members", "Population", "Setup", "Workspace", "answer", "count_parameters", "listed", "perform"]
@@ -56,7 +58,7 @@ class Members:
 
     Args:
         data: client id -> its examples, in the federation's fixed order.
-        modalities: what every client's examples contain.
+        modalities: what every client's examples contain, or client -> what its own do.
         heads: client -> the model's head that answers its questions, where there are several.
         sizes: each client's number of training examples, where it is known without making its data.
     """
@@ -64,7 +66,7 @@ class Members:
     def __init__(
         self,
         data: Mapping[str, ClientData],
-        modalities: tuple[str, ...] = (),
+        modalities: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         heads: Mapping[str, str] | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
@@ -80,7 +82,8 @@ class Members:
         """See :class:`Population`."""
         name = self._names[number]
         size = len(self._data[name]) if self._sizes is None else int(self._sizes[number])
-        return ClientInfo(name, size, self._modalities, self._heads.get(name, ""))
+        owned = self._modalities if isinstance(self._modalities, tuple) else self._modalities.get(name, ())
+        return ClientInfo(name, size, owned, self._heads.get(name, ""))
 
     def data(self, client_id: str) -> ClientData:
         """See :class:`Population`.
@@ -147,15 +150,17 @@ class Workspace:
         return twin
 
     def scopes(self, algorithm: Algorithm, client: ClientInfo) -> Mapping[str, Scope]:
-        """Where each tensor lives for this client (worked out once per set of rules and head).
+        """Where each tensor lives for this client (worked out once per set of rules, head and modalities).
 
-        Heads for other tasks than the client's are frozen for it, whatever the rules say.
+        Heads for other tasks than the client's, and what reads modalities that it does not have, are frozen for it,
+        whatever the rules say.
         """
         rules = algorithm.rules(client)
-        key = (client.head, *rules.items())
+        key = (client.head, client.modalities, *rules.items())
         if key not in self._scopes:
             foreign = tuple(f"{part}." for head, part in self.heads.items() if client.head and head != client.head)
             frozen = self.frozen | {n for n in self.tensors if foreign and n.startswith(foreign)}
+            frozen |= unowned(self.tensors, client.modalities)
             self._scopes[key] = layout(self.tensors, rules, frozen=frozen)
         return self._scopes[key]
 
@@ -182,6 +187,7 @@ class Setup:
         observers: name -> test examples of places that take no part (unseen scenes).
         device: where clients compute.
         tasks: client or observer -> its own task.
+        public: examples that every client holds besides its own, for methods that need some.
     """
 
     algorithm: Algorithm
@@ -195,8 +201,10 @@ class Setup:
     observers: Mapping[str, ClientData] = field(default_factory=dict[str, ClientData])
     device: str = "cpu"
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
+    public: ClientData | None = None
 
     def __post_init__(self) -> None:
+        protections.check(self.algorithm)
         kind = type(self.algorithm)
         if not self.algorithm.server.plain and kind.aggregate is not Algorithm.aggregate:
             raise ValueError(
@@ -237,7 +245,7 @@ def perform(
     Raises:
         ValueError: the method has no such action, or the reply carries a tensor that must not leave the client.
     """
-    actions = setup.algorithm.actions()
+    actions = protections.actions(setup.algorithm)
     if call.action not in actions:
         raise ValueError(f"{type(setup.algorithm).__name__} has no action {call.action!r}; it has {sorted(actions)}")
     live: dict[str, Any] | None = {}
@@ -261,6 +269,8 @@ def perform(
         seed=setup.seed,
         keep_personal=setup.keep_personal,
         session=live,
+        newcomer=setup.algorithm.newcomer,
+        public=setup.public,
     )
     with isolated(derive(setup.seed, round, call.client.id, call.action)):
         message = actions[call.action](client, call.message)

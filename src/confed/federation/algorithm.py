@@ -9,13 +9,20 @@ from torch import Tensor, nn
 
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
+from confed.federation.ownership import unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Task
+from confed.federation.robust_mean import RobustMean
+from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, evaluate, train
+from confed.federation.update_privacy import UpdatePrivacy
 
-__all__ = ["Algorithm", "action", "read_counts", "read_tallies"]
+__all__ = ["Algorithm", "Protection", "action", "read_counts", "read_tallies"]
+
+Protection = Literal["update_privacy", "robust", "secure_sum"]
+"""What protects clients' updates from the server, or the server from them: fields of every method."""
 
 Method = TypeVar("Method", bound=Callable[..., Message])
 
@@ -44,18 +51,27 @@ class Algorithm:
             are not counted as trained or sent.
         leavers: clients may leave before the end (``run.leaves``); not where a server's state holds a part of
             every client's that it cannot take out again.
-        finetuning: the kind of finetuning the method is made for ("adapters", "lora"); "" for any. The contract picks
-            its toy model by it.
+        partial: clients may lack modalities that others have, and so take no part in some of the shared tensors; not
+            where a server's sums are those of all clients.
+        finetuning: the kind of model the method is made for ("adapters", "lora", "modalities" for one that takes
+            examples without some modality, ...); "" for any. The contract picks its toy model by it.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
             says why there are none.
         search: hyper-parameter -> the values that ``confed tune`` may try.
         accumulator: precision of the server's mean; float64 takes about twice the time and memory.
         server: what the server does with the mean of the updates: takes it (the default), or treats its distance
             from the current model as a gradient (FedOpt). Only for methods that aggregate as FedAvg does.
+        update_privacy: clipping and noise on the updates, at the client or at the server; None for neither.
+        robust: what takes the place of the mean, so that a few clients cannot steer it; None for the mean.
+        secure_sum: clients mask their updates so that the server learns their sum only; None for no masks.
+        changes: globs of tensors in replies to ``fit`` that are changes, and no new values of what was received.
     """
 
     accumulator: Literal["float32", "float64"] = field(default="float32", kw_only=True)
     server: ServerOptimizer = field(default=ServerOptimizer(), kw_only=True)
+    update_privacy: UpdatePrivacy | None = field(default=None, kw_only=True)
+    robust: RobustMean | None = field(default=None, kw_only=True)
+    secure_sum: SecureSum | None = field(default=None, kw_only=True)
 
     label: ClassVar[str] = ""
     pooled: ClassVar[bool] = False
@@ -63,7 +79,9 @@ class Algorithm:
     has_personal: ClassVar[bool] = True
     own_heads: ClassVar[bool] = False
     leavers: ClassVar[bool] = True
+    partial: ClassVar[bool] = True
     carried: ClassVar[tuple[str, ...]] = ()
+    changes: ClassVar[tuple[str, ...]] = ()
     finetuning: ClassVar[str] = ""
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
@@ -91,11 +109,40 @@ class Algorithm:
             rng: for initial values; the same stream at every party of a run.
         """
 
+    def public_place(self) -> str | None:
+        """Where examples come from that every client holds besides its own (:attr:`Client.public`).
+
+        The name of an unseen place, which then counts as public and as unseen no longer; None, the default, where the
+        method needs none.
+        """
+        return None
+
+    def refuses(self, protection: Protection) -> str:
+        """Why a protection of updates has no meaning for this method, as the end of a sentence; "" where it has.
+
+        It has where clients answer ``fit`` with new values of what they received, and where the server uses nothing
+        of the replies but what :meth:`average` makes of them.
+        """
+        del protection
+        return "all data are in one place" if self.pooled else ""
+
     # Where tensors live ------------------------------------------------------------------------------------
 
     def rules(self, client: ClientInfo) -> Rules:
         """Where each tensor lives for this client: ordered globs, first match wins."""
         return {"*": Scope.SHARED}
+
+    def newcomer(self, shared: Params) -> Params:
+        """Values of private tensors that no client has trained; nothing by default, which means initial values.
+
+        They are those of a place without private values of its own, such as an unseen one, of a client before its
+        first round, and of the global model everywhere.
+
+        Args:
+            shared: the shared values that go with them.
+        """
+        del shared
+        return {}
 
     # Server ------------------------------------------------------------------------------------------------
 
@@ -125,7 +172,8 @@ class Algorithm:
 
     def broadcast(self, server: ServerState, client: ClientInfo) -> Message:
         """What a client receives: the shared tensors it takes part in."""
-        scopes = layout(server.params, self.rules(client), partial=True)
+        foreign = unowned(server.params, client.modalities)
+        scopes = layout(server.params, self.rules(client), frozen=foreign, partial=True)
         return Message(pick(server.params, scopes, Scope.SHARED))
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
@@ -133,11 +181,16 @@ class Algorithm:
         return self.server.step(server, self.average(server, replies))
 
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """The weighted mean of the replies, in client order; failed clients are left out."""
-        mean = Mean(getattr(torch, self.accumulator))
-        for reply in replies:
-            if reply.error is None:
-                mean.add(reply.message.tensors, self.weight(reply))
+        """The weighted mean of the replies, or the robust one, in client order; failed clients are left out."""
+        # With noise at the server nobody's update may count more than it was clipped to.
+        alike = self.update_privacy is not None and self.update_privacy.at == "server"
+        updates = ((r.message.tensors, 1.0 if alike else self.weight(r)) for r in replies if r.error is None)
+        precision: torch.dtype = getattr(torch, self.accumulator)
+        if self.robust is not None:
+            return self.robust.of(updates, server.params, precision=precision, clients=server.clients)
+        mean = Mean(precision)
+        for tensors, weight in updates:
+            mean.add(tensors, weight)
         return mean.result(server.params)
 
     def weight(self, reply: Reply) -> float:
@@ -188,7 +241,7 @@ class Algorithm:
         tensors: dict[str, Tensor] = {}
         for view in ("global", "personal"):
             if view == "global" and self.has_global:
-                client.load(message.tensors)
+                client.load(message.tensors, common=True)
             elif view == "global" or not client.load_personal():
                 continue
             examples = batches(client.local.eval_batch_size)

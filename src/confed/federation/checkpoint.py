@@ -128,6 +128,10 @@ class DirectoryStore:
         """The clients that have a state."""
         return sorted(unquote(folder.name) for folder in self.root.glob("*/*"))
 
+    def newest(self, client_id: str) -> int:
+        """The newest version that the client has a state of; -1 if it has none."""
+        return max(self._versions(client_id), default=-1)
+
     def _versions(self, client_id: str) -> list[int]:
         folder = self._path(client_id, 0).parent
         return [int(path.stem) for path in folder.glob("*.safetensors")] if folder.is_dir() else []

@@ -1,6 +1,6 @@
 """The workspace handed to an action."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Client:
         session: what the client keeps in this process between calls of one session: live objects such as an optimiser
             and the graph of the last forward pass; empty when the session begins. None where the engine may start
             a new process for every call, so that everything must be in ``state``.
+        newcomer: the method's values for private tensors that no client has trained.
+        public: examples that every client holds besides its own, where the method needs some.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -58,6 +60,8 @@ class Client:
     seed: int
     keep_personal: bool = True
     session: dict[str, Any] | None = None
+    newcomer: Callable[[Params], Params] = lambda shared: {}
+    public: ClientData | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
@@ -68,10 +72,15 @@ class Client:
         """The model's tensor names of the wanted scopes."""
         return [name for name, scope in self.scopes.items() if scope in wanted]
 
-    def load(self, shared: Params) -> None:
+    def load(self, shared: Params, *, common: bool = False) -> None:
         """Fills the workspace: the shared values given, and this client's private ones; clears gradients.
 
         A simulator that evaluates a model whose parts lie on several servers gives the servers' own values too.
+
+        Args:
+            shared: values of the shared tensors.
+            common: the global model: values for private tensors that follow from the shared ones go before the
+                client's own.
 
         Raises:
             ValueError: a shared name is missing, unknown or of another shape.
@@ -81,7 +90,8 @@ class Client:
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - {*names, *remote})
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
-        private = self.state.tensors.get("private", {})
+        private, given = self.state.tensors.get("private", {}), self.newcomer(shared)
+        private = {**private, **given} if common else {**given, **private}
         copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
         own = self.names(Scope.PRIVATE)
         copy_into([self.tensors[n] for n in own], [private.get(n, self.initial[n]) for n in own])

@@ -2,7 +2,8 @@
 
 A model says so in its attributes: ``answer_head``, the name of the submodule that turns features into answers;
 ``heads_of_tasks``, where it has several, the submodule of each (``{"answers": "classifier", "nlvr2": "heads.nlvr2"}``);
-``adapters``, where it can host several small networks side by side (:class:`Adapters`).
+``adapters``, where it can host several small networks side by side (:class:`Adapters`); ``reads_absent``, whether it
+takes batches without some of the modalities.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from torch import nn
 
 from confed.federation.params import named_tensors
 
-__all__ = ["Adapters", "adapters_of", "feature_width", "heads_of", "private_head"]
+__all__ = ["Adapters", "adapters_of", "feature_width", "heads_of", "private_head", "reads_absent"]
 
 
 @runtime_checkable
@@ -104,6 +105,23 @@ def heads_of(model: nn.Module) -> dict[str, str]:
     several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
     known = getattr(model, "answer_head", None)
     return dict(several) or ({"answers": known} if isinstance(known, str) else {})
+
+
+def reads_absent(model: nn.Module, method: str) -> None:
+    """Checks that a model takes batches without some of the modalities.
+
+    Args:
+        model: the model.
+        method: who needs it, for the message.
+
+    Raises:
+        ValueError: the model needs all modalities.
+    """
+    if not getattr(model, "reads_absent", False):
+        raise ValueError(
+            f"{method} needs a model that takes examples without some of the modalities (attribute reads_absent), such "
+            f"as modal_transformer_mini; {type(model).__name__} needs all of them"
+        )
 
 
 def private_head(model: nn.Module, wanted: tuple[str, ...], method: str) -> tuple[str, ...]:

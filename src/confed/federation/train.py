@@ -23,6 +23,7 @@ __all__ = [
     "global_features",
     "global_logits",
     "make_optimizer",
+    "needs_two",
     "once_per_round",
     "scheduled_step",
     "teacher",
@@ -101,7 +102,11 @@ class Local:
 def epoch_steps(client: "Client") -> int:
     """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
     size = client.local.batch_size
-    return math.ceil(len(client.data) / size) - (_needs_two(client) and len(client.data) % size == 1)
+    # Data whose batches are of one kind each, out of several kinds, have more of them than their number says.
+    counted = getattr(client.data, "steps", None)
+    if counted is not None:
+        return int(counted(size, 1 + needs_two(client)))
+    return math.ceil(len(client.data) / size) - (needs_two(client) and len(client.data) % size == 1)
 
 
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
@@ -131,7 +136,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     if not parameters or epochs == 0:
         return 0.0
     model.train()
-    pairs = _needs_two(client)
+    pairs = needs_two(client)
     if pairs and min(local.batch_size, len(client.data)) == 1:
         raise ValueError(
             f"batch normalisation or the loss needs at least two examples per batch, client {client.info.id!r} has "
@@ -186,7 +191,7 @@ def trained(client: "Client") -> dict[str, Tensor]:
     }
 
 
-def _needs_two(client: "Client") -> bool:
+def needs_two(client: "Client") -> bool:
     """Whether the model normalises over the examples of a batch while it trains, or the loss compares them."""
     if getattr(client.task, "contrast", None) is not None:
         return True

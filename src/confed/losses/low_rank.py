@@ -12,6 +12,9 @@ B' = sum_k w_k B_k and A' = sum_k w_k A_k are the means that travel anyway.
 Redistribution (FlexLoRA; Bai et al., NeurIPS 2024, arXiv 2402.11505): of the singular value decomposition U S V of the
 sum, the r largest values and their vectors, B = U_r S_r and A = V_r, which is the best approximation of rank r (Eckart
 and Young, 1936).
+
+Dimension-wise mean (FediLoRA; Yang et al., 2025, arXiv 2509.06984): row i of A, and column i of B, is the mean over the
+clients whose rank is more than i, so that those of smaller ranks do not dilute it with zeros.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Factors", "limited", "redistribute", "residual", "stack", "widened"]
+__all__ = ["Factors", "dimension_wise", "limited", "redistribute", "residual", "stack", "widened"]
 
 Factors = tuple[Tensor, Tensor]
 """A (r, n) and B (m, r)."""
@@ -83,6 +86,38 @@ def redistribute(factors: Factors, rank: int) -> Factors:
     columns = left @ u[:, :rank] * s[:rank]
     signs = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True)).sign()
     return (rows * signs).to(a.dtype), (columns * signs.T).to(b.dtype)
+
+
+def dimension_wise(factors: Sequence[Tensor], weights: Sequence[float], like: Tensor, dim: int) -> Tensor:
+    """The mean of each row or column over the clients that have it.
+
+    With i counted from 0, the weights of the clients whose rank is more than i are divided by their sum. It is a
+    running mean: equal rows give exactly that row.
+
+    Args:
+        factors: one A_k (``dim`` 0) or B_k (``dim`` 1) of every client, in the order of the clients; ranks may differ.
+        weights: w_k, positive, of any sum.
+        like: the current factor; rows or columns that no client has keep its values.
+        dim: along which the rank lies.
+
+    Returns:
+        A factor of the shape and dtype of ``like``.
+
+    Raises:
+        ValueError: not as many weights as factors, or a rank above that of ``like``.
+    """
+    if len(factors) != len(weights):
+        raise ValueError(f"as many weights as factors are needed, got {len(weights)} and {len(factors)}")
+    mean = like.movedim(dim, 0).clone()
+    totals = mean.new_zeros(len(mean), dtype=torch.float64)
+    for factor, weight in zip(factors, weights, strict=True):
+        rows = factor.movedim(dim, 0)
+        if len(rows) > len(mean):
+            raise ValueError(f"ranks must be at most {len(mean)}, got {len(rows)}")
+        totals[: len(rows)] += weight
+        shares = (weight / totals[: len(rows)]).to(mean.dtype)
+        mean[: len(rows)] = torch.lerp(mean[: len(rows)], rows, shares.unsqueeze(1))
+    return mean.movedim(0, dim).contiguous()
 
 
 def limited(factor: Tensor, rank: int, dim: int) -> Tensor:

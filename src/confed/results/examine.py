@@ -58,7 +58,6 @@ def examine(
     """
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
-    first = setup.population.info(0)
     seen = [name for name, data in materials.clients.items() if len(data.tables[2])]
     unseen = [name for name, data in materials.unseen.items() if len(data.tables[2])]
     if len(seen) < len(materials.clients):
@@ -71,10 +70,10 @@ def examine(
     common: dict[str, Mapping[str, Tensor]] = {}
     absent: list[str] = []
     for name in [*seen, *unseen]:
-        shared = simulation.shared(servers, infos.get(name, first))
+        shared = simulation.shared(servers, infos[name] if name in infos else simulation.observer(name))
         state = simulation.store.load(name) if name in infos else None
         private = {} if state is None else state.tensors.get("private", {})
-        common[name] = {**shared, **private}
+        common[name] = {**shared, **private, **algorithm.newcomer(shared)}
         if name not in seen:
             continue
         own = None if state is None else state.tensors.get("personal")

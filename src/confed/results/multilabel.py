@@ -117,6 +117,8 @@ def summarise_labels(
     dataset, task = materials.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
         return {}
+    if not all("probabilities" in tensors for _, tensors in examined.results.values()):
+        return {}  # single examples' scores stay at the sites of a federation across machines
     threshold: float = getattr(task, "threshold", 0.5)
     undefined: Any = getattr(task, "undefined", "zero")
     found: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from confed.results import (
     privacy_curve,
     sections,
     similarity,
+    spent,
     steps,
 )
 from confed.results.deployed import personal_note, without_personal
@@ -107,6 +108,7 @@ def render(study: Study) -> str:
         ("cost", "Cost", sections.cost(study)),
         ("steps", "Steps of split learning", steps.section(study)),
         ("privacy", "Accuracy against privacy", privacy_curve.section(study)),
+        ("spent", "Privacy of clients", spent.section(study)),
         ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
         ("gallery", *_samples(study, tabs, album)),

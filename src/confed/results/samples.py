@@ -15,8 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from confed.data.examples import Examples
+from confed.data.examples import Examples, Table
+from confed.data.modal_tables import ModalTable
 from confed.data.picture_tables import NoPictures
+from confed.data.presence import presence
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
@@ -119,7 +121,8 @@ def gallery(
         rows = _spread(examples, count, first=number)
         if not rows:
             continue
-        batch = data.tables[2].batch(torch.tensor(rows))
+        groups = _groups(data.tables[2], rows)
+        rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
         answers = materials.dataset.answers
         if task_of is not None:
             answers = materials.dataset.pool(name)
@@ -132,7 +135,9 @@ def gallery(
             common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
         own = own if has_personal else None
         views = {
-            view: None if tensors is None else _answers(tensors, workspace, batch, answers, network)
+            view: None
+            if tensors is None
+            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network)]
             for view, tensors in (("global", common), ("personal", own))
         }
         for position, row in enumerate(rows):
@@ -158,14 +163,23 @@ def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, co
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
             continue
-        batch = materials.clients[name].tables[0].batch(torch.tensor(rows))
-        student, teacher = (_logits(path, workspace, batch) for path in (personal, shared))
+        table = materials.clients[name].tables[0]
+        groups = _groups(table, rows)
+        rows, batches = [row for group in groups for row in group.tolist()], list(map(table.batch, groups))
+        student, teacher = (
+            torch.cat([_logits(path, workspace, batch) for batch in batches]) for path in (personal, shared)
+        )
         for row, answers in zip(rows, picked(student, teacher, mode, materials.dataset.answers), strict=True):
             entries.append(
                 {**_question(name, split.train, row), "seen": True, "role": "train",
                  "forgotten": {"filter": mode, "of": len(materials.dataset.answers), "answers": answers}}
             )  # fmt: skip
     return entries
+
+
+def _groups(table: Table, rows: list[int]) -> list[Tensor]:
+    """Rows in groups that can be batches: of one set of modalities each, where examples lack some."""
+    return table.groups(torch.tensor(rows)) if isinstance(table, ModalTable) else [torch.tensor(rows)]
 
 
 def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
@@ -176,9 +190,10 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         "type": examples.types[row],
         "answer": examples.answers[row],
     }
-    if not isinstance(examples.images, NoPictures):
+    there = bool(presence(examples)[row, 0])
+    if there and not isinstance(examples.images, NoPictures):
         entry["image"] = png(examples.images[int(pictures[0])])
-    if len(pictures) > 1:
+    if there and len(pictures) > 1:
         entry["image2"] = png(examples.images[int(pictures[1])])
     if examples.choices is not None:
         entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
@@ -216,10 +231,12 @@ def _spread(examples: Examples, count: int, first: int) -> list[int]:
         return []
     rows: list[int] = []
     pictures: set[int] = set()
+    seen = presence(examples)[:, 0].tolist()
     for turn in range(count):
         kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
         for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
-            first_picture = int(np.atleast_1d(picture)[0])
+            # An example without a picture shares it with no other.
+            first_picture = int(np.atleast_1d(picture)[0]) if seen[row] else -1 - row
             if own == kind and first_picture not in pictures:
                 rows.append(row)
                 pictures.add(first_picture)

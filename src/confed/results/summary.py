@@ -10,6 +10,7 @@ from confed.recipe import Recipe
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.multilabel import summarise_labels
+from confed.results.spent import ledger_of, summary_of
 
 __all__ = ["LISTED", "summarise_run", "versions"]
 
@@ -69,6 +70,7 @@ def summarise_run(
     lines = read_jsonl(folder.metrics)
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
     timings = read_jsonl(folder.timings)
+    ledger = ledger_of(setup.algorithm, recipe.run, lines)
     seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
     info = setup.population.info(0)
@@ -131,6 +133,7 @@ def summarise_run(
         **({"left": left} if left else {}),
         **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
+        **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
     }
 
 

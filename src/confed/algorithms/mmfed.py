@@ -1,0 +1,66 @@
+"""MMFed (re-implementation from abstract): averaged multimodal networks, personalised by meta-learning.
+
+Xiong, Yang, Qi and Xu, "A unified framework for multi-modal federated learning", Neurocomputing 480, 2022. Only the
+abstract was at hand: encoders per modality, a co-attention between complementary modalities, FedAvg, and
+personalisation in the manner of MAML. Resolutions, all ours: the mean is weighted by numbers of examples; local
+training minimises the loss after an inner step, in its first-order form (``federation/meta.py``), which is Per-FedAvg's
+(FO); after the last round every client takes plain gradient steps at the inner rate. The network of the paper is among
+the models (``models/mmfed.py``); the method works with any.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from confed.federation.algorithm import Algorithm, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.meta import adapt, look_ahead
+from confed.federation.state import ServerState
+from confed.federation.train import Objective
+
+__all__ = ["MMFed"]
+
+
+@dataclass(frozen=True)
+class MMFed(Algorithm):
+    """FedAvg weighted by size, with first-order meta-learning.
+
+    Attributes:
+        alpha: rate of the inner step, and of the steps of personalisation.
+        adapt_steps: steps of personalisation after the last round; 0 leaves clients with their last local model.
+    """
+
+    label: ClassVar[str] = "MMFed (from abstract)"
+    alpha: float = 0.01
+    adapt_steps: int = 5
+    neutral: ClassVar[dict[str, Any]] = {"alpha": 0.0, "adapt_steps": 0}
+    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)}
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0:
+            raise ValueError(f"algorithm.alpha must not be negative, got {self.alpha}")
+        if self.adapt_steps < 0:
+            raise ValueError(f"algorithm.adapt_steps must not be negative, got {self.adapt_steps}")
+
+    def objective(self, client: Client) -> Objective:
+        """The loss after an inner step."""
+        return look_ahead(client, self.alpha)
+
+    def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+        """Asks every client to ``personalise`` the final global model."""
+        if not self.adapt_steps:
+            return server
+        replies = yield [Call(c, "personalise", self.broadcast(server, c)) for c in clients]
+        for _ in replies:
+            pass
+        return server
+
+    @action
+    def personalise(self, client: Client, message: Message) -> Message:
+        """A few steps of plain gradient descent from the model received; keeps the result."""
+        client.load(message.tensors)
+        loss = adapt(client, self.alpha, self.adapt_steps)
+        client.keep_personal = True
+        client.remember()
+        return Message({}, {"loss": loss})

@@ -1,0 +1,278 @@
+"""PmcmFL: class prototypes of every modality stand in for what an example lacks, in training and when it is asked.
+
+Bao et al., "Multimodal federated learning with missing modality via prototype mask and contrast", 2023 (arXiv
+2312.13508). Written from the abstract and from what the authors' code does.
+
+Notation: r_m the representation of an example's modality m, p_m[c] the mean of r_m over the examples of class c of all
+clients, z the fused representation, y the class.
+
+From the paper and its code: FedAvg; slots of all M modalities, each normalised, are put side by side and mapped to
+z = tanh(W [norm r_1, ..., norm r_M] / M), which the answer head reads. In training, the slot of a missing modality
+holds the prototype p_m[y] of the example's own class. The loss is the task's plus weight times the contrast of z (and,
+with weights next to 0, of every r_m) with the prototypes. Clients send prototypes after local training; the server
+averages them per class and hands them out.
+
+Resolutions, ours:
+
+- r_m are the features of the backbone when it is given that modality alone (the authors' BEiT-3 reads both at once), so
+  that every model works which takes batches without some modalities.
+- When an example whose class nobody tells lacks a modality, its slot holds sum over c of q_c p_m[c]; q is the softmax,
+  over a temperature, of the cosines between what is there and its own modality's prototypes.
+- Prototypes count every example the same; the authors weigh clients by their numbers of examples. How many examples of
+  each class a client has is sent with its prototypes.
+- Contrasts are with all classes that have a prototype, not with those in the batch.
+- In round 1, before there are prototypes, missing slots hold zeros (random numbers there), and there is no contrast.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.ownership import modalities_of, owned, restricted
+from confed.federation.params import Params, Scope, named_tensors
+from confed.federation.protocols import Batch, Output, SingleLabel, Task
+from confed.federation.state import ServerState
+from confed.federation.structure import feature_width, reads_absent
+from confed.federation.train import Objective, to_device, train
+from confed.losses.prototypes import class_sums, likeness, prototype_contrast
+
+__all__ = ["PmcmFL"]
+
+FUSION, FUSED = "fusion", "fused"
+"""The module beside the backbone, and the name of z among the representations."""
+PROTOTYPES = f"{FUSION}.prototypes."
+MEANS, COUNTS = "class_mean/", "class_count/"
+"""What the names of a client's prototypes, and of its examples per class, begin with in a message."""
+
+
+@dataclass(frozen=True)
+class PmcmFL(Algorithm):
+    """FedAvg with prototypes in place of missing modalities.
+
+    Attributes:
+        fusion_weight: of the contrast of the fused representation (0.01 in the authors' code).
+        modality_weight: of the contrast of every single modality's (1e-8 there).
+        temperature: of both, and of the weights q.
+    """
+
+    label: ClassVar[str] = "PmcmFL"
+    fusion_weight: float = 0.01
+    modality_weight: float = 0.0
+    temperature: float = 0.07
+
+    finetuning: ClassVar[str] = "modalities"
+    carried: ClassVar[tuple[str, ...]] = (f"{PROTOTYPES}*",)
+    neutral: ClassVar[str] = "its fusion of modalities is another network than the backbone's"
+    search: ClassVar[dict[str, Sequence[Any]]] = {"fusion_weight": (0.001, 0.01, 0.1)}
+
+    def __post_init__(self) -> None:
+        for name in ("fusion_weight", "modality_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"algorithm.{name} must not be negative, got {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
+
+    # Before anything runs ----------------------------------------------------------------------------------
+
+    def suit(self, model: nn.Module, task: Task) -> Self:
+        """Refuses a model that needs all modalities, and a task without one right answer."""
+        reads_absent(model, "PmcmFL")
+        feature_width(model, "PmcmFL")
+        _labelled(task)
+        return self
+
+    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+        """Puts the fusion, with the prototypes, between backbone and head."""
+        head = model.get_submodule(_head(model))
+        answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
+        slots = modalities_of(named_tensors(model))
+        model.add_module(FUSION, _Fusion(slots, feature_width(model, "PmcmFL"), answers, self.temperature, rng))
+        # A partial object refers to the copy where the model is copied.
+        model.forward = functools.partial(_answer, model)
+
+    def refuses(self, protection: Protection) -> str:
+        """Every protection of updates: prototypes would travel without it."""
+        return "beside their updates clients send prototypes, which it does not cover"
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
+        """FedAvg's round, with the clients' prototypes beside their weights."""
+        calls: list[Call] = []
+        for client in cohort:
+            message = self.broadcast(server, client)
+            expected = {n: t for n, t in message.tensors.items() if not n.startswith(PROTOTYPES)}
+            for name in _reported(client, message.tensors):
+                like = message.tensors[PROTOTYPES + name]
+                expected |= {MEANS + name: like, COUNTS + name: like[:, 0]}
+            calls.append(Call(client, "fit", message, expects=expected))
+        return self.aggregate(server, (yield calls))
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        """The mean of the weights, and of every class's prototypes over the examples of all clients."""
+        sums: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
+
+        def noted() -> Iterator[Reply]:
+            for reply in replies:
+                tensors = dict(reply.message.tensors)
+                for name in [n.removeprefix(MEANS) for n in tensors if n.startswith(MEANS)]:
+                    mean, count = tensors.pop(MEANS + name).double(), tensors.pop(COUNTS + name).double()
+                    sums[name] = sums.get(name, 0) + count.unsqueeze(1) * mean
+                    counts[name] = counts.get(name, 0) + count
+                yield replace(reply, message=Message(tensors, reply.message.scalars))
+
+        params = self.average(server, noted())
+        for name, count in counts.items():
+            before = params[PROTOTYPES + name]
+            mean = (sums[name] / count.clamp(min=1).unsqueeze(1)).to(before.dtype)
+            # A class that nobody of this cohort has keeps its prototype.
+            params[PROTOTYPES + name] = torch.where(count.unsqueeze(1) > 0, mean, before)
+        return replace(server, round=server.round + 1, params=params)
+
+    # Client ------------------------------------------------------------------------------------------------
+
+    def objective(self, client: Client) -> Objective:
+        """The task's loss, with own prototypes in missing slots, and the contrasts."""
+        task = _labelled(client.task)
+
+        def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            labels = task.labels(batch)
+            seen, output = _fused(model, batch, labels)
+            loss = client.task.loss(output, batch)
+            known = {FUSED: (output.features, self.fusion_weight)}
+            known |= {name: (r, self.modality_weight) for name, r in seen.items()}
+            for name, (representation, weight) in known.items():
+                if weight:
+                    prototypes = _fusion(model).prototypes[name]
+                    loss = loss + weight * prototype_contrast(representation, prototypes, labels, self.temperature)
+            yield loss
+
+        return losses
+
+    @action
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains, makes the prototypes of the client's own examples, and sends them beside the weights."""
+        client.load(message.tensors)
+        loss = train(client, self.objective(client))
+        client.remember()
+        shared = {n: t for n, t in client.values(Scope.SHARED).items() if not n.startswith(PROTOTYPES)}
+        return Message(shared | self._prototypes(client, message.tensors), {"loss": loss})
+
+    def _prototypes(self, client: Client, received: Params) -> dict[str, Tensor]:
+        """Class means and counts of every representation that the client reports; of classes it lacks, zeros."""
+        task, device = _labelled(client.task), next(client.model.parameters()).device
+        names = _reported(client.info, received)
+        likes = {name: received[PROTOTYPES + name] for name in names}
+        sums = {name: torch.zeros_like(like, dtype=torch.float64) for name, like in likes.items()}
+        counts = {name: torch.zeros(len(like), dtype=torch.float64) for name, like in likes.items()}
+        client.model.eval()
+        with torch.no_grad():
+            for cpu_batch in client.data.train(client.local.eval_batch_size, client.rng("prototypes")):
+                batch = to_device(cpu_batch, device)
+                labels = task.labels(batch)
+                seen, output = _fused(client.model, batch, labels)
+                for name, representation in {**seen, FUSED: output.features}.items():
+                    total, count = class_sums(representation, labels, len(sums[name]))
+                    sums[name] += total.cpu()
+                    counts[name] += count.cpu()
+        found: dict[str, Tensor] = {}
+        for name, like in likes.items():
+            found[MEANS + name] = (sums[name] / counts[name].clamp(min=1).unsqueeze(1)).to(like.dtype)
+            found[COUNTS + name] = counts[name].to(like.dtype)
+        return found
+
+
+# The network ----------------------------------------------------------------------------------------------------
+
+
+class _Fusion(nn.Module):
+    """z of the representations of all modalities, and the prototypes of each and of z.
+
+    Args:
+        slots: all modalities that the model reads.
+        width: features of a representation, D.
+        classes: C.
+        temperature: of the weights q.
+        rng: where initial values come from.
+    """
+
+    def __init__(
+        self, slots: Sequence[str], width: int, classes: int, temperature: float, rng: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.slots, self.temperature = tuple(slots), temperature
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(width) for name in slots})
+        skipped = nn.utils.skip_init(nn.Linear, len(slots) * width, width)  # pyright: ignore[reportUnknownMemberType]
+        self.dense = cast(nn.Linear, skipped)
+        with torch.no_grad():
+            self.dense.weight.normal_(0, width**-0.5, generator=rng)
+            self.dense.bias.zero_()
+        # Parameters, because models freeze their buffers; no gradient reaches them.
+        self.prototypes = nn.ParameterDict({name: torch.zeros(classes, width) for name in (*slots, FUSED)})
+
+    def stand_in(self, name: str, seen: Mapping[str, Tensor], labels: Tensor | None) -> Tensor:
+        """What fills the slot of a missing modality, (B, D)."""
+        prototypes = self.prototypes[name].detach()
+        if labels is not None:
+            return prototypes[labels]
+        q = [likeness(r, self.prototypes[other].detach(), self.temperature) for other, r in seen.items()]
+        return (torch.stack(q).mean(dim=0) @ prototypes.float()).to(prototypes.dtype)
+
+    def forward(self, seen: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
+        """z, (B, D)."""
+        filled = {name: seen[name] if name in seen else self.stand_in(name, seen, labels) for name in self.slots}
+        side_by_side = torch.cat([self.norms[name](r) for name, r in filled.items()], dim=1)
+        return torch.tanh(self.dense(side_by_side) / len(self.slots))
+
+
+def _fused(model: nn.Module, batch: Batch, labels: Tensor | None) -> tuple[dict[str, Tensor], Output]:
+    """The representations of the modalities that are there, each (B, D), and scores with z as features."""
+    backbone = cast(Callable[[nn.Module, Batch], Output], type(model).forward)
+    fusion = _fusion(model)
+    there = [name for name in owned(batch) if name in fusion.slots]
+    if not there:
+        raise ValueError(f"a batch must have at least one of {', '.join(fusion.slots)}, got {', '.join(sorted(batch))}")
+    seen = {name: backbone(model, restricted(batch, (name,))).features for name in there}
+    features: Tensor = fusion(seen, labels)
+    return seen, Output(model.get_submodule(_head(model))(features), features)
+
+
+def _answer(model: nn.Module, batch: Batch) -> Output:
+    """The model's pass where nobody tells the classes."""
+    return _fused(model, batch, None)[1]
+
+
+def _fusion(model: nn.Module) -> _Fusion:
+    return cast(_Fusion, model.get_submodule(FUSION))
+
+
+def _head(model: nn.Module) -> str:
+    return str(cast(Any, model).answer_head)
+
+
+def _reported(client: ClientInfo, tensors: Iterable[str]) -> list[str]:
+    """The representations of which a client makes prototypes: of its own modalities, and the fused one."""
+    names = [n.removeprefix(PROTOTYPES) for n in tensors if n.startswith(PROTOTYPES)]
+    return [n for n in names if n == FUSED or not client.modalities or n in client.modalities]
+
+
+def _labelled(task: Task) -> Any:
+    """The task as one that tells each example's class.
+
+    Raises:
+        ValueError: examples have not exactly one right class.
+    """
+    if isinstance(task, SingleLabel) and task.single_label:
+        return task
+    raise ValueError(
+        "PmcmFL has a prototype per class, so it needs a task whose examples have exactly one right answer each (the "
+        f'task "vqa" with objective = "ce"); got {task!r}'
+    )

@@ -1,0 +1,255 @@
+"""Verbs of a federation across machines: server, client, federation new, key and demo."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptible, print_json, say, show
+
+if TYPE_CHECKING:
+    from confed.recipe import Recipe
+
+federation_app = typer.Typer(help="Found a federation across machines, or try one on this machine.")
+app.add_typer(federation_app, name="federation")
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
+Method = Annotated[str | None, typer.Option(help="Which of a study's methods. [default: its first]")]
+
+
+@app.command()
+def server(
+    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    overrides: Overrides = None,
+    state: Annotated[Path, typer.Option(help="The run folder; one that is there is continued.")] = Path("state"),
+    tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
+    sites: Annotated[
+        Path | None, typer.Option(help="The list of sites and their public keys. [default: sites.json beside it]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
+    method: Method = None,
+    minimum: Annotated[int, typer.Option(help="Sites without which no round goes on.")] = 1,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites before the first round.")] = 600.0,
+    deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
+    away: Annotated[float, typer.Option(help="Seconds that a site may be gone before a round leaves it out.")] = 60.0,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Lead a federation across machines; sites are clients with the same recipe.
+
+    Ctrl-C stops; the same command goes on exactly there. Needs the extra "flower".
+    """
+    from confed.cli.federation_page import StatusPage
+    from confed.engines.roll import Patience
+
+    _need_flower()
+    from confed.engines.flower import GridPost
+    from confed.engines.flower_line import read_public
+    from confed.engines.flower_link import link
+    from confed.founding import SITES, read_sites
+    from confed.leading import lead
+
+    if (tls is None) != insecure:
+        raise ValueError("give either --tls DIR, or --insecure to go without")
+    listed = sites or (tls / SITES if tls is not None else None)
+    if listed is None:
+        raise ValueError("--sites must name the list of sites and their public keys")
+    named = read_sites(listed)
+    keys = {read_public(key): name for name, key in named.items()}
+    if len(keys) < len(named):
+        raise ValueError(f"every site has a key of its own; in {listed} some have the same")
+    loaded = _single(recipe, list(overrides or []), method)
+    patience = Patience(minimum=minimum, deadline=deadline, away=away)
+    certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
+    with (
+        _terminable(),
+        interruptible(state),
+        link(keys, host, port, certificate=certificate, key=key) as (grid, opened),
+        StatusPage(console, state, quiet=as_json) as page,
+    ):
+        page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
+        summary = lead(
+            loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
+            watch=page.watch, status=page.status,
+        )  # fmt: skip
+    show(state, [summary], as_json)
+
+
+@app.command()
+def client(
+    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    overrides: Overrides = None,
+    site: Annotated[str, typer.Option(help="Which of the data's clients this site is.")] = "",
+    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:8443",
+    ca: Annotated[Path | None, typer.Option(help="The certificate that vouches for the server (ca.crt).")] = None,
+    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
+    data: Annotated[
+        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
+    method: Method = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
+    ] = False,
+) -> None:
+    """Take part in a federation across machines as one of its sites.
+
+    Dials out only. Ctrl-C stops; the same command goes on. Needs the extra "flower".
+    """
+    _need_flower()
+    from confed.engines.flower import client_app
+    from confed.engines.flower_line import Line, read_key
+    from confed.joining import open_site
+
+    if (ca is None) != insecure:
+        raise ValueError("give either --ca FILE, or --insecure to go without TLS")
+    if not site:
+        raise ValueError("--site must say which of the data's clients this site is")
+    given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
+    loaded = _single(recipe, [*(overrides or []), *given], method)
+    secret = read_key(key)
+    root = None if ca is None else _certificate(ca)
+
+    def tell(text: str) -> None:
+        say(f"{escape(site)}: {escape(text)}")
+
+    opened = open_site(loaded, site, private, tell)
+    stop = threading.Event()
+    line = Line(server, secret, root, tell=tell)
+    with _stopping(stop):
+        line.serve(client_app(lambda _: opened), stop)
+    if opened.problem is not None:
+        raise typer.Exit(FAILED)
+
+
+@federation_app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="A folder for it; must not exist.")],
+    sites: Annotated[str, typer.Option(help="Names of the clients, one site each: a,b,c.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="How sites reach the server: a name or an address.")] = "localhost",
+    port: Annotated[int, typer.Option(help="And its port.")] = 8443,
+    recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
+    method: Method = None,
+    days: Annotated[int, typer.Option(help="How long certificates are good.")] = 365,
+    as_json: Json = False,
+) -> None:
+    """Make certificates, keys, a folder for every site and one for the server, each with its README."""
+    _need_flower()
+    from confed.founding import Federation, found
+
+    loaded = _single(recipe, list(overrides or []), method)
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    found(folder, Federation(names, host, port, loaded.to_toml(), days))
+    if as_json:
+        print_json({"folder": str(folder), "sites": list(names)})
+        return
+    say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
+
+
+@federation_app.command("key")
+def key(path: Annotated[Path, typer.Argument(help="Where the private key goes; must not exist.")]) -> None:
+    """Make a site's private key; prints the public half, which goes into the server's list."""
+    _need_flower()
+    from confed.founding import make_key
+
+    print(make_key(path))
+
+
+@federation_app.command("demo")
+def demo(
+    overrides: Overrides = None,
+    sites: Annotated[int, typer.Option(help="How many of the data's clients take part.")] = 3,
+    recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
+    method: Method = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything; must not exist.")] = Path("federation-demo"),
+    as_json: Json = False,
+) -> None:
+    """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
+    _need_flower()
+    from confed.demonstration import demonstrate
+
+    loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
+    with _terminable():
+        summary = demonstrate(loaded, out, sites, say)
+    show(out / "server" / "state", [summary], as_json)
+
+
+_SMALL = (
+    "model.name=vilt_tiny", "data.train=200", "data.validation=40", "data.test=100", "run.rounds=3", "local.epochs=1",
+)  # fmt: skip
+
+
+def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
+    """A recipe of one run.
+
+    Raises:
+        ValueError: the recipe has no such method.
+    """
+    from confed.recipe import load_recipe
+
+    loaded = load_recipe(source, overrides)
+    if method is None:
+        return loaded.method(loaded.methods[0]) if loaded.methods else loaded
+    if method not in loaded.methods:
+        raise ValueError(f"--method must be one of {', '.join(loaded.methods) or 'none'}, got {method!r}")
+    return loaded.method(method)
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--ca: cannot read {path}: {error.strerror}") from error
+
+
+def _need_flower() -> None:
+    """Raises ValueError where Flower is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise ValueError("a federation across machines needs Flower: pip install 'confed[flower]'")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A process that is asked to end stops as with Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and the end that a service manager asks for take the site off the line in good order."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():  # asked twice
+            raise SystemExit(INTERRUPTED)
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

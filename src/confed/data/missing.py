@@ -1,0 +1,181 @@
+"""Examples that lack modalities at random, for any dataset: the key ``missing`` of a recipe's section ``[data]``.
+
+``missing = { image = 0.3, when = "train" }`` takes the picture away from 30 % of each client's training examples.
+A client's own table, such as ``missing.CLIENT = { text = 0.5 }``, takes the place of the rates for all. What is lost
+is a function of the data's seed, the client, the role and the row, so that all methods lose the same. No example loses
+the last thing it has.
+
+A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.modal_tables`). For any other
+the gaps are filled with what says nothing (:mod:`confed.data.filling`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.filling import Fill
+from confed.data.presence import MODALITIES, in_order, modalities_of, presence, relabelled
+from confed.data.scenes.graph import generator
+
+__all__ = ["Missing", "Rates", "lose", "missing_of"]
+
+When = Literal["train", "test", "both"]
+
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train",),
+    "test": ("validation", "test", "unseen"),
+    "both": ("train", "validation", "test", "unseen"),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What somebody's examples lose.
+
+    Attributes:
+        share: modality -> probability in [0, 1) that an example loses it.
+        when: "train" for training examples, "test" for those of evaluations (validation, test and unseen places), or
+            "both".
+    """
+
+    share: Mapping[str, float] = field(default_factory=dict[str, float])
+    when: When = "train"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The section ``data.missing``.
+
+    Attributes:
+        everyone: what clients lose that have no table of their own, and unseen places.
+        clients: client -> what it loses.
+        fill: what stands in for a missing picture where a model needs one; see :func:`confed.data.filling.filled`.
+    """
+
+    everyone: Rates = field(default_factory=Rates)
+    clients: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+    fill: Fill = "zero"
+
+    def of(self, name: str) -> Rates:
+        """What a client or a place loses."""
+        return self.clients.get(name, self.everyone)
+
+    @property
+    def loses(self) -> bool:
+        """Whether anything is lost at all."""
+        return any(any(rates.share.values()) for rates in (self.everyone, *self.clients.values()))
+
+
+def missing_of(section: object, where: str = "data.missing") -> Missing:
+    """Checks a section ``data.missing``.
+
+    Args:
+        section: its keys: modalities with rates, ``when``, ``fill``, and clients with tables of rates and ``when``.
+        where: the section's name, for messages.
+
+    Raises:
+        ValueError: not a section, an unknown modality, a rate outside [0, 1), or another word than those offered.
+    """
+    if not isinstance(section, Mapping):
+        raise ValueError(f'{where} must be a section such as {{ image = 0.3, when = "train" }}, got {section!r}')
+    given: dict[str, Any] = {str(key): value for key, value in section.items()}  # pyright: ignore
+    clients = {name: given.pop(name) for name, value in list(given.items()) if isinstance(value, Mapping)}
+    fill = _one_of(given.pop("fill", "zero"), get_args(Fill), f"{where}.fill")
+    own = {name: _rates(values, f"{where}.{name}") for name, values in clients.items()}
+    return Missing(_rates(given, where), own, fill)
+
+
+def _rates(given: Mapping[str, Any], where: str) -> Rates:
+    rates = dict(given)
+    when = _one_of(rates.pop("when", "train"), get_args(When), f"{where}.when")
+    for name, rate in rates.items():
+        if name not in MODALITIES:
+            raise ValueError(
+                f"unknown key {where}.{name}={rate!r}; valid keys: {', '.join(MODALITIES)}, when, and outside a "
+                "client's own table fill and the names of clients with one"
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise ValueError(f"{where}.{name} must be a rate in [0, 1), got {rate!r}")
+    return Rates({name: float(rate) for name, rate in rates.items()}, when)
+
+
+def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
+    if value not in words:
+        raise ValueError(f"{where} must be one of {', '.join(words)}, got {value!r}")
+    return value
+
+
+def lose(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
+    """A dataset whose examples lack modalities at random.
+
+    A type that is the name of an example's set of modalities follows the set. ``facts`` tells how many were lost.
+
+    Args:
+        dataset: the data.
+        missing: how much, and of whom.
+        seed: the data's; with client, role and row it decides what is lost.
+
+    Raises:
+        ValueError: a table for a client that does not exist, a rate for a modality that a client does not own or
+            that no client owns, or texts to choose from where the text could be missing.
+    """
+    if not missing.loses:
+        return dataset
+    owned = modalities_of(dataset)
+    for name, rates in missing.clients.items():
+        if name not in dataset.clients:
+            raise ValueError(f"data.missing names no client {name!r}; there are {', '.join(dataset.clients)}")
+        for modality in in_order(rates.share, f"data.missing.{name}"):
+            if modality not in owned[name]:
+                raise ValueError(f"data.missing.{name}.{modality}: the client owns {', '.join(owned[name])} only")
+    for modality in missing.everyone.share:
+        if not any(modality in own for own in owned.values()):
+            raise ValueError(f"data.missing.{modality}: no client of {dataset.name!r} owns {modality}")
+    lost = dict.fromkeys(MODALITIES, 0)
+
+    def less(examples: Examples, name: str, role: str) -> Examples:
+        rates = missing.of(name)
+        if role not in _ROLES[rates.when] or not any(rates.share.values()):
+            return examples
+        before = presence(examples)
+        after = _kept(before, rates.share, generator(seed, "missing", name, role))
+        for modality, gone in zip(MODALITIES, (before & ~after).sum(axis=0).tolist(), strict=True):
+            lost[modality] += gone
+        return _without(examples, after)
+
+    clients = {
+        name: Split(*(less(getattr(s, role), name, role) for role in ("train", "validation", "test")))
+        for name, s in dataset.clients.items()
+    }
+    unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
+    told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
+    facts = {**dataset.facts, "missing": f"{told} examples"}
+    return replace(dataset, clients=clients, unseen=unseen, facts=facts)
+
+
+def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generator) -> np.ndarray:
+    """What stays of what N examples have, both bool (N, 4); the draws of a row do not depend on N."""
+    rate = np.array([share.get(name, 0.0) for name in MODALITIES])
+    draws = rng.random((len(before), 2 * len(MODALITIES)))
+    after = before & (draws[:, : len(MODALITIES)] >= rate)
+    # Of an example that would lose everything, one thing stays, each with the same probability.
+    spared = np.where(before, draws[:, len(MODALITIES) :], -1.0).argmax(axis=1)
+    nothing = np.flatnonzero(~after.any(axis=1))
+    after[nothing, spared[nothing]] = True
+    return after
+
+
+def _without(examples: Examples, after: np.ndarray) -> Examples:
+    """The same examples, of which only ``after`` (N, 4) is still there; a lost question is an empty text."""
+    text = after[:, MODALITIES.index("text")]
+    if examples.choices is not None and not text.all():
+        raise ValueError(
+            "data.missing.text: the texts that these examples offer to choose from go with their questions"
+        )
+    present = {name: after[:, column].copy() for column, name in enumerate(MODALITIES)}
+    questions = [asked if there else "" for asked, there in zip(examples.questions, text.tolist(), strict=True)]
+    less = replace(examples, questions=questions, present=present)
+    return relabelled(examples, less)

@@ -1,0 +1,154 @@
+"""Recordings of one sample rate, end to end in one array, and how recordings of other rates come to it."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Sounds", "resample", "sounds_of"]
+
+_FULL = 32768.0
+"""The int16 value that stands for 1."""
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """M recordings, one channel each.
+
+    Attributes:
+        samples: all recordings one behind the other, int16, shape (T,).
+        offsets: where each recording begins in ``samples``, and at last its length, int64, shape (M + 1,).
+        rate: samples per second.
+        origin: where several of them are made of one recording, which one, int64, shape (M,); None where each stands
+            for itself.
+
+    Raises:
+        ValueError: another type or shape, offsets that do not fit, an empty recording, or a rate that is not positive.
+    """
+
+    samples: np.ndarray
+    offsets: np.ndarray
+    rate: int
+    origin: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples.dtype != np.int16 or self.samples.ndim != 1:
+            raise ValueError(f"samples must be int16 of shape (T,), got {self.samples.dtype} {self.samples.shape}")
+        if self.rate < 1:
+            raise ValueError(f"the sample rate must be at least 1 Hz, got {self.rate}")
+        check_offsets(self.offsets, len(self.samples), "sound")
+        if self.origin is not None and self.origin.shape != (len(self),):
+            raise ValueError(f"origin must have one entry per recording ({len(self)}), got {self.origin.shape}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def clip(self, row: int) -> np.ndarray:
+        """One recording, int16, shape (length,); a view."""
+        return self.samples[self.offsets[row] : self.offsets[row + 1]]
+
+    def independent(self, rows: np.ndarray) -> int:
+        """How many different recordings are behind some of them, by number."""
+        return len(np.unique(rows if self.origin is None else self.origin[rows]))
+
+    def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Waveforms of B row numbers in [-1, 1), float32 (B, T), zeros behind each, and lengths, int64 (B,)."""
+        return padded(self.samples, self.offsets, rows, 1 / _FULL)
+
+
+def check_offsets(offsets: np.ndarray, length: int, what: str) -> None:
+    """Raises ValueError if offsets do not cut ``length`` entries into parts none of which is empty."""
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1:
+        raise ValueError(f"offsets must be int64 of shape (M + 1,), got {offsets.dtype} {offsets.shape}")
+    if offsets[0] != 0 or offsets[-1] != length:
+        raise ValueError(f"offsets must go from 0 to {length}, got {offsets[0]} to {offsets[-1]}")
+    if (empty := np.flatnonzero(np.diff(offsets) <= 0)).size:
+        raise ValueError(f"{what} number {int(empty[0])} is empty ({empty.size} such)")
+
+
+def padded(values: np.ndarray, offsets: np.ndarray, rows: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Some parts of an array side by side.
+
+    Args:
+        values: all parts one behind the other, first dimension T.
+        offsets: int64, shape (M + 1,).
+        rows: which parts, int64, shape (B,).
+        scale: what values are multiplied by.
+
+    Returns:
+        The parts, float32 (B, longest, ...), zeros behind each, and lengths, int64 (B,).
+    """
+    numbers = rows.cpu().numpy()
+    first, lengths = offsets[numbers], offsets[numbers + 1] - offsets[numbers]
+    table = np.zeros((len(numbers), int(lengths.max(initial=0)), *values.shape[1:]), dtype=np.float32)
+    for row, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
+        table[row, :length] = values[start : start + length]
+    return torch.from_numpy(table * np.float32(scale)), torch.from_numpy(lengths)
+
+
+def sounds_of(clips: Sequence[np.ndarray], rates: int | Sequence[int], rate: int, names: Sequence[str]) -> Sounds:
+    """Recordings as a table of one rate; that some had another one is said once.
+
+    Args:
+        clips: M recordings, each int16 or floating point in [-1, 1], shape (length,).
+        rates: samples per second, of all recordings or of each.
+        rate: samples per second of the table.
+        names: what to call each recording in errors.
+
+    Raises:
+        ValueError: a recording that is empty, has another type or shape or a value that is not finite, or a rate
+            that is not positive; names the recording.
+    """
+    each = [rates] * len(clips) if isinstance(rates, int) else list(rates)
+    if len(each) != len(clips) or len(names) != len(clips):
+        raise ValueError(
+            f"there must be a rate and a name for each of {len(clips)} clips, got {len(each)}, {len(names)}"
+        )
+    parts: list[np.ndarray] = []
+    for name, clip, own in zip(names, clips, each, strict=True):
+        if clip.ndim != 1 or not len(clip):
+            raise ValueError(f"sound {name!r} must be one channel of at least one sample, got shape {clip.shape}")
+        if own < 1:
+            raise ValueError(f"sound {name!r}: the sample rate must be at least 1 Hz, got {own}")
+        if clip.dtype != np.int16 and (clip.dtype.kind != "f" or not np.isfinite(clip).all()):
+            raise ValueError(f"sound {name!r} must be int16, or finite floating point in [-1, 1], got {clip.dtype}")
+        floating = clip.dtype != np.int16
+        if own == rate and not floating:
+            parts.append(clip)
+            continue
+        values = clip * _FULL if floating else clip
+        parts.append(_whole(resample(values, own, rate) if own != rate else values))
+    others = sorted({own for own in each if own != rate})
+    if others:
+        count = sum(own != rate for own in each)
+        warnings.warn(
+            f"{count} of {len(clips)} sounds have {', '.join(map(str, others))} Hz: resampled to {rate} Hz",
+            stacklevel=2,
+        )
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
+    return Sounds(np.concatenate(parts) if parts else np.zeros(0, np.int16), offsets, rate)
+
+
+def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """A recording at another rate, by a polyphase filter.
+
+    Args:
+        samples: shape (length,).
+        rate: samples per second.
+        wanted: samples per second of the result.
+
+    Returns:
+        float64, shape (ceil(length * wanted / rate),).
+    """
+    from scipy.signal import resample_poly
+
+    common = gcd(rate, wanted)
+    return np.asarray(resample_poly(samples.astype(np.float64), wanted // common, rate // common))
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(values), -_FULL, _FULL - 1).astype(np.int16)

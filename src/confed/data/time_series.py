@@ -1,0 +1,56 @@
+"""Values of sensors over time, all with the same channels, end to end in one array."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from confed.data.sounds import check_offsets, padded
+
+__all__ = ["Series"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """M series of K channels.
+
+    Attributes:
+        values: all series one behind the other, float32, shape (S, K).
+        offsets: at which step each series begins in ``values``, and at last S, int64, shape (M + 1,).
+        channels: names of the K channels.
+
+    Raises:
+        ValueError: another type or shape, a value that is not finite, offsets that do not fit, or an empty series.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+    channels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        k = len(self.channels)
+        if self.values.dtype != np.float32 or self.values.ndim != 2 or self.values.shape[1] != k or k == 0:
+            raise ValueError(
+                f"values of {k} channels must be float32 of shape (S, {k}), with at least one channel, got "
+                f"{self.values.dtype} {self.values.shape}"
+            )
+        if not np.isfinite(self.values).all():
+            raise ValueError("values of series must be finite numbers, got some that are not")
+        check_offsets(self.offsets, len(self.values), "series")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of B row numbers, float32 (B, S, K), zeros behind each, and their steps, int64 (B,)."""
+        return padded(self.values, self.offsets, rows)
+
+    def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> "Series":
+        """The same series, every channel less its mean and divided by its deviation.
+
+        Args:
+            mean: shape (K,).
+            deviation: shape (K,); channels where it is 0 are only shifted.
+        """
+        scale = np.where(deviation > 0, deviation, 1.0)
+        return replace(self, values=((self.values - mean) / scale).astype(np.float32))

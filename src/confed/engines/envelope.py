@@ -1,0 +1,281 @@
+"""What travels between a server and a site: a head in JSON and a body in safetensors, checked before it is read.
+
+A head says which client is asked for what; the body is a :class:`confed.federation.messages.Message`. Neither holds
+code, paths or pickles. Names, shapes and dtypes of a body are read from its header alone, so that a body that nobody
+asked for is refused before a tensor is made of it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+import torch
+
+from confed.federation.messages import Message
+from confed.federation.params import Params
+from confed.federation.wire import decode, encode
+from confed.privacy.guards import first_non_finite
+
+__all__ = [
+    "CALLS", "HELLO", "Answer", "Limits", "Refused", "Request", "Schema", "digest", "open_body", "schema_of", "seal",
+    "version_of",
+]  # fmt: skip
+
+HELLO = "hello"
+"""The question that opens a connection; no method can have an action of that name that a server reaches."""
+
+CALLS = 1_000_000
+"""Calls to one client in one round, at most."""
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+Schema = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Tensor name -> dtype and shape."""
+
+
+class Refused(ValueError):
+    """A message is not what it must be; the text says in what."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a message may be.
+
+    Attributes:
+        body: bytes of a body.
+        tensors: tensors in a body.
+        head: bytes of a head, and of a body's header.
+    """
+
+    body: int = 2_000_000_000
+    tensors: int = 100_000
+    head: int = 16_000_000
+
+    @classmethod
+    def of(cls, known: Schema) -> "Limits":
+        """Room for four models, or for the activations of a batch where those are larger."""
+        model = sum(math.prod(shape) * dtype.itemsize for dtype, shape in known.values())
+        return cls(body=4 * model + 256 * 2**20, tensors=4 * len(known) + 10_000)
+
+
+def version_of(round: int, step: int) -> int:
+    """The version of a client's state that a call may leave behind, ascending in time.
+
+    Args:
+        round: number of finished rounds.
+        step: number of the call to this client in the round.
+
+    Raises:
+        Refused: there are more calls than versions in a round.
+    """
+    if not 0 <= step < CALLS:
+        raise Refused(f"a round has fewer than {CALLS} calls to a client, got call {step}")
+    return (round + 1) * CALLS + step
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a call.
+
+    Attributes:
+        id: unique in the run.
+        client: whom it is for.
+        action: what to do.
+        round: number of finished rounds.
+        version: of the state that this call may leave behind, see :func:`version_of`.
+        base: the newest version of the client's state that counts. What was saved later belongs to calls whose
+            replies the server has not accepted, or to a part of the run that it has to do again.
+        kept: versions that must stay loadable: those of the server's checkpoints.
+        session: see :class:`confed.federation.messages.Call`.
+    """
+
+    id: str
+    client: str
+    action: str
+    round: int
+    version: int
+    base: int
+    kept: tuple[int, ...] = ()
+    session: bool = False
+
+    def to_bytes(self) -> bytes:
+        """The head as it travels."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, limits: Limits) -> "Request":
+        """The head from its bytes.
+
+        Raises:
+            Refused: it is no request's head.
+        """
+        head = _head(data, limits, {"id": str, "client": str, "action": str, "round": int, "version": int,
+                                    "base": int, "kept": list, "session": bool})  # fmt: skip
+        if not all(type(kept) is int for kept in head["kept"]):
+            raise Refused(f"kept must be whole numbers, got {head['kept']!r}")
+        if not re.fullmatch(r"[A-Za-z_]\w{0,63}", head["action"]):
+            raise Refused(f"an action has a Python name, got {head['action'][:80]!r}")
+        if not 0 <= head["base"] < head["version"] or head["round"] < 0:
+            raise Refused(f"versions must ascend from 0, got base {head['base']}, version {head['version']}")
+        return cls(**{**head, "kept": tuple(head["kept"])})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The head of a reply.
+
+    Attributes:
+        id: the request's.
+        error: what went wrong, type and message; None if nothing did.
+        saved: whether the client's state is another than before.
+        seconds: that the site took.
+    """
+
+    id: str
+    error: str | None
+    saved: bool
+    seconds: float
+
+    def to_bytes(self) -> bytes:
+        """The head as it travels."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, limits: Limits) -> "Answer":
+        """The head from its bytes.
+
+        Raises:
+            Refused: it is no reply's head.
+        """
+        head = _head(data, limits, {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float})
+        if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
+            raise Refused(f"seconds must not be negative, got {head['seconds']}")
+        error = head["error"]
+        return cls(**{**head, "error": None if error is None else error[:2000]})
+
+
+def seal(message: Message) -> bytes:
+    """A message as a body."""
+    return encode(message)
+
+
+def digest(head: bytes, body: bytes) -> str:
+    """What an audit log remembers of a message."""
+    return blake2b(body, digest_size=16, key=blake2b(head, digest_size=16).digest()).hexdigest()
+
+
+def schema_of(tensors: Params) -> Schema:
+    """Names, dtypes and shapes."""
+    return {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+
+
+def open_body(
+    data: bytes, limits: Limits, known: Schema, allowed: frozenset[str], exact: Schema | None = None
+) -> Message:
+    """The message of a body.
+
+    Args:
+        data: the body.
+        limits: how large it may be.
+        known: the model's tensors. A tensor of one of these names must look like it.
+        allowed: which of them may come.
+        exact: where given, the body must hold exactly these.
+
+    Raises:
+        Refused: the body is too large, no safetensors, holds a name that must not come, a tensor of another shape or
+            dtype than it should, a value that is not finite, or a scalar that is none.
+    """
+    header = _header(data, limits)
+    described = {name: _tensor(name, entry) for name, entry in header.items() if name != "__metadata__"}
+    if exact is not None and described.keys() != exact.keys():
+        missing, extra = sorted(exact.keys() - described.keys()), sorted(described.keys() - exact.keys())
+        raise Refused(f"tensors missing: {missing[:20]}, unexpected: {extra[:20]}")
+    for name, looks in described.items():
+        if name in known and name not in allowed:
+            raise Refused(f"{name!r} must not travel: private or frozen for this client")
+        wanted = (known if exact is None else exact).get(name)
+        if wanted is not None and looks != wanted:
+            raise Refused(f"{name!r} must be {wanted[0]} of shape {wanted[1]}, got {looks[0]} of shape {looks[1]}")
+    _check_scalars(header.get("__metadata__", {}))
+    try:
+        message = decode(data)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if (name := first_non_finite(message.tensors)) is not None:
+        raise Refused(f"{name!r} holds a NaN or an infinity")
+    return message
+
+
+def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    if len(data) > limits.head:
+        raise Refused(f"a head has at most {limits.head} bytes, got {len(data)}")
+    try:
+        head = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"a head must be JSON: {error}") from error
+    if not isinstance(head, dict) or cast(dict[str, Any], head).keys() != fields.keys():
+        raise Refused(f"a head must have the fields {sorted(fields)}")
+    values = cast(dict[str, Any], head)
+    for name, kind in fields.items():
+        value = values[name]
+        # JSON writes 1.0 as such, and True is no number here.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Refused(f"{name!r} of a head must be {kind}, got {str(value)[:80]!r}")
+    return values
+
+
+def _header(data: bytes, limits: Limits) -> dict[str, Any]:
+    """The header of safetensors bytes."""
+    if len(data) > limits.body:
+        raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(limits.head, len(data) - 8):
+        raise Refused(f"not a safetensors body: {len(data)} bytes, of which its header should take {length}")
+    try:
+        header = json.loads(data[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"not a safetensors body: {error}") from error
+    if not isinstance(header, dict) or len(cast(dict[str, Any], header)) > limits.tensors:
+        raise Refused(f"a body has at most {limits.tensors} named tensors")
+    entries = cast(dict[str, Any], header)
+    total = sum(_bytes(name, entry) for name, entry in entries.items() if name != "__metadata__")
+    if total != len(data) - 8 - length:
+        raise Refused(f"a body's tensors must take {len(data) - 8 - length} bytes, its header says {total}")
+    return entries
+
+
+def _tensor(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+    if not isinstance(entry, dict):
+        raise Refused(f"{name[:80]!r} of a body must be described by its dtype and shape")
+    described = cast(dict[str, Any], entry)
+    shape, dtype = described.get("shape"), described.get("dtype")
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**40 for n in cast(list[Any], shape)):
+        raise Refused(f"{name[:80]!r} has no sensible shape: {str(shape)[:80]}")
+    if dtype not in _DTYPES:
+        raise Refused(f"{name[:80]!r} must have one of the dtypes {sorted(_DTYPES)}, got {str(dtype)[:20]!r}")
+    return _DTYPES[dtype], tuple(cast(Sequence[int], shape))
+
+
+def _bytes(name: str, entry: Any) -> int:
+    dtype, shape = _tensor(name, entry)
+    return math.prod(shape) * dtype.itemsize
+
+
+def _check_scalars(metadata: Any) -> None:
+    try:
+        scalars = json.loads(metadata.get("scalars", "{}"))
+        sound = all(isinstance(value, bool | int | float | str) for value in scalars.values())
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise Refused(f"a body's scalars must be JSON: {error}") from error
+    if not sound:
+        raise Refused("a body's scalars must be numbers, texts, true or false")
+    for name, value in scalars.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"the scalar {name[:80]!r} is {value}")

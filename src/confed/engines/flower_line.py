@@ -1,0 +1,234 @@
+"""A site's line to the server: a SuperNode in this process, over Flower's Fleet API.
+
+Flower's own SuperNode fetches the application that it runs from the server, with all its code, and starts a process for
+every message. This one runs the application that it is given, which is installed at the site, and stays: it dials out,
+asks for messages, and when the connection breaks it dials again. Nothing that the server sends is ever code.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+__all__ = ["Line", "read_key", "read_public"]
+
+SOON = 0.1
+"""Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key.
+
+    Raises:
+        ValueError: there is no file, or it holds no elliptic curve key in the OpenSSH format without a password.
+    """
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{path} is no private key of a site: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")
+    return key
+
+
+def read_public(text: str) -> bytes:
+    """A site's public key, written as OpenSSH does, as Flower writes it.
+
+    Raises:
+        ValueError: it is no elliptic curve key.
+    """
+    try:
+        key = load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{text[:60]!r} is no public key in OpenSSH's format: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"a site's public key must be of an elliptic curve, got {text[:30]!r}")
+    return public_key_to_bytes(key)
+
+
+class Line:
+    """A connection that is dialled again whenever it breaks.
+
+    Args:
+        server: ``host:port``.
+        key: the site's private key, which proves who it is.
+        root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
+        interval: seconds between questions for messages, at most; after a message it asks sooner for a while.
+        tell: told in words what happens.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        key: ec.EllipticCurvePrivateKey,
+        root: bytes | None,
+        *,
+        interval: float = 2.0,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._server, self._key, self._root = server, key, root
+        self._interval, self._tell = interval, tell
+        self._public = public_key_to_bytes(key.public_key())
+
+    def serve(self, app: ClientApp, stop: threading.Event) -> None:
+        """Answers messages with the application until told to stop.
+
+        Args:
+            app: it.
+            stop: set by somebody else.
+        """
+        pause, said = 1.0, ""
+        while not stop.is_set():
+            try:
+                with self._client() as client:
+                    node = self._enter(client)
+                    self._tell(f"connected to {self._server}")
+                    pause, said = 1.0, ""
+                    self._answer(client, node, app, stop)
+            except (httpx.HTTPError, OSError, ObjectPullError, ObjectPushError, _Lost) as error:
+                text = f"no connection to {self._server}: {_reason(error)}; trying again"
+                if text != said:
+                    self._tell(text)
+                said = text
+                stop.wait(pause)
+                pause = min(2 * pause, 10.0)
+
+    def _client(self) -> FleetHttpClient:
+        return FleetHttpClient.from_server_address(
+            self._server,
+            self._root is None,
+            self._root,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(self._key, self._key.public_key()),
+            ],
+        )
+
+    def _enter(self, client: FleetHttpClient) -> Node:
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        return Node(node_id=client.ActivateNode(request).node_id)
+
+    def _answer(self, client: FleetHttpClient, node: Node, app: ClientApp, stop: threading.Event) -> None:
+        quiet, lost = threading.Event(), threading.Event()
+        heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
+        heart.start()
+        pause = SOON
+        try:
+            while not stop.is_set():
+                if lost.is_set():
+                    raise _Lost("the server does not know this connection any more")
+                came = client.PullMessages(PullMessagesRequest(node=node))
+                if came.messages_list:
+                    bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
+                    self._reply(client, node, app, self._fetch(client, node, bare, tree))
+                    pause = SOON
+                else:
+                    stop.wait(pause)
+                    pause = min(1.5 * pause, self._interval)
+        finally:
+            quiet.set()
+            heart.join(timeout=10)
+            with suppress(httpx.HTTPError, OSError):
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
+        """Says that this site is there while it computes; on a connection of its own."""
+        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        with self._client() as client:
+            while not quiet.wait(HEARTBEAT_MIN_INTERVAL / 3):
+                try:
+                    if not client.SendNodeHeartbeat(request).success:
+                        lost.set()
+                except (httpx.HTTPError, OSError):
+                    continue  # asking for messages finds out what it means
+
+    def _fetch(self, client: FleetHttpClient, node: Node, bare: Message, tree: ObjectTree) -> Message:
+        run = bare.metadata.run_id
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(client.PullObject, node, run),
+            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
+            return_type=Message,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def _reply(self, client: FleetHttpClient, node: Node, app: ClientApp, message: Message) -> None:
+        began, run = time.perf_counter(), message.metadata.run_id
+        try:
+            reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
+        except Exception as error:  # a fault of ours must not end the connection
+            reply = Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
+            )
+        seconds = time.perf_counter() - began
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            answer = client.PushMessages(
+                PushMessagesRequest(
+                    node=node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id),
+                object_ids_to_push=set(answer.objects_to_push),
+            )
+
+
+class _Lost(Exception):
+    """The server has forgotten the connection."""
+
+
+def _reason(error: Exception) -> str:
+    """What an error means to the person at the site."""
+    if isinstance(error, httpx.HTTPStatusError):
+        told = FlowerError.from_json(error.response.text)
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            return "the server does not accept this site's key or clock"
+        return f"the server says {told.message if told is not None else error.response.status_code}"
+    return f"{type(error).__name__} {error}".strip()

@@ -1,0 +1,300 @@
+"""The server's door: Flower's Fleet API over TLS, and a grid into it, both in this process.
+
+A SuperLink of Flower's own also offers, on the same port, an interface through which anybody who reaches it may hand in
+code to run. A federation of hospitals wants no such thing: here the only requests that are answered are those of
+SuperNodes, and of these only the ones whose keys are on the list. What SuperNodes are told to run is not asked either:
+no code is stored or handed out.
+
+This module and :mod:`confed.engines.flower_line` use parts of Flower that are not its public interface; they are
+written for the versions that ``pyproject.toml`` allows.
+"""
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from flwr.app import Message, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
+from flwr.serverapp import Grid
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.router import router as fleet_router
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+
+__all__ = ["LinkGrid", "link"]
+
+PIECE = 8 * 2**20
+"""Bytes of one request, at most; Flower cuts what is larger into pieces of 5 MiB."""
+
+
+@contextmanager
+def link(
+    keys: Iterable[bytes],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    largest: int = 2**31,
+) -> Iterator[tuple["LinkGrid", int]]:
+    """Opens the door for as long as the ``with`` block lasts.
+
+    Args:
+        keys: the public keys of the sites that may come in, as Flower writes them.
+        host: the address to listen on.
+        port: its port; 0 for a free one.
+        certificate: of this server, PEM; without it nothing is encrypted.
+        key: that belongs to it, PEM.
+        largest: bytes of a reply, about.
+
+    Yields:
+        The grid, and the port.
+
+    Raises:
+        ValueError: certificate or key cannot be read or do not belong together.
+        RuntimeError: the port cannot be opened.
+    """
+    if (certificate is None) != (key is None):
+        raise ValueError("certificate and key belong together, got one of them")
+    if certificate is not None and key is not None:
+        _check_pair(certificate, key)
+    # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    state = _state(keys)
+    config = uvicorn.Config(
+        _application(state, largest), host=host, port=port, log_level="error", access_log=False,
+        ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=_serve, args=(server,), daemon=True)
+    thread.start()
+    grid = LinkGrid(state.state())
+    alive = threading.Event()
+    heart = threading.Thread(target=_keep_alive, args=(grid, alive), daemon=True)
+    heart.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError(f"cannot listen on {host}:{port}; is another server running there?")
+            time.sleep(0.02)
+        yield grid, int(server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        alive.set()
+        thread.join(timeout=10)
+        heart.join(timeout=10)
+
+
+def _whole(reply: Message, contents: dict[str, bytes]) -> Message:
+    """A reply with its content; without any where that is not what it says it is."""
+    if reply.has_error():
+        return reply
+    try:
+        whole = inflate_object_from_contents(reply.metadata.message_id, contents)
+    except Exception:  # whatever a site may have sent in place of its content
+        whole = None
+    return whole if isinstance(whole, Message) else make_message(reply.metadata, content=RecordDict())
+
+
+def _serve(server: uvicorn.Server) -> None:
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's way to say that the port is taken; the caller sees that this thread ended
+        return
+
+
+def _check_pair(certificate: Path, key: Path) -> None:
+    for path in (certificate, key):
+        if not path.is_file():
+            raise ValueError(f"no file at {path}")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise ValueError(f"{certificate} and {key} are no certificate and its key: {error.reason}") from error
+
+
+def _state(keys: Iterable[bytes]) -> LinkStateFactory:
+    """A state that knows these keys and one run."""
+    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    state = factory.state()
+    for public in keys:
+        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0)
+    return factory
+
+
+def _application(factory: LinkStateFactory, largest: int) -> FastAPI:
+    middleware = [
+        Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+        Middleware(BaseHTTPMiddleware, dispatch=_bounded),
+        Middleware(ProtobufTranslationMiddleware),
+        Middleware(NodeAuthMiddleware),
+        Middleware(BaseHTTPMiddleware, dispatch=_few_pieces),
+    ]
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
+    app.state.linkstate_factory = factory
+    app.state.enable_supernode_auth = True
+    app.state.most_pieces = 64 + largest // (4 * 2**20)
+    app.include_router(fleet_router)
+    return app
+
+
+async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Turns away what is too long, or for another of Flower's interfaces, before it is read."""
+    if not request.url.path.startswith("/v1/fleet/"):
+        return JSONResponse({"detail": "not found"}, 404)
+    length = request.headers.get("content-length", "")
+    if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
+        return JSONResponse({"detail": f"a request is a POST of at most {PIECE} bytes"}, 413)
+    return await call_next(request)
+
+
+async def _few_pieces(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Turns away replies that announce more pieces than a reply may have bytes."""
+    message = getattr(request.state, "protobuf_request", None)
+    if isinstance(message, PushMessagesRequest):
+        most = request.app.state.most_pieces
+        pieces = sum(1 for tree in message.message_object_trees for _ in iterate_object_tree(tree))
+        if pieces > most or len(message.message_object_trees) != 1:
+            return JSONResponse({"detail": f"a request carries one reply of at most {most} pieces"}, 413)
+    return await call_next(request)
+
+
+def _keep_alive(grid: "LinkGrid", stop: threading.Event) -> None:
+    """Flower ends runs whose leader has not been heard of for a while."""
+    while not stop.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
+        grid.beat()
+
+
+class LinkGrid(Grid):
+    """Flower's grid over a state in this process.
+
+    Args:
+        state: it.
+    """
+
+    def __init__(self, state: LinkState) -> None:
+        self._state = state
+        self._run_id = state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        runs = state.get_run_info(run_ids=[self._run_id])
+        self._run = runs[0]
+        task = self._run.primary_task_id
+        if task is None or state.claim_task(task) is None or not state.activate_task(task):
+            raise RuntimeError("Flower did not start the run")
+        self._task = task
+        self._partial: dict[str, list[Message]] = {}
+        # Flower writes these into every message that this process makes.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
+
+    def beat(self) -> None:
+        """Says that the run goes on."""
+        self._state.acknowledge_task_heartbeat(self._task)
+
+    def set_run(self, run: Run) -> None:
+        """The run is this grid's own."""
+        raise NotImplementedError("a LinkGrid has one run, its own")
+
+    @property
+    def run(self) -> Run:
+        """See Flower's ``Grid``."""
+        return self._run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Deprecated in Flower, and not offered here."""
+        raise NotImplementedError("make messages with flwr.app.Message")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """See Flower's ``Grid``."""
+        return self._state.get_nodes(self._run_id)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """See Flower's ``Grid``: the nodes that are online."""
+        return self._state.get_node_info(node_ids=list(self.get_node_ids()))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See Flower's ``Grid``; "" for a message that was not taken."""
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        message.metadata.__dict__["_message_id"] = message.object_id
+        session = self._state.start_session(self._run_id)
+        bare = remove_content_from_message(message)
+        stored, missing = self._state.store_message_and_object_tree(bare, get_object_tree(message), session)
+        if not stored:
+            return ""
+        objects, wanted = get_all_nested_objects(message), set(missing)
+        for object_id, part in objects.items():
+            if object_id in wanted:
+                self._state.store_object(self._run_id, session, object_id, part.deflate())
+        return message.metadata.message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See Flower's ``Grid``: the replies that have arrived whole."""
+        return [m for number in message_ids for m in self._pull(number)]
+
+    def _pull(self, number: str) -> list[Message]:
+        found: list[Message] = []
+        # Flower hands a reply out once, whether or not its pieces have come in yet.
+        for reply in self._partial.pop(number, None) or self._state.get_message_res({number}, self._run_id):
+            contents = {} if reply.has_error() else self._contents(reply.metadata.message_id)
+            if contents is None:
+                self._partial[number] = [reply]
+            else:
+                found.append(_whole(reply, contents))
+                self._state.object_store.delete(reply.metadata.message_id)
+        if found:
+            self.forget(number)
+        return found
+
+    def forget(self, number: str) -> None:
+        """Drops a message that nobody waits for any more, with all its pieces."""
+        self._partial.pop(number, None)
+        self._state.delete_messages(message_ins_ids={number})
+        self._state.object_store.delete(number)
+
+    def _contents(self, number: str) -> dict[str, bytes] | None:
+        try:
+            tree = self._state.object_store.get_object_tree(number)
+        except NoObjectInStoreError:
+            return None
+        contents: dict[str, bytes] = {}
+        for part in iterate_object_tree(tree):
+            content = self._state.get_object(self._run_id, part.object_id)
+            if not content:
+                return None
+            contents[part.object_id] = content
+        return contents
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """See Flower's ``Grid``; waits for all."""
+        waiting, began, replies = set(self.push_messages(messages)) - {""}, time.monotonic(), list[Message]()
+        while waiting and (timeout is None or time.monotonic() - began < timeout):
+            for number in list(waiting):
+                if got := self._pull(number):
+                    replies += got
+                    waiting.discard(number)
+            time.sleep(0.05)
+        return replies

@@ -1,0 +1,305 @@
+"""The server's end of a federation across machines: calls go out as requests, replies come back as they arrive.
+
+The answerer :class:`Remote` stands where the simulator has :class:`confed.engines.local.InProcess`, so that the rounds,
+the methods and the books are the same. It knows no transport: a :class:`Post` carries bytes. Whatever goes wrong on the
+way is an error in the client's reply; a site that is away, or was started anew, is asked again for a while first.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confed.engines.agreement import fingerprint
+from confed.engines.envelope import (
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    Schema,
+    open_body,
+    schema_of,
+    seal,
+    version_of,
+)
+from confed.engines.local import InProcess
+from confed.engines.perform import Setup, Workspace
+from confed.engines.roll import Connection, Patience, Post, Roll
+from confed.engines.timeline import Timeline
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.params import Scope
+from confed.federation.protocols import ClientData
+from confed.federation.state import Store
+from confed.privacy.guards import check_reply
+
+__all__ = ["Registered", "Remote"]
+
+TRIES = 3
+"""How often a site may lose a request before it is left out of a round."""
+
+
+class Registered:
+    """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
+
+    def __init__(self, clients: Sequence[ClientInfo]) -> None:
+        self._clients = list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def info(self, number: int) -> ClientInfo:
+        """See :class:`confed.engines.perform.Population`."""
+        return self._clients[number]
+
+    def data(self, client_id: str) -> ClientData:
+        """Raises ValueError: a server has no client's examples."""
+        raise ValueError(f"the examples of client {client_id!r} are at its site")
+
+
+@dataclass
+class _Ask:
+    """A call on its way through the post.
+
+    Attributes:
+        call: it.
+        request: its head.
+        sent: what the reply will be known by; None while it is not sent.
+        to: the connection it went over.
+        late: when the deadline is over.
+        lost: how often the request was lost on its way or with the process that was to answer it.
+    """
+
+    call: Call
+    request: Request
+    sent: str | None = None
+    to: tuple[int, Connection] | None = None
+    late: float = 0.0
+    lost: int = 0
+
+
+@dataclass
+class _Batch:
+    """Calls that a flow asked for together.
+
+    Attributes:
+        calls: they.
+        round: number of finished rounds.
+        spool: where replies wait until their turn comes.
+        waiting: positions that are not sent for the first time yet, in order.
+        running: position -> what is on its way.
+        done: position -> a file with the reply, or what went wrong.
+        lost: calls that were given up.
+    """
+
+    calls: Sequence[Call]
+    round: int
+    spool: Path
+    waiting: list[int]
+    running: dict[int, _Ask] = field(default_factory=dict[int, _Ask])
+    done: dict[int, tuple[_Ask, Path | str]] = field(default_factory=dict[int, "tuple[_Ask, Path | str]"])
+    lost: int = 0
+
+
+class Remote:
+    """Answers calls by asking sites; see :class:`confed.engines.local.Answerer`.
+
+    Args:
+        setup: the run. Its population is who is expected; their examples are not used.
+        post: the transport.
+        patience: how long to wait for whom.
+        common: see :func:`confed.engines.agreement.fingerprint`.
+        limits: how large replies may be.
+        audit: a file that gets a line for every message; None for none.
+        watch: told after every change who does what.
+        workspace: a model that may be used for places whose examples are here.
+
+    Attributes:
+        kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
+        roll: who is there.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        post: Post,
+        *,
+        patience: Patience | None = None,
+        common: str = "",
+        limits: Limits | None = None,
+        audit: Path | None = None,
+        watch: Callable[[], None] = lambda: None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.timeline = Timeline(0)
+        self.patience = Patience() if patience is None else patience
+        self._setup, self._local = setup, InProcess(setup, workspace)
+        self._known: Schema = schema_of(self._local.workspace.tensors)
+        self._limits = Limits.of(self._known) if limits is None else limits
+        common_ground = fingerprint(setup, self._local.workspace, common)
+        self.roll = Roll(post, common_ground, self.patience, self._limits, audit, watch)
+        self.kept: Sequence[int] = (0,)
+        self._start = 0
+        self._bases: dict[str, int] = {}
+        self._steps: dict[tuple[str, int], int] = {}
+
+    def begin(self, start: int, kept: Sequence[int]) -> None:
+        """Says where the run begins or goes on: sites go back to that, too.
+
+        Args:
+            start: finished rounds.
+            kept: see :attr:`kept`.
+        """
+        self._start, self.kept = start, kept
+        self._bases.clear()
+        self._steps.clear()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # Calls ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Replies in the order of the calls; the requests are on their way when this returns."""
+        if any(call.client.id in self._setup.observers for call in calls):
+            return self._some_here(calls, store, round)
+        replies = self._replies(calls, round)
+        next(replies)
+        return replies  # pyright: ignore[reportReturnType]  # behind the first None there are replies only
+
+    def _some_here(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Places that take no part are the server's own: it answers for them."""
+        away = [call for call in calls if call.client.id not in self._setup.observers]
+        replies = self(away, store, round) if away else iter(())
+        for call in calls:
+            here = call.client.id in self._setup.observers
+            yield from self._local([call], store, round) if here else (next(replies),)
+
+    def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
+        with tempfile.TemporaryDirectory(prefix="confed-replies-") as spool:
+            batch = _Batch(calls, round, Path(spool), list(range(len(calls))))
+            self._step(batch)
+            yield None
+            for position in range(len(calls)):
+                while position not in batch.done:
+                    self._step(batch)
+                    if position not in batch.done:
+                        time.sleep(self.patience.interval)
+                yield self._read(*batch.done.pop(position))
+
+    def _step(self, batch: _Batch) -> None:
+        """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
+        self.roll.look()
+        now = time.monotonic()
+        busy = {batch.calls[p].client.id for p in (*batch.running, *batch.done)}
+        for position in list(batch.waiting):
+            call = batch.calls[position]
+            if call.client.id not in busy:  # the second call to a client needs the state that the first one leaves
+                busy.add(call.client.id)
+                batch.waiting.remove(position)
+                batch.running[position] = self._ask(call, batch.round)
+        for position, ask in list(batch.running.items()):
+            self._advance(batch, position, ask, now)
+
+    def _ask(self, call: Call, round: int) -> _Ask:
+        name = call.client.id
+        step = self._steps.get((name, round), 0)
+        self._steps = {key: n for key, n in self._steps.items() if key[1] >= round} | {(name, round): step + 1}
+        version = version_of(round, step)
+        base = self._bases.get(name, version_of(self._start, 0) - 1)
+        kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
+        identity = f"{self.roll.run}/{round}/{step}/{name}"
+        request = Request(identity, name, call.action, round, version, base, kept, call.session)
+        return _Ask(call, request)
+
+    def _advance(self, batch: _Batch, position: int, ask: _Ask, now: float) -> None:
+        name = ask.call.client.id
+        line = self.roll.lines.get(name)
+        if ask.sent is not None:
+            reply = self.roll.post.receive(ask.sent)
+            if isinstance(reply, tuple):
+                self._take_in(batch, position, ask, *reply)
+            elif isinstance(reply, str) or line != ask.to:
+                self._forget(ask)
+                ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
+                if ask.lost >= TRIES:
+                    ask.lost = 0
+                    self._give_up(batch, position, ask, why)
+                else:  # the site is asked again, and answers from its memory what it has answered already
+                    self.roll.note(name, self._idle(name), why)
+            elif now > ask.late:
+                self._give_up(batch, position, ask, f"TimeoutError: no reply within {self.patience.deadline:g} s")
+            return
+        if line is None:
+            if now - self.roll.missing.setdefault(name, now) >= self.patience.away:
+                self._give_up(batch, position, ask, "ConnectionError: the site is not connected")
+            return
+        # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
+        head, body = ask.request.to_bytes(), seal(ask.call.message)
+        ask.sent = self.roll.post.send(line[0], ask.call.action, head, body, self.patience.deadline)
+        if ask.sent is not None:
+            ask.to, ask.late = line, now + self.patience.deadline
+            self.roll.log("out", name, ask.call.action, head, body)
+            self.roll.note(name, f"round {batch.round + 1}: {ask.call.action}")
+
+    def _give_up(self, batch: _Batch, position: int, ask: _Ask, why: str) -> None:
+        """Leaves a site out; where too few would be left, the server goes on waiting for it."""
+        name = ask.call.client.id
+        wanted = min(self.patience.minimum, len(batch.calls))
+        self._forget(ask)
+        if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
+            why += "; the round cannot go on without it"
+        else:
+            batch.lost += 1
+            del batch.running[position]
+            batch.done[position] = (ask, why)
+        self.roll.note(name, self._idle(name), why)
+
+    def _forget(self, ask: _Ask) -> None:
+        if ask.sent is not None:
+            self.roll.post.forget(ask.sent)
+        ask.sent = None
+
+    def _idle(self, name: str) -> str:
+        return "idle" if name in self.roll.lines else "away"
+
+    def _take_in(self, batch: _Batch, position: int, ask: _Ask, head: bytes, body: bytes) -> None:
+        """Puts a reply on disk until its turn comes."""
+        name = ask.call.client.id
+        self.roll.log("in", name, ask.call.action, head, body)
+        path = batch.spool / str(position)
+        path.write_bytes(len(head).to_bytes(8, "little") + head + body)
+        del batch.running[position]
+        batch.done[position] = (ask, path)
+        self.roll.note(name, "idle")
+
+    def _read(self, ask: _Ask, result: Path | str) -> Reply:
+        """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
+        client = ask.call.client
+        if isinstance(result, str):
+            return Reply(client, Message(), result)
+        data = result.read_bytes()
+        result.unlink()
+        length = int.from_bytes(data[:8], "little")
+        try:
+            answer = Answer.from_bytes(data[8 : 8 + length], self._limits)
+            if answer.id != ask.request.id:
+                raise Refused(f"the reply is to {answer.id[:120]!r}, the request was {ask.request.id!r}")
+            if answer.error is not None:
+                return self._failed(client, answer.error)
+            scopes = self._local.workspace.scopes(self._setup.algorithm, client)
+            shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
+            exact = None if ask.call.expects is None else schema_of(ask.call.expects)
+            message = open_body(data[8 + length :], self._limits, self._known, shared, exact)
+        except Refused as error:
+            return self._failed(client, f"ValueError: update refused: {error}")
+        reply = check_reply(ask.call, Reply(client, message))
+        if reply.error is not None:
+            return self._failed(client, reply.error)
+        if answer.saved:
+            self._bases[client.id] = ask.request.version
+        return reply
+
+    def _failed(self, client: ClientInfo, error: str) -> Reply:
+        self.roll.note(client.id, self.roll.status[client.id].state, error)
+        return Reply(client, Message(), error)

@@ -1,0 +1,181 @@
+"""A site of a federation across machines: it answers requests, and what is private stays in a folder of its own.
+
+Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
+installed on it, and nothing else. What it keeps is in its folder and survives the process; the server says with every
+request which of it counts (:attr:`confed.engines.envelope.Request.base`), so that a site which did more than the server
+knows of, because its reply was late or the server was stopped, goes on from where the server is.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from confed.engines.agreement import Fingerprint, fingerprint
+from confed.engines.envelope import (
+    HELLO,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    Schema,
+    digest,
+    open_body,
+    schema_of,
+    seal,
+)
+from confed.engines.perform import Setup, Workspace, answer, listed
+from confed.federation.checkpoint import DirectoryStore, write_atomically
+from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.params import Scope
+from confed.privacy.protections import actions
+
+__all__ = ["KEPT_AT_HOME", "Site", "client_named"]
+
+KEPT_AT_HOME = frozenset({"examine"})
+"""Actions that no machine offers to another: they hand private values around."""
+
+
+def client_named(setup: Setup, client_id: str) -> ClientInfo:
+    """Who a client is.
+
+    Raises:
+        ValueError: no client has that name.
+    """
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+    for info in infos:
+        if info.id == client_id:
+            return info
+    raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
+
+
+class Site:
+    """One client's end of a federation.
+
+    Args:
+        setup: the run; of its data only this client's are used.
+        client: who this is.
+        root: the folder for what the client keeps; made if missing.
+        common: see :func:`confed.engines.agreement.fingerprint`.
+        limits: how large messages may be.
+        audit: a file that gets a line for every message; None for none.
+        tell: told in words what is being done.
+
+    Attributes:
+        problem: why this site cannot take part, as found out by the last hello; None where it can.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        client: ClientInfo,
+        root: Path,
+        *,
+        common: str = "",
+        limits: Limits | None = None,
+        audit: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.client = client
+        self.problem: str | None = None
+        self._setup, self._root, self._audit, self._tell = setup, root, audit, tell
+        self._last = root / "reply"
+        # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
+        self._workspace = Workspace(setup.model(), setup.device, lasting=False)
+        self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
+        # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
+        self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
+        self._scopes = self._workspace.scopes(setup.algorithm, client)
+        self._known: Schema = schema_of(self._workspace.tensors)
+        self._limits = Limits.of(self._known) if limits is None else limits
+        # A server may show its own layers when it asks for an evaluation of the whole.
+        self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
+        self.store.root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def actions(self) -> frozenset[str]:
+        """The actions that a server may ask for."""
+        return frozenset(actions(self._setup.algorithm)) - KEPT_AT_HOME
+
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Head and body of the reply to a request; whatever goes wrong is the reply's error."""
+        began, name = time.perf_counter(), ""
+        try:
+            request = Request.from_bytes(head, self._limits)
+            name = request.id
+            self._log("in", request, head, body)
+            reply = self._greet(request, body) if request.action == HELLO else self._answer(request, head, body)
+        except Exception as error:
+            self._tell(f"refused: {error}")
+            reply = Answer(name, f"{type(error).__name__}: {error}", False, 0.0), seal(Message())
+        answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
+        head = answered.to_bytes()
+        self._log("out", answered, head, data)
+        return head, data
+
+    def _greet(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
+        """Says who this is, and finds out whether both sides mean the same run."""
+        told = open_body(body, self._limits, {}, frozenset(), {}).scalars
+        self.problem = self.fingerprint.differences(told, "this site", "the server")
+        self._tell("connected" if self.problem is None else f"cannot take part: {self.problem}")
+        info = self.client
+        known = {"client": info.id, "examples": info.num_examples, "head": info.head}
+        scalars = {**self.fingerprint.scalars(), **known, "modalities": ",".join(info.modalities)}
+        return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
+
+    def _answer(self, request: Request, head: bytes, body: bytes) -> tuple[Answer, bytes]:
+        if request.client != self.client.id:
+            raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
+        if request.action not in self.actions:
+            raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
+        asked = digest(json.dumps([request.action, request.round, request.version, request.base]).encode(), body)
+        if (repeated := self._repeated(request, asked)) is not None:
+            self._tell(f"round {request.round + 1}: {request.action} was done already, the reply goes out again")
+            return repeated
+        message = open_body(body, self._limits, self._known, self._allowed)
+        self._tell(f"round {request.round + 1}: {request.action}")
+        self.store.rewind(request.base)
+        self.store.version, self.store.kept = request.version, request.kept
+        call = Call(self.client, request.action, message, session=request.session)
+        reply = answer(self._setup, self._workspace, call, self.store, request.round)
+        saved = self._newest() == request.version
+        data = seal(reply.message)
+        if reply.error is None:
+            self._remember(asked, saved, data)
+        return Answer(request.id, reply.error, saved, 0.0), data
+
+    # The last reply ------------------------------------------------------------------------------------------
+
+    def _repeated(self, request: Request, asked: str) -> tuple[Answer, bytes] | None:
+        """The last reply, where the server asks for the same again because it did not get it."""
+        try:
+            data = self._last.read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            last: Mapping[str, Any] = json.loads(data[8 : 8 + length])
+        except (OSError, ValueError):
+            return None
+        body, newest = data[8 + length :], self._newest()
+        if last.get("asked") != asked or last.get("digest") != digest(b"", body):
+            return None
+        if newest != request.version if last.get("saved") else newest > request.base:
+            return None  # what it left in the state is gone
+        return Answer(request.id, None, bool(last["saved"]), 0.0), body
+
+    def _remember(self, asked: str, saved: bool, body: bytes) -> None:
+        """Keeps the reply until the next request: after a lost connection nobody knows whether it arrived."""
+        head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
+        write_atomically(self._last, len(head).to_bytes(8, "little") + head + body)
+
+    def _newest(self) -> int:
+        return self.store.newest(self.client.id)
+
+    def _log(self, way: str, what: Request | Answer, head: bytes, body: bytes) -> None:
+        if self._audit is not None:
+            line: dict[str, Any] = {"time": time.time(), "way": way, "id": what.id, "bytes": len(head) + len(body)}
+            line["digest"] = digest(head, body)
+            is_request = isinstance(what, Request)
+            line |= {"action": what.action} if is_request else {"error": what.error, "seconds": what.seconds}
+            with self._audit.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")

@@ -1,0 +1,50 @@
+"""Who has what: clients whose examples lack a modality have no part in what reads it.
+
+Tensors that belong to a modality m have ``embed.<m>`` in their names (``embed.audio.shared.weight``; a second network
+beside the backbone puts something before it); all others serve every modality. For a client without m they are FROZEN,
+whatever a method says: neither trained nor sent, so that their mean is the mean over the owners of m.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from confed.federation.protocols import Batch
+
+__all__ = ["KEYS", "MODALITIES", "modalities_of", "owned", "restricted", "unowned"]
+
+KEYS = {
+    "image": ("image", "image2", "regions", "boxes"),
+    "text": ("text", "text_mask"),
+    "audio": ("audio", "audio_length"),
+    "series": ("series", "series_length"),
+}
+"""Modality -> the keys that it has in a batch; whatever else a batch holds belongs to none."""
+MODALITIES = tuple(KEYS)
+"""All modalities, in the order in which they are listed everywhere."""
+
+
+def modalities_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The modalities that tensors of these names belong to, in the fixed order."""
+    padded = [f".{name}" for name in names]
+    return tuple(m for m in MODALITIES if any(f".embed.{m}." in name for name in padded))
+
+
+def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
+    """The names of the tensors that belong to modalities which a client does not have.
+
+    Args:
+        names: tensor names.
+        modalities: what the client's examples contain; empty for everything.
+    """
+    absent = tuple(f".embed.{m}." for m in MODALITIES if m not in modalities) if modalities else ()
+    return {name for name in names if any(part in f".{name}" for part in absent)}
+
+
+def owned(batch: Batch) -> tuple[str, ...]:
+    """The modalities of a batch, in the fixed order."""
+    return tuple(m for m, keys in KEYS.items() if any(key in batch for key in keys))
+
+
+def restricted(batch: Batch, modalities: Sequence[str]) -> Batch:
+    """The batch without the modalities that are not named; what belongs to no modality stays."""
+    gone = {key for m in MODALITIES if m not in modalities for key in KEYS[m]}
+    return {name: tensor for name, tensor in batch.items() if name not in gone}

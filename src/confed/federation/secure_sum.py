@@ -1,0 +1,80 @@
+"""Options of the secure sum: the server learns the sum of the clients' updates and none of them.
+
+The protocol is in :mod:`confed.privacy.secure_sum`; what it computes is here: with d_k client k's update, w_k its
+weight (an integer), and f bits behind the point,
+
+    mean = w + 2^-f (sum over k of w_k round(2^f d_k)  modulo 2^bits) / (sum over k of w_k).
+
+The sum is exact in these integers. f is as large as the cohort's weights leave room for, so that nothing can overflow:
+f = bits - 1 - ceil(log2((reach + 1) * sum over the cohort of w_k)).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LEAST", "SecureSum"]
+
+LEAST = 3
+"""So many clients must send a tensor: of two, each knows the other's from the sum."""
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """How updates are summed behind masks.
+
+    Attributes:
+        bits: of the integers that travel; 32 takes FedAvg's bytes, 64 twice as many.
+        reach: largest absolute value of an update's coordinate; a client beyond it drops out of the round.
+        threshold: how many clients must stay to the end of a round, so that the masks of those that dropped out can
+            be taken off; None for more than half of the cohort, which is also the least.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
+
+    bits: Literal[32, 64] = 64
+    reach: float = 64.0
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "algorithm.secure_sum"
+        if self.bits not in (32, 64):
+            raise ValueError(f"{where}.bits must be 32 or 64, got {self.bits}")
+        if not 0 < self.reach < math.inf:
+            raise ValueError(f"{where}.reach must be positive and finite, got {self.reach}")
+        if self.threshold is not None and self.threshold < 2:
+            raise ValueError(f"{where}.threshold must be at least 2, got {self.threshold}")
+
+    def needed(self, cohort: int) -> int:
+        """How many of a cohort must stay.
+
+        Raises:
+            ValueError: the threshold is not more than half of the cohort, or more than all of it: with half of them
+                a server that tells two halves different stories could take everybody's masks off.
+        """
+        least = cohort // 2 + 1
+        threshold = least if self.threshold is None else self.threshold
+        if not least <= threshold <= cohort:
+            raise ValueError(
+                f"algorithm.secure_sum.threshold must be from {least} to {cohort} for a cohort of {cohort}, "
+                f"got {threshold}"
+            )
+        return threshold
+
+    def fraction(self, weights: int) -> int:
+        """f, the number of bits behind the point.
+
+        Args:
+            weights: the sum of the cohort's weights.
+
+        Raises:
+            ValueError: so few bits are left that updates would be lost in rounding.
+        """
+        # Rounding moves each value by half a unit at most, hence the 1.
+        f = self.bits - 1 - math.ceil(math.log2((self.reach + 1) * weights))
+        if f < 8:
+            raise ValueError(
+                f"algorithm.secure_sum with {self.bits} bits, reach {self.reach} and weights that sum up to {weights} "
+                f"leaves {f} bits behind the point, and needs at least 8"
+            )
+        return f

@@ -1,0 +1,193 @@
+r"""Differential privacy of whole updates: they are clipped, and noise is added at the client or at the server.
+
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018 (DP-FedAvg,
+Algorithm 1: updates of bounded norm, a sum with a fixed denominator, Gaussian noise); Geyer, Klein and Nabi,
+"Differentially private federated learning: a client level perspective", 2017; Dwork and Roth, "The algorithmic
+foundations of differential privacy", 2014, appendix A (the Gaussian mechanism).
+
+Notation: w what a client received, x_k what it has after training, d_k = x_k - w its update over all shared
+floating-point tensors together, C the ``clip``, z the ``noise`` multiplier, m the number of clients asked.
+
+    clipping     d_k <- d_k min(1, C / ||d_k||_2)
+    at "client"  x_k <- w + d_k + N(0, (z C)^2 I)                   the server sees no update without noise
+    at "server"  sum over k of (w + d_k) / m + N(0, (z C / m)^2 I)  who sees the models that the server hands out
+
+**Who is protected.** One client with all its data. Where it is *replaced* by another client, the sum of the updates
+moves by at most 2 C; where its update is replaced by none ("zero-out"), by at most C.
+
+**Weights.** At the server every client counts the same (whatever the method says) and the sum is divided by the
+number of clients *asked*; one that fails counts with an update of zero. With weights by numbers of examples the
+sensitivity of the mean would be C max_k N_k / sum_j N_j, which depends on the data of all clients, and the numbers are
+what a client says of itself. At the client the weights do not matter: what is sent is private already.
+
+**Tensors that only some clients send.** The released object is the vector of sums, name by name; the updates of one
+client lie in a ball of radius C over all its names together, so every sum gets noise of z C, and is then divided by
+the number of clients that were asked for this name.
+
+**Where the noise is drawn.** The server adds N(0, (z C)^2 / m) to each of the m updates rather than N(0, (z C)^2) to
+their sum: the same distribution, and the method that takes the mean need not know of it.
+
+**What the guarantee does not cover.** Numbers of examples, which are sent in the clear; what a method sends beside
+``fit``; evaluations. Rounding of floating-point numbers (Mironov, "On significance of the least significant bits for
+differential privacy", 2012): norms may exceed C by a few units in the last place.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from confed.federation.params import Params
+
+__all__ = ["STATISTICS", "UpdatePrivacy", "origin"]
+
+Place = Literal["client", "server"]
+Norm = Literal["update", "tensor"]
+Adjacency = Literal["replace", "zero-out"]
+
+STATISTICS = ("running_mean", "running_var")
+"""How torch names the running statistics of normalisation layers, which are no parameters."""
+
+
+@dataclass(frozen=True)
+class UpdatePrivacy:
+    """What happens to an update on its way into the mean.
+
+    Attributes:
+        clip: largest L2 norm C of an update, over all floating-point tensors together.
+        noise: noise multiplier z; the standard deviation is ``noise * clip`` in every coordinate (of the sum, at the
+            server). 0 clips only, which guarantees nothing.
+        at: who clips and adds noise: the "client" before it sends, or the "server", which is trusted then.
+        norm: one norm for the whole "update", or for every "tensor" its own, at most C / sqrt(number of tensors) each
+            (McMahan et al., per-layer clipping): the whole is within C again.
+        delta: of the (epsilon, delta) that reports give; well below one over the number of clients.
+        adjacency: what two neighbouring federations differ in: a client is another one ("replace"), or its updates
+            are zero ("zero-out").
+        repeatable: noise is a function of the run's seed, so that a run can be repeated; whoever knows the seed can
+            subtract it. False: noise is seeded by the operating system, for federations that are real.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
+
+    clip: float
+    noise: float = 0.0
+    at: Place = "client"
+    norm: Norm = "update"
+    delta: float = 1e-5
+    adjacency: Adjacency = "replace"
+    repeatable: bool = True
+
+    def __post_init__(self) -> None:
+        where = "algorithm.update_privacy"
+        if not 0 < self.clip < math.inf:
+            raise ValueError(f"{where}.clip must be positive and finite, got {self.clip}")
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"{where}.noise must be finite and not negative, got {self.noise}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"{where}.delta must lie in (0, 1), got {self.delta}")
+        for name, valid in {"at": Place, "norm": Norm, "adjacency": Adjacency}.items():
+            if getattr(self, name) not in get_args(valid):
+                raise ValueError(
+                    f"{where}.{name} must be one of {', '.join(get_args(valid))}, got {getattr(self, name)!r}"
+                )
+
+    def generator(self, derived: torch.Generator) -> torch.Generator:
+        """Where noise comes from: the generator given, or a new one that the operating system has seeded."""
+        if not self.repeatable:
+            derived = torch.Generator()
+            derived.seed()
+        return derived
+
+    def release(
+        self,
+        sent: Params,
+        start: Params,
+        rng: torch.Generator,
+        *,
+        changes: Sequence[str] = (),
+        among: Mapping[str, int] | None = None,
+    ) -> dict[str, Tensor]:
+        """What may be seen of an update: clipped, and with noise.
+
+        Integers (counters of batches) are those of ``start``: they tell nothing then.
+
+        Args:
+            sent: x_k.
+            start: w, for every name of ``sent`` that is no change.
+            rng: for the noise; not drawn from where ``noise`` is 0. Names are drawn in the order of ``sent``.
+            changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
+            among: at the server, name -> the number of clients that share its noise; at the client nobody does.
+
+        Raises:
+            ValueError: a name of ``sent`` is not in ``start``, or has another shape there.
+        """
+        origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
+        scales = self._scales({n: sent[n].double() - origins[n].double() for n in _floating(sent)})
+        released: dict[str, Tensor] = {}
+        for name, tensor in sent.items():
+            if name not in scales:
+                released[name] = origins[name]
+                continue
+            wide = torch.promote_types(tensor.dtype, torch.float32)
+            kept = torch.lerp(origins[name].to(wide), tensor.to(wide), scales[name])
+            if self.noise > 0:
+                spread = self.noise * self.clip / math.sqrt(1 if among is None else among[name])
+                kept = kept + spread * torch.randn(tensor.shape, generator=rng, dtype=wide)
+            released[name] = kept.to(tensor.dtype)
+        return released
+
+    def nothing(self, names: Params, changes: Sequence[str] = ()) -> dict[str, Tensor]:
+        """An update of zero: the values themselves, and changes of zero."""
+        return {n: torch.zeros_like(t) if _is_change(n, changes) else t for n, t in names.items()}
+
+    def _scales(self, updates: Mapping[str, Tensor]) -> dict[str, float]:
+        """What each tensor's update is multiplied by, at most 1."""
+        if not updates:
+            return {}
+        squares = {name: float(d.square().sum()) for name, d in updates.items()}
+        if self.norm == "update":
+            scale = _at_most(self.clip, math.sqrt(sum(squares.values())))
+            return dict.fromkeys(updates, scale)
+        each = self.clip / math.sqrt(len(updates))
+        return {name: _at_most(each, math.sqrt(square)) for name, square in squares.items()}
+
+
+def _at_most(bound: float, norm: float) -> float:
+    # A NaN stays one, so that the update is refused as every other that is not finite.
+    return 1.0 if norm <= bound else bound / norm
+
+
+def _floating(params: Params) -> list[str]:
+    return [name for name, tensor in params.items() if tensor.is_floating_point()]
+
+
+def _is_change(name: str, changes: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in changes)
+
+
+def origin(name: str, tensor: Tensor, start: Params, changes: Sequence[str]) -> Tensor:
+    """Where the update of a tensor that a client sends begins: what it received, or zero if it sends a change.
+
+    Args:
+        name: of the tensor.
+        tensor: what is sent.
+        start: what was received.
+        changes: globs of tensors that are changes already.
+
+    Raises:
+        ValueError: nothing of that name and shape was received.
+    """
+    if _is_change(name, changes):
+        return torch.zeros_like(tensor)
+    there = start.get(name)
+    if there is None or there.shape != tensor.shape:
+        known = "nothing of that name was received" if there is None else f"{tuple(there.shape)} was received"
+        raise ValueError(
+            f"updates can be protected where they are of what a client received: {name!r} has shape "
+            f"{tuple(tensor.shape)}, and {known}"
+        )
+    return there

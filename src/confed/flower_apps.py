@@ -1,0 +1,47 @@
+"""A recipe as Flower's two applications, for those who run SuperLinks and SuperNodes of Flower's own."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from confed.engines.flower import GridPost, client_app, server_app
+from confed.engines.roll import Patience
+from confed.engines.site import Site
+from confed.joining import open_site, site_recipe
+from confed.leading import lead
+
+__all__ = ["apps"]
+
+
+def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
+    """The server's application and the clients'.
+
+    The server's run configuration: ``state`` (the run folder), ``sites`` (how many must answer), ``wait`` and
+    ``deadline`` (seconds). A SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for
+    what stays there), and ``data-KEY`` for keys of the recipe's section ``[data]``.
+
+    Args:
+        recipe: a single-run recipe's file.
+    """
+    opened: dict[str, Site] = {}
+
+    def site(context: Context) -> Site:
+        config = context.node_config
+        for key in ("site", "private"):
+            if not isinstance(config.get(key), str):
+                raise ValueError(f"the SuperNode's --node-config must set {key!r} to a text, got {config.get(key)!r}")
+        name = str(config["site"])
+        if name not in opened:
+            data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
+            opened[name] = open_site(site_recipe(recipe, data), name, Path(str(config["private"])))
+        return opened[name]
+
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        patience = Patience(minimum=int(config.get("sites", 1)), deadline=float(config.get("deadline", 3600.0)))
+        state = Path(str(config.get("state", "federation-state")))
+        lead(site_recipe(recipe), state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
+
+    return server_app(main), client_app(site)

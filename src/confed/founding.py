@@ -1,0 +1,197 @@
+"""Founds a federation across machines: certificates, keys, a folder for every party, and what each has to do.
+
+The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
+who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
+convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from confed.federation.checkpoint import write_atomically
+
+__all__ = ["SITES", "Federation", "found", "make_key", "read_sites", "write_sites"]
+
+SITES = "sites.json"
+"""The server's list: site -> its public key, in OpenSSH's format."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a federation is founded with.
+
+    Attributes:
+        sites: names of the clients, one site each.
+        host: how sites reach the server: a name or an address.
+        port: and its port.
+        recipe: the resolved recipe, TOML.
+        days: how long certificates are good.
+    """
+
+    sites: tuple[str, ...]
+    host: str
+    port: int
+    recipe: str
+    days: int = 365
+
+    def __post_init__(self) -> None:
+        if not self.sites or len(set(self.sites)) != len(self.sites):
+            raise ValueError(f"sites must be different names, got {list(self.sites)}")
+        for name in self.sites:
+            if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
+                raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+        if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
+            raise ValueError(f"host must be a name or an address, got {self.host!r}")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"port must lie in 1 to 65535, got {self.port}")
+        if self.days < 1:
+            raise ValueError(f"certificates must be good for at least a day, got {self.days}")
+
+
+def found(root: Path, federation: Federation) -> None:
+    """Makes the folders ``server``, ``sites/NAME`` and ``flower``.
+
+    Raises:
+        ValueError: something is there already.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise ValueError(f"{root} is not empty; a federation is founded in a folder of its own")
+    server = root / "server"
+    server.mkdir(parents=True)
+    authority = _certificates(server, federation)
+    write_atomically(server / "recipe.toml", federation.recipe.encode())
+    keys: dict[str, str] = {}
+    for name in federation.sites:
+        folder = root / "sites" / name
+        folder.mkdir(parents=True)
+        keys[name] = make_key(folder / "key")
+        write_atomically(folder / "ca.crt", authority)
+        write_atomically(folder / "recipe.toml", federation.recipe.encode())
+        _write(folder / "README.md", "site.md", federation, name)
+    write_sites(server / SITES, keys)
+    _write(server / "README.md", "server.md", federation)
+    flower = root / "flower"
+    flower.mkdir()
+    _write(flower / "pyproject.toml", "flower.toml", federation)
+    _write(flower / "README.md", "flower.md", federation)
+    (flower / "federation_app").mkdir()
+    write_atomically(flower / "federation_app" / "__init__.py", b"")
+    _write(flower / "federation_app" / "app.py", "flower_app.txt", federation)
+    write_atomically(flower / "federation_app" / "recipe.toml", federation.recipe.encode())
+
+
+def read_sites(path: Path) -> dict[str, str]:
+    """The server's list.
+
+    Raises:
+        ValueError: there is no such file, or it does not map names to public keys.
+    """
+    try:
+        sites = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must hold the sites' names and public keys as JSON: {error}") from error
+    if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):  # pyright: ignore
+        raise ValueError(f"{path} must map each site's name to its public key")
+    return {str(name): str(key) for name, key in sites.items()}  # pyright: ignore
+
+
+def write_sites(path: Path, sites: dict[str, str]) -> None:
+    """Writes the server's list."""
+    write_atomically(path, json.dumps(sites, indent=1).encode())
+
+
+def make_key(path: Path) -> str:
+    """Makes a site's private key, which only its owner may read; returns the public half in OpenSSH's format.
+
+    Raises:
+        ValueError: there is a file of that name.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    _secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def _secret(path: Path, data: bytes) -> None:
+    """Writes a file that nobody else can read, from its first byte on."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise ValueError(f"{path} is there already; a key is never overwritten") from error
+
+
+def _certificates(folder: Path, federation: Federation) -> bytes:
+    """An authority, and the server's certificate under it; returns the authority's certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    # An hour of grace for clocks that are behind.
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    end = start + datetime.timedelta(days=federation.days, hours=1)
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+    def begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+
+    root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    root_name = named("confed federation authority")
+    root = begun(root_name, root_name, root_key.public_key())
+    root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    root = root.add_extension(_usage(authority=True), critical=True)
+    root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
+    root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
+    names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
+    own = begun(named(federation.host), root_name, key.public_key())
+    own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    own = own.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    own = own.add_extension(_usage(authority=False), critical=True)
+    own = own.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
+    own = own.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
+    for name, secret in (("ca.key", root_key), ("server.key", key)):
+        _secret(folder / name, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    authority = root.public_bytes(Encoding.PEM)
+    write_atomically(folder / "ca.crt", authority)
+    write_atomically(folder / "server.crt", own.public_bytes(Encoding.PEM))
+    return authority
+
+
+def _alternative(name: str):  # pyright: ignore[reportUnknownParameterType]  # cryptography is imported where it is used
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _usage(*, authority: bool):  # pyright: ignore[reportUnknownParameterType]
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _write(path: Path, template: str, federation: Federation, site: str = "") -> None:
+    text = files("confed.federation_kit").joinpath(template).read_text(encoding="utf-8")
+    values = {"host": federation.host, "port": str(federation.port), "site": site}
+    values |= {"sites": ", ".join(federation.sites), "count": str(len(federation.sites)), "days": str(federation.days)}
+    write_atomically(path, Template(text).substitute(values).encode())

@@ -1,0 +1,229 @@
+"""Leads a federation across machines: from a recipe and a transport to a run folder.
+
+The rounds, the books and the folder are those of ``confed run``. What is different: clients are who introduced
+themselves, their examples and their personal models are elsewhere, and one that is away is left out and not the end.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from confed.engines.local import InProcess, Simulation
+from confed.engines.perform import Setup, Workspace, listed
+from confed.engines.remote import Registered, Remote
+from confed.engines.roll import Patience, Post
+from confed.engines.usage import cpu_seconds
+from confed.engines.workers import Workers
+from confed.experiment import Progress, Runner, Watch
+from confed.federation.checkpoint import Checkpoint, write_atomically
+from confed.federation.messages import ClientInfo
+from confed.federation.params import Scope, layout
+from confed.federation.protocols import Counting
+from confed.federation.state import ServerState, Store
+from confed.materials import Materials
+from confed.preparing import prepare
+from confed.recipe import Recipe
+from confed.results.examine import Examination
+from confed.results.folder import RunFolder
+from confed.results.summary import summarise_run
+from confed.tasks.vqa import summarise
+
+__all__ = ["common_ground", "lead"]
+
+MEMBERS = "members.json"
+"""Who took part so far; a site that is away when a run goes on still belongs to it."""
+
+ELSEWHERE = ("pretrained", "vocabulary")
+"""Options of models that say where files lie; what is in the files is compared, not where they are."""
+
+
+def common_ground(recipe: Recipe, materials: Materials) -> str:
+    """What a recipe and its data say that all parties must have in common; where data lie is nobody else's business."""
+    dataset = materials.dataset
+    model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
+    answers = getattr(dataset, "answers", None) or getattr(dataset, "labels", ())
+    terms = {
+        "model": model,
+        "task": recipe.sections["task"],
+        "answers": list(answers),
+        "types": list(materials.types),
+        "tokens": materials.tokenizer.vocab_size,
+        "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
+        "tasks": dict(getattr(dataset, "tasks", {})),
+    }
+    return json.dumps(terms, sort_keys=True, default=str)
+
+
+def lead(
+    recipe: Recipe,
+    root: Path,
+    post: Post,
+    *,
+    names: Sequence[str] = (),
+    wait: float = 600.0,
+    patience: Patience | None = None,
+    whole: bool = False,
+    watch: Watch = lambda _: None,
+    status: Callable[[Remote], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
+
+    Args:
+        recipe: a single-run recipe.
+        root: the run folder; where it holds a part of this run, that is continued.
+        post: the transport.
+        names: the clients that may take part; empty for all of the recipe's data.
+        wait: seconds to wait for all of them before the first round; then those that are there are enough, if there
+            are as many as ``patience.minimum``.
+        patience: how long to wait for whom.
+        whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
+        watch: told about every step.
+        status: told after every message who does what.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ValueError: the recipe is faulty, the method needs all data in one place, a name is no client of the data, or
+            the folder is that of another run.
+    """
+    # Sample questions are shown from clients' data, which a server does not have.
+    recipe = recipe.with_run(gallery=0, workers=1)
+    setup, materials = prepare(recipe)
+    clients = [setup.population.info(number).id for number in range(len(setup.population))]
+    if setup.algorithm.pooled:
+        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
+    for name in names:
+        if name not in clients:
+            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
+    expected = [name for name in clients if not names or name in names]
+    folder = _folder(root, recipe)
+    told = Progress(0, setup.rounds, f"waiting for {len(expected)} sites")
+    watch(told)
+    remote = Remote(
+        setup, post, patience=patience, common=common_ground(recipe, materials), audit=root / "audit.jsonl",
+        watch=lambda: status(remote),
+    )  # fmt: skip
+    known = _members(root)
+    there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known else wait)}
+    # Weights and shares stay those that the run began with, whatever a site says later.
+    members = [{**there, **known}[name] for name in expected if name in there or name in known]
+    _write_members(root, members)
+    leader = _Leader(recipe, replace(setup, population=Registered(members)), materials, folder, watch, remote)
+    leader.whole = whole or not _has_server_parts(setup, members)
+    return leader.run()
+
+
+def _folder(root: Path, recipe: Recipe) -> RunFolder:
+    folder = RunFolder(root)
+    if not folder.recipe.is_file():
+        return RunFolder.create(root, recipe.to_toml())
+    if folder.recipe.read_text(encoding="utf-8") != recipe.to_toml():
+        raise ValueError(f"{root} holds a run of another recipe; give another folder")
+    return folder
+
+
+def _members(root: Path) -> dict[str, ClientInfo]:
+    path = root / MEMBERS
+    if not path.is_file():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
+
+
+def _write_members(root: Path, members: Sequence[ClientInfo]) -> None:
+    lines = [
+        {"id": m.id, "num_examples": m.num_examples, "modalities": list(m.modalities), "head": m.head} for m in members
+    ]
+    write_atomically(root / MEMBERS, json.dumps(lines, indent=1).encode())
+
+
+def _has_server_parts(setup: Setup, members: Sequence[ClientInfo]) -> bool:
+    workspace = Workspace(setup.model())
+    return any(
+        Scope.SERVER in layout(workspace.tensors, setup.algorithm.rules(m), partial=True).values() for m in members
+    )
+
+
+class _Leader(Runner):
+    """One run whose clients are sites.
+
+    Attributes:
+        whole: whether models are evaluated.
+    """
+
+    whole = True
+
+    def __init__(
+        self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch, remote: Remote
+    ) -> None:
+        super().__init__(recipe, setup, materials, folder, watch)
+        self.remote = remote
+
+    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+        """The sites."""
+        del workspace
+        return self.remote
+
+    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+        """A federation in which sites may be away."""
+        simulation = super().simulation(store, answerer)
+        simulation.lenient = True
+        return simulation
+
+    def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
+        """Sums over every site's test examples; single examples, and personal models, stay there."""
+        found = Examination(
+            notes=["across machines: personal models, and answers to single questions, are at the sites"]
+        )
+        if not self.whole:
+            found.notes.append("not evaluated: a part of the model is the server's, and was not sent to the sites")
+            return found
+        counts: dict[tuple[str, str], dict[str, Tensor]] = {}
+
+        def counted(view: str, place: str, tensors: Mapping[str, Tensor]) -> None:
+            counts[view, place] = dict(tensors)
+
+        views = simulation.evaluate(servers, self.setup.rounds + 2, split="test", most=None, counted=counted)
+        for view, places in views.items():
+            for place, tallies in places.items():
+                values = summarise(tallies)
+                task = self.setup.task_of(place)
+                if isinstance(task, Counting) and (view, place) in counts:
+                    values |= task.values(counts[view, place])
+                found.results[view, place, place] = (values, {})
+        missing = [info.id for info in simulation.clients() if not any(key[2] == info.id for key in found.results)]
+        if missing:
+            found.notes.append(f"not evaluated, for they were away: {listed(missing)}")
+        return found
+
+    def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
+        self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
+        servers, start = super()._start(simulation, workspace)
+        # A damaged checkpoint may have been left aside for an older one.
+        self.remote.begin(start, self.checkpoints.rounds() or (0,))
+        return servers, start
+
+    def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
+        if self.whole:
+            super()._evaluate(simulation, servers, round)
+
+    def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
+        super()._checkpoint_if_due(checkpoint)
+        self.remote.kept = self.checkpoints.rounds() or (0,)
+
+    def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
+        summary = summarise_run(
+            self.recipe, self.setup, self.materials, self.folder, workspace, examined,
+            cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
+        )  # fmt: skip
+        # Answers to single questions are not here; what reads this file finds none.
+        self.folder.write_tensors(self.folder.predictions, {})
+        summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
+        self.folder.write_json(self.folder.summary, summary)
+        self._tell(self.setup.rounds, "done")
+        return summary

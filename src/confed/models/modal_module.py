@@ -1,0 +1,285 @@
+"""The multimodal personalised Transformer: any set of modalities as one sequence of tokens.
+
+Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", Journal of UESTC 54(2), 2025. The
+segments x_i of modality m become tokens
+
+    z_i = Concat(v_m, x_i M_m),   M_m = lambda M_loc + (1 - lambda) M_up          (Eq. 7, 8, 10)
+
+and all tokens of a sample go through one Transformer. M_loc exists only where a method asks for it. The paper does not
+say where order enters or how a sample is read out: here a learned position p_i is added to x_i M_m (an option), and the
+features are the mean over the sample's modalities of the mean of each one's last states. So every modality counts the
+same, whatever its number of segments, an absent one leaves the features' scale as it is, and the readout has no tensor
+that only some clients' samples train.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.ownership import MODALITIES
+from confed.federation.protocols import Batch, Output
+from confed.models.magneto import Encoder
+from confed.models.modal_segments import Segmenter
+
+__all__ = ["ModalEmbedding", "ModalTransformer", "Tokens", "Vector", "joined", "pool", "read"]
+
+Vector = Literal["learned", "one_hot"]
+"""Modality vectors v_m that learn, or fixed ones with a 1 at the modality's place."""
+
+SPREAD = 1 / math.sqrt(3)
+"""Standard deviation of fresh positions and modality vectors: that of a mapped segment of unit variance."""
+
+
+class Tokens(NamedTuple):
+    """A batch as tokens.
+
+    Attributes:
+        states: (B, S, d_model).
+        present: which are no padding, bool (B, S); None where none is.
+        spans: modality -> its tokens, in the order of the sequence.
+    """
+
+    states: Tensor
+    present: Tensor | None
+    spans: Mapping[str, slice]
+
+
+class ModalEmbedding(nn.Module):
+    """Everything of one modality: its segments, its maps, its vector and its positions.
+
+    Args:
+        modality: which one.
+        segments: cuts samples into segments of length L.
+        width: columns of the map, d.
+        vector_width: features of the modality vector, d_v; 0 for none.
+        vector: "learned", with initial values as positions have them, or "one_hot".
+        positions: learned positions are added to mapped segments.
+
+    Attributes:
+        shared: the exchanged map M_up.
+        local: the client's own map M_loc, once there is one.
+        lam: its share lambda.
+
+    Raises:
+        ValueError: an unknown kind of vector, or a size out of range.
+    """
+
+    vector: Tensor | None
+
+    def __init__(
+        self,
+        modality: str,
+        segments: Segmenter,
+        width: int,
+        vector_width: int,
+        *,
+        vector: Vector = "learned",
+        positions: bool = True,
+    ) -> None:
+        super().__init__()
+        if vector not in get_args(Vector):
+            raise ValueError(f"model.vector must be one of {', '.join(get_args(Vector))}, got {vector!r}")
+        least = len(MODALITIES) if vector == "one_hot" else 0
+        if vector_width < least or width < 1:
+            raise ValueError(
+                f"model.vector_width must be at least {least} for {vector!r} vectors and less than model.width, got "
+                f"{vector_width} of {width + vector_width}"
+            )
+        self.segments = segments
+        self.shared = nn.Linear(segments.width, width, bias=False)
+        self.local: nn.Linear | None = None
+        self.lam = 0.0
+        if vector_width == 0:
+            self.vector = None
+        elif vector == "learned":
+            self.vector = nn.Parameter(nn.init.normal_(torch.empty(vector_width), std=SPREAD))
+        else:
+            # A modality's place does not depend on which others a model has.
+            place = torch.arange(vector_width) == MODALITIES.index(modality)
+            self.register_buffer("vector", place.float())
+        self.position: nn.Parameter | None = None
+        if positions:
+            self.position = nn.Parameter(nn.init.normal_(torch.empty(segments.limit, width), std=SPREAD))
+
+    @property
+    def map(self) -> Tensor:
+        """M_m, laid out as the weight of a linear layer, (d, L)."""
+        if self.local is None:
+            return self.shared.weight
+        # Of equal maps this is that map, to the bit, and for a lambda of 0 it is the shared one.
+        return torch.lerp(self.shared.weight, self.local.weight, self.lam)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, n, d_v + d) of a batch that has this modality, and which are no padding, bool (B, n) or None.
+
+        Raises:
+            ValueError: a tensor is missing, or has another shape or length than expected.
+        """
+        x, present = self.segments(batch)
+        x = nn.functional.linear(x, self.map)
+        if self.position is not None:
+            x = x + self.position[: x.shape[1]]
+        if self.vector is not None:
+            x = torch.cat([self.vector.to(x.dtype).expand(*x.shape[:2], -1), x], 2)
+        return x, present
+
+
+class ModalTransformer(nn.Module):
+    """Tokens of whatever modalities a batch has, a Transformer, and a linear readout.
+
+    Every batch has one set of modalities, which may differ from batch to batch; only these are computed. Modalities
+    that the model does not have are not read.
+
+    Args:
+        embed: modality -> its embedding; all give tokens of the body's width.
+        body: the Transformer W.
+        answers: number of answers C.
+
+    Attributes:
+        lam: share lambda of the local maps; 0 before there are any.
+
+    Raises:
+        ValueError: no modality, or fewer than one answer.
+    """
+
+    answer_head = "head"
+    """Name of the submodule that scores answers: what methods with a head of each client's own keep private."""
+    reads_absent: ClassVar[bool] = True
+    """Whether batches may lack some of the modalities; models that do not say so need all that they know."""
+
+    def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, answers: int) -> None:
+        super().__init__()
+        if not embed:
+            raise ValueError(f"a model needs at least one modality of {', '.join(MODALITIES)}")
+        if answers < 1:
+            raise ValueError(f"answers must be at least 1, got {answers}")
+        # Text comes last, so that with causal attention it sees what it is about and not the other way round.
+        order = sorted(embed, key=lambda name: (name == "text", MODALITIES.index(name)))
+        self.embed = nn.ModuleDict({name: embed[name] for name in order})
+        self.body = body
+        self.head = nn.Linear(body.width, answers)
+        self.lam = 0.0
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the model reads, in the order of :data:`confed.federation.ownership.MODALITIES`."""
+        return tuple(name for name in MODALITIES if name in self.embed)
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the parameters that do not learn, and of fixed modality vectors."""
+        learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        # A method may add modules beside these, whose buffers are its own affair.
+        return {name for name in self.state_dict() if name.startswith("embed.")} - learned
+
+    def personalise_maps(self, lam: float) -> None:
+        """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up.
+
+        Args:
+            lam: in [0, 1]; the paper has 0 < lam < 1.
+
+        Raises:
+            ValueError: a share out of range, or there are local maps already.
+        """
+        if not 0 <= lam <= 1:
+            raise ValueError(f"lam must lie in [0, 1], got {lam}")
+        self.lam = lam
+        for embedding in self._embeddings.values():
+            if embedding.local is not None:
+                raise ValueError("the maps are personalised already")
+            embedding.local, embedding.lam = copy.deepcopy(embedding.shared), lam
+
+    def tokens(self, batch: Batch) -> Tokens:
+        """The tokens of a batch's modalities: image, audio, series, then text.
+
+        Raises:
+            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        """
+        parts = read(self.embed, batch)
+        spans: dict[str, slice] = {}
+        start = 0
+        for name, (states, _) in parts.items():
+            spans[name] = slice(start, start := start + states.shape[1])
+        return Tokens(*joined(list(parts.values())), spans)
+
+    def encode(self, batch: Batch, causal: bool = False) -> Tokens:
+        """The last states of all tokens.
+
+        Args:
+            batch: it.
+            causal: tokens look at themselves and at earlier ones alone, for a text that is written token by token.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        tokens = self.tokens(batch)
+        return tokens._replace(states=self.body(tokens.states, tokens.present, causal))
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores of the answers (B, C), and the pooled states (B, d_model).
+
+        ``image`` (B, 3, H, W); ``text`` and ``text_mask`` (B, L); ``audio`` (B, T) with ``audio_length`` (B,);
+        ``series`` (B, S, K) with ``series_length`` (B,): those that are there.
+
+        Raises:
+            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        """
+        features = pool(self.encode(batch))
+        return Output(self.head(features), features)
+
+    @property
+    def _embeddings(self) -> dict[str, ModalEmbedding]:
+        return {name: module for name, module in self.embed.items() if isinstance(module, ModalEmbedding)}
+
+
+def pool(tokens: Tokens) -> Tensor:
+    """The mean over the modalities of the mean of each one's tokens, (B, d_model); padding does not count."""
+    means: list[Tensor] = []
+    for span in tokens.spans.values():
+        states = tokens.states[:, span]
+        if tokens.present is None:
+            means.append(states.mean(1))
+        else:
+            counted = tokens.present[:, span].to(states.dtype)
+            weights = counted / counted.sum(1, keepdim=True)
+            means.append((weights.unsqueeze(1) @ states).squeeze(1))
+    return torch.stack(means).mean(0)
+
+
+def read(embed: nn.ModuleDict, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """What a model's modules make of the modalities that a batch has, in the modules' order.
+
+    Args:
+        embed: modality -> what gives states (B, n, d) and which are no padding, bool (B, n), or None.
+        batch: it.
+
+    Raises:
+        ValueError: none of the modalities is in the batch, they have different numbers of examples, or a tensor is not
+            as expected.
+    """
+    found = {name: module(batch) for name, module in embed.items() if name in batch}
+    if not found:
+        came = ", ".join(sorted(batch)) or "none"
+        raise ValueError(f"a batch must have at least one of {', '.join(embed)}, got {came}")
+    sizes = {name: len(states) for name, (states, _) in found.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"all modalities of a batch must have as many examples, got {sizes}")
+    return found
+
+
+def joined(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Several sequences as one, (B, S, d), and which are no padding, bool (B, S); None where none is.
+
+    Args:
+        parts: states (B, n, d) and bool (B, n) or None.
+    """
+    states = torch.cat([x for x, _ in parts], 1)
+    if all(present is None for _, present in parts):
+        return states, None
+    return states, torch.cat(
+        [x.new_ones(x.shape[:2], dtype=torch.bool) if present is None else present for x, present in parts], 1
+    )

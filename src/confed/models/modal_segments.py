@@ -1,0 +1,357 @@
+"""Samples of each modality as rows of segments of one length: patches, word vectors, pieces of sounds and of series.
+
+Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025, Eq. 6: a sample of modality m
+becomes X = [x_1, ..., x_n] with x_i of length L_m, cut along what the modality is made of. n differs from sample to
+sample; what is behind a batch's longest one is cut off before anything is computed.
+"""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from confed.federation.ownership import MODALITIES
+from confed.federation.protocols import Batch
+from confed.models.inputs import checked_image
+
+__all__ = [
+    "LogMelFrames",
+    "Patches",
+    "Segmenter",
+    "Segments",
+    "SeriesWindows",
+    "WaveFrames",
+    "Words",
+    "checked_modalities",
+    "patch_side",
+]
+
+FLOOR = 1e-10
+"""Mel energies are at least this large before their logarithm is taken."""
+DECADES = 8.0
+"""What is quieter than the loudest place of a sound by more powers of ten is silence."""
+
+
+class Segments(NamedTuple):
+    """Segments of a batch.
+
+    Attributes:
+        x: (B, n, L).
+        present: which are no padding, bool (B, n); None where none is.
+    """
+
+    x: Tensor
+    present: Tensor | None = None
+
+
+class Segmenter(nn.Module):
+    """Cuts samples of one modality into segments.
+
+    Args:
+        width: the length of a segment, L.
+        limit: the most segments of a sample.
+    """
+
+    def __init__(self, width: int, limit: int) -> None:
+        super().__init__()
+        self.width, self.limit = width, limit
+
+    def forward(self, batch: Batch) -> Segments:
+        """The segments of a batch that has this modality.
+
+        Raises:
+            ValueError: a tensor is missing, or has another shape or length than expected.
+        """
+        raise NotImplementedError
+
+
+class Patches(Segmenter):
+    """Squares of a picture, row by row; grey pictures come with three equal channels.
+
+    uint8 colours become [-1, 1]; floats are taken as they are.
+
+    Args:
+        size: (H, W) in pixels.
+        patch: pixels per side of a square; L = 3 patch^2.
+
+    Raises:
+        ValueError: the sides are no multiples of the patch.
+    """
+
+    def __init__(self, size: tuple[int, int], patch: int) -> None:
+        if patch < 1 or min(size) < 1 or size[0] % patch or size[1] % patch:
+            raise ValueError(f"model.patch must divide the pictures' sides {size[0]} x {size[1]}, got {patch}")
+        super().__init__(3 * patch * patch, (size[0] // patch) * (size[1] // patch))
+        self.size, self.patch = size, patch
+
+    def forward(self, batch: Batch) -> Segments:
+        """The patches of ``image``; see :class:`Segmenter`."""
+        image, p = checked_image(batch, self.size, "a model of pictures"), self.patch
+        if not image.is_floating_point():
+            image = image.to(torch.get_default_dtype()).mul_(1 / 127.5).sub_(1.0)
+        rows, columns = self.size[0] // p, self.size[1] // p
+        x = image.reshape(-1, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
+        return Segments(x.reshape(-1, rows * columns, self.width))
+
+
+class Words(Segmenter):
+    """The vectors of a text's tokens, from a table that all clients with texts share.
+
+    The paper takes word embeddings as given and maps them linearly. Where do they come from? A learned table (default)
+    fits the words of any dataset and needs no file; it belongs to the client's copy of the modality, like everything
+    under its name, and the personal map works on top of it. A frozen table of random vectors leaves the map as the only
+    thing that learns about single words, as in the paper's formulas; it is never sent.
+
+    Args:
+        vocab_size: number of token ids.
+        width: features of a word vector, L.
+        max_length: the most tokens.
+        learn: the table learns.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(self, vocab_size: int, width: int, max_length: int, learn: bool = True) -> None:
+        for name, value in (("vocab_size", vocab_size), ("model.word_width", width), ("model.max_length", max_length)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        super().__init__(width, max_length)
+        self.words = nn.Embedding(vocab_size, width)
+        self.words.weight.requires_grad_(learn)
+
+    def forward(self, batch: Batch) -> Segments:
+        """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`."""
+        text, mask = (_tensor(batch, key, "text", 2) for key in ("text", "text_mask"))
+        if text.shape != mask.shape:
+            raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
+        if text.shape[1] > self.limit:
+            raise ValueError(f"a text must have at most {self.limit} tokens (model.max_length), got {text.shape[1]}")
+        counts = (mask != 0).sum(1)
+        _refuse_empty(counts, "text", "token")
+        used = int((mask != 0).any(0).nonzero().max()) + 1
+        present = mask[:, :used] != 0
+        return Segments(self.words(text[:, :used]), None if int(counts.min()) == used else present)
+
+
+class _Sounds(Segmenter):
+    """What both kinds of sound segments have in common.
+
+    Args:
+        width: the length of a segment, L.
+        step: samples from one segment to the next.
+        longest: the most samples of a sound.
+    """
+
+    def __init__(self, width: int, step: int, longest: int) -> None:
+        if longest < 1:
+            raise ValueError(f"the longest sound (model.audio_seconds) must have a sample at least, got {longest}")
+        super().__init__(width, math.ceil(longest / step))
+        self.step, self.longest = step, longest
+
+    def _clips(self, batch: Batch, behind: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sounds cut or padded to whole segments of the longest one, their lengths, and which segments are there.
+
+        Args:
+            batch: with ``audio`` (B, T) and ``audio_length`` (B,).
+            behind: further samples that the last segment looks at.
+        """
+        audio, length = _tensor(batch, "audio", "audio", 2), _tensor(batch, "audio_length", "audio", 1)
+        _check_lengths(length, audio, "audio", "sample", self.longest, "model.audio_seconds")
+        counts = -(length // -self.step)
+        n = int(counts.max())
+        total = n * self.step + behind
+        # What lies behind a sound is silence, so that its segments do not depend on the batch it is in.
+        audio = F.pad(audio[:, :total], (0, max(0, total - audio.shape[1])))
+        present = None if int(counts.min()) == n else torch.arange(n, device=audio.device) < counts.unsqueeze(1)
+        return audio, length, present
+
+
+class WaveFrames(_Sounds):
+    """Pieces of the waveform, one behind the other; each sound has mean 0 and variance 1.
+
+    The scaling is that of wav2vec 2.0 (Baevski et al., NeurIPS 2020): recordings differ in how loud they are.
+
+    Args:
+        frame: samples of a piece, L; a shorter sound is padded with silence.
+        longest: the most samples of a sound.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(self, frame: int, longest: int) -> None:
+        if frame < 1:
+            raise ValueError(f"a frame must have a sample at least, got {frame}")
+        super().__init__(frame, frame, longest)
+
+    def forward(self, batch: Batch) -> Segments:
+        """The pieces of ``audio``; see :class:`Segmenter`."""
+        audio, length, present = self._clips(batch)
+        inside = torch.arange(audio.shape[1], device=audio.device) < length.unsqueeze(1)
+        count = length.unsqueeze(1).to(audio.dtype)
+        centred = (audio - (audio * inside).sum(1, keepdim=True) / count) * inside
+        scaled = centred * (centred.square().sum(1, keepdim=True) / count + 1e-7).rsqrt()
+        return Segments(scaled.unflatten(1, (-1, self.width)), present)
+
+
+class LogMelFrames(_Sounds):
+    """Pieces of the log-mel spectrogram: ``stack`` frames of ``mels`` bands each, one behind the other.
+
+    As Whisper has it (Radford et al., ICML 2023): the power of a short-time Fourier transform with Hann's window, mel
+    bands, log10, at most 8 decades below the sound's loudest place, then (x + 4) / 4; here with the loudest place of
+    every sound at 0, so that values lie in [-1, 1] however loud the recording is.
+
+    Args:
+        sample_rate: samples per second.
+        mels: bands.
+        window: samples of a frame; frames start half a window apart.
+        stack: frames of a segment; L = stack mels.
+        longest: the most samples of a sound.
+
+    Raises:
+        ValueError: a size is below 1, or a band holds no frequency of so short a window.
+    """
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, sample_rate: int, mels: int, window: int, stack: int, longest: int) -> None:
+        from transformers.audio_utils import mel_filter_bank
+
+        for name, value in (("sample_rate", sample_rate), ("model.mels", mels), ("model.stack", stack)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if window < 2:
+            raise ValueError(f"a window must have two samples at least, got {window}")
+        self.hop, self.stack = window // 2, stack
+        super().__init__(stack * mels, stack * self.hop, longest)
+        with warnings.catch_warnings():  # the error below says it with the names of our options
+            warnings.simplefilter("ignore")
+            filters = mel_filter_bank(1 + window // 2, mels, 0, sample_rate / 2, sample_rate, "slaney", "slaney")
+        if not filters.any(0).all():
+            raise ValueError(
+                f"model.mels must be fewer for windows of {window} samples at {sample_rate} per second: of {mels} "
+                f"bands {int((~filters.any(0)).sum())} hold no frequency"
+            )
+        # They follow from the options, so that they are no part of the model's tensors.
+        self.register_buffer("window", torch.hann_window(window), persistent=False)
+        self.register_buffer("filters", torch.tensor(filters, dtype=torch.float32), persistent=False)
+
+    def forward(self, batch: Batch) -> Segments:
+        """The pieces of the spectrograms of ``audio``; see :class:`Segmenter`."""
+        size = len(self.window)
+        audio, _, present = self._clips(batch, size - self.hop)
+        # Eight decades do not fit into half precision.
+        with torch.autocast(audio.device.type, enabled=False):
+            spectrum = torch.stft(
+                audio.float(), size, self.hop, window=self.window, center=False, return_complex=True
+            )  # (B, bins, frames)
+            power = torch.view_as_real(spectrum).square().sum(-1).transpose(1, 2)
+            bands = (power @ self.filters).clamp_min(FLOOR).log10()
+            loudest = bands.amax((1, 2), keepdim=True)
+            x = ((bands - loudest).clamp_min(-DECADES) + DECADES / 2) / (DECADES / 2)
+        return Segments(x.unflatten(1, (-1, self.stack)).flatten(2), present)
+
+
+class SeriesWindows(Segmenter):
+    """Pieces of a time series of several channels, one behind the other.
+
+    Args:
+        channels: values per step, K.
+        window: steps of a piece; L = window K. A shorter series is padded with zeros.
+        longest: the most steps of a series.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(self, channels: int, window: int, longest: int) -> None:
+        sizes = (("the series' channels", channels), ("model.window", window), ("model.series_steps", longest))
+        for name, value in sizes:
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        super().__init__(channels * window, math.ceil(longest / window))
+        self.channels, self.window, self.longest = channels, window, longest
+
+    def forward(self, batch: Batch) -> Segments:
+        """The pieces of ``series``; see :class:`Segmenter`."""
+        series, length = _tensor(batch, "series", "series", 3), _tensor(batch, "series_length", "series", 1)
+        if series.shape[2] != self.channels:
+            raise ValueError(f"a series must have {self.channels} channels, got {series.shape[2]}")
+        _check_lengths(length, series, "series", "step", self.longest, "model.series_steps")
+        counts = -(length // -self.window)
+        n = int(counts.max())
+        total = n * self.window
+        series = F.pad(series[:, :total], (0, 0, 0, max(0, total - series.shape[1])))
+        present = None if int(counts.min()) == n else torch.arange(n, device=series.device) < counts.unsqueeze(1)
+        return Segments(series.reshape(-1, n, self.width), present)
+
+
+def checked_modalities(modalities: tuple[str, ...]) -> tuple[str, ...]:
+    """The modalities in the order of :data:`confed.federation.ownership.MODALITIES`.
+
+    Raises:
+        ValueError: there are none, one is unknown, or one is named twice.
+    """
+    unknown = [name for name in modalities if name not in MODALITIES]
+    if unknown or not modalities or len(set(modalities)) < len(modalities):
+        raise ValueError(
+            f"model.modalities must name some of {', '.join(MODALITIES)}, each once; got "
+            f"{', '.join(map(repr, modalities)) or 'none'}"
+        )
+    return tuple(name for name in MODALITIES if name in modalities)
+
+
+def patch_side(size: tuple[int, int], least: int = 16, most: int = 256) -> int:
+    """The largest patch that cuts a picture into at least ``least`` squares: 7 pixels of 28 x 28, 16 of 64 x 64.
+
+    Args:
+        size: (H, W) in pixels.
+        least: squares.
+        most: squares.
+
+    Raises:
+        ValueError: no patch gives so many and not more than ``most``.
+    """
+    common = math.gcd(*size)
+    for patch in range(common, 0, -1):
+        if common % patch == 0 and least <= (size[0] // patch) * (size[1] // patch) <= most:
+            return patch
+    raise ValueError(
+        f"pictures of {size[0]} x {size[1]} pixels cannot be cut into {least} to {most} equal squares: give "
+        "model.patch, or pictures of another size"
+    )
+
+
+def _tensor(batch: Batch, key: str, modality: str, dimensions: int) -> Tensor:
+    if key not in batch:
+        raise ValueError(f"a batch with {modality} needs the key {key!r}, got {', '.join(sorted(batch)) or 'none'}")
+    if batch[key].ndim != dimensions:
+        raise ValueError(f"{key} must have {dimensions} dimensions, got the shape {tuple(batch[key].shape)}")
+    return batch[key]
+
+
+def _check_lengths(length: Tensor, values: Tensor, key: str, unit: str, longest: int, option: str) -> None:
+    if length.shape != values.shape[:1]:
+        raise ValueError(f"{key}_length must have the shape ({len(values)},), got {tuple(length.shape)}")
+    _refuse_empty(length, key, unit)
+    most = int(length.max())
+    if most > values.shape[1]:
+        raise ValueError(f"{key}_length must be at most {values.shape[1]}, what {key} holds, got {most}")
+    if most > longest:
+        raise ValueError(f"{key} must have at most {longest} {unit}s ({option}), got {most}")
+
+
+def _refuse_empty(counts: Tensor, key: str, unit: str) -> None:
+    if len(counts) == 0:
+        raise ValueError(f"a batch with {key} must have an example at least")
+    if int(counts.min()) < 1:
+        row = int(counts.argmin())
+        raise ValueError(
+            f"every example with {key} must have a {unit} at least, row {row} of the batch has none; an absent "
+            "modality is an absent key"
+        )

@@ -1,0 +1,80 @@
+"""What a run's updates have cost in privacy so far: epsilon, client by client and round by round.
+
+Where every client adds its noise itself (``at = "client"``), the receiver knows who sent what: a client pays for
+every round in which it was asked, whether or not its update arrived, and nothing is gained by sampling. Where the
+server adds the noise, what is released are the server's models. There, amplification by sampling is claimed if, and
+only if, cohorts are drawn uniformly without replacement and neighbours differ by the replacement of a client; every
+client then pays for every round in which it could have been drawn. It holds towards those who do not know who was
+drawn. In all other cases clients pay for the rounds in which they were asked.
+
+A ledger holds no state of its own: it is what a run's history says, so that it survives every interruption.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy.accountant import epsilon, sampled_epsilon
+
+__all__ = ["PrivacyLedger"]
+
+Rounds = tuple[tuple[tuple[int, int], int], ...]
+
+
+class PrivacyLedger:
+    """The ledger of one run.
+
+    Args:
+        privacy: how updates are protected.
+        uniform: cohorts are drawn uniformly without replacement.
+        present: whether a client belongs to the federation in a round, counted from 1.
+    """
+
+    def __init__(self, privacy: UpdatePrivacy, uniform: bool, present: Callable[[str, int], bool]) -> None:
+        self.privacy, self._present = privacy, present
+        self._uniform = uniform and privacy.at == "server" and privacy.adjacency == "replace"
+        self._rounds: list[tuple[int, frozenset[str], int]] = []
+
+    @property
+    def amplified(self) -> bool:
+        """Whether epsilon counts that some cohort was drawn from more clients than it has."""
+        return self._uniform and any(len(asked) < there for _, asked, there in self._rounds)
+
+    def add(self, round: int, asked: Sequence[str], present: int) -> None:
+        """A round that took place; one that is in the ledger already, or a later one, is replaced.
+
+        Args:
+            round: its number, from 1.
+            asked: the clients that were asked for an update.
+            present: how many clients there were.
+        """
+        self._rounds = [entry for entry in self._rounds if entry[0] < round]
+        self._rounds.append((round, frozenset(asked), present))
+
+    def epsilon(self, client: str, rounds: int | None = None) -> float:
+        """A client's epsilon after so many rounds, or after all; infinity where there is no noise.
+
+        Raises:
+            ValueError: dp-accounting is not installed.
+        """
+        entries = [entry for entry in self._rounds if rounds is None or entry[0] <= rounds]
+        if self._uniform:
+            drawn = Counter((len(asked), there) for n, asked, there in entries if self._present(client, n) and asked)
+            return _sampled(self.privacy.noise, tuple(sorted(drawn.items())), self.privacy.delta)
+        times = sum(client in asked for _, asked, _ in entries)
+        return _released(self.privacy.noise, times, self.privacy.delta, self.privacy.adjacency == "replace")
+
+    def taken_part(self, client: str) -> int:
+        """In how many rounds a client was asked."""
+        return sum(client in asked for _, asked, _ in self._rounds)
+
+
+@lru_cache(maxsize=4096)
+def _released(noise: float, times: int, delta: float, replaced: bool) -> float:
+    return epsilon(noise, times, delta, "replace" if replaced else "zero-out")
+
+
+@lru_cache(maxsize=4096)
+def _sampled(noise: float, rounds: Rounds, delta: float) -> float:
+    return sampled_epsilon(noise, dict(rounds), delta)

@@ -1,0 +1,199 @@
+"""Where a method's protections take hold: on a client's actions, and on what a server hears.
+
+A protection (``algorithm.update_privacy``, ``algorithm.robust``, ``algorithm.secure_sum``) is chosen in a recipe, for
+any method. The method does not know of it: :func:`actions` wraps what a client does, :func:`protect` wraps the exchange
+of messages that an engine provides. Engines call both, and nothing else of this package.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
+
+from confed.federation.algorithm import Algorithm, Protection
+from confed.federation.client import Client
+from confed.federation.messages import Call, Exchange, Message, Reply
+from confed.federation.params import Scope
+from confed.federation.randomness import generator
+from confed.federation.secure_sum import LEAST
+from confed.federation.update_privacy import STATISTICS, UpdatePrivacy
+from confed.privacy import accountant
+from confed.privacy.secure_sum import masks
+from confed.privacy.secure_sum.client_actions import actions as secure_actions
+from confed.privacy.secure_sum.exchange import summing
+
+__all__ = ["actions", "check", "check_layouts", "protect"]
+
+UPDATE = "fit"
+"""The action whose reply is an update."""
+
+ANALYSIS = ("evaluate", "examine")
+"""Actions that measure and do not train; what they tell is not protected."""
+
+PURPOSE = "update privacy"
+"""Of the stream that noise is drawn from."""
+
+Action = Callable[[Client, Message], Message]
+
+
+def check(algorithm: Algorithm) -> None:
+    """Checks that a method's protections have a meaning for it and for each other.
+
+    Raises:
+        ValueError: they have not, or a library that they need is not installed.
+    """
+    name = algorithm.label or type(algorithm).__name__
+    for protection in get_args(Protection):
+        reason = algorithm.refuses(protection) if getattr(algorithm, protection) is not None else ""
+        if reason:
+            raise ValueError(f"algorithm.{protection} must be left out for {name}: {reason}")
+    privacy, robust = algorithm.update_privacy, algorithm.robust
+    if privacy is not None and privacy.at == "server" and robust is not None:
+        raise ValueError(
+            f"algorithm.update_privacy.at must be 'client' together with algorithm.robust.rule = {robust.rule!r}, got "
+            "'server': the noise at the server is that of a mean"
+        )
+    if algorithm.secure_sum is not None and robust is not None:
+        raise ValueError(
+            f"algorithm.robust.rule = {robust.rule!r} needs every client's update, which algorithm.secure_sum hides: "
+            "leave one of them out"
+        )
+    if algorithm.secure_sum is not None and privacy is not None and privacy.at == "server":
+        raise ValueError(
+            "algorithm.update_privacy.at must be 'client' together with algorithm.secure_sum, got 'server': the server "
+            "cannot clip updates that it does not see"
+        )
+    if privacy is not None and privacy.noise > 0 and not accountant.available():
+        raise ValueError(
+            "algorithm.update_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
+            "with: pip install 'confed[privacy]'"
+        )
+    if algorithm.secure_sum is not None and not masks.available():
+        raise ValueError(
+            "algorithm.secure_sum needs the library cryptography; install it with: pip install 'confed[privacy]'"
+        )
+
+
+def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) -> None:
+    """Checks that the protections have a meaning for the tensors that clients send.
+
+    Args:
+        algorithm: the method.
+        layouts: where each tensor of the model lives, for every client.
+
+    Raises:
+        ValueError: noise would fall on running statistics of normalisation layers, where a variance could become
+            negative; or a tensor has too few senders for a secure sum.
+    """
+    clients = Counter(tuple(n for n, scope in scopes.items() if scope is Scope.SHARED) for scopes in layouts)
+    senders: Counter[str] = Counter()
+    for names, count in clients.items():
+        senders.update(dict.fromkeys(names, count))
+    privacy = algorithm.update_privacy
+    found = [name for name in senders if name.endswith(STATISTICS)]
+    if found and privacy is not None and privacy.noise > 0:
+        raise ValueError(
+            f"algorithm.update_privacy.noise must be 0 where running statistics are shared, such as {found[0]!r}, got "
+            f"{privacy.noise}: take a model without batch normalisation, or a method that keeps it private (fedbn)"
+        )
+    few = {name: count for name, count in senders.items() if count < LEAST}
+    if few and algorithm.secure_sum is not None:
+        name, count = next(iter(few.items()))
+        raise ValueError(
+            f"algorithm.secure_sum needs at least {LEAST} clients that send a tensor, and {name!r} has {count}: of "
+            "two, each would know the other's update from the sum"
+        )
+
+
+# At a client --------------------------------------------------------------------------------------------------
+
+
+def actions(algorithm: Algorithm) -> dict[str, Action]:
+    """What a client offers: the method's actions, each as the protections demand, and those of the secure sum.
+
+    With noise at the client, or with a secure sum, no other action than ``fit`` may send tensors, and none a loss.
+    """
+    offered = dict(algorithm.actions())
+    privacy = algorithm.update_privacy
+    local = privacy is not None and privacy.at == "client"
+    if not local and algorithm.secure_sum is None:
+        return offered
+    guarded = {name: run if name in ANALYSIS else _silent(name, run) for name, run in offered.items()}
+    if UPDATE in guarded and privacy is not None and local:
+        guarded[UPDATE] = _released(guarded[UPDATE], privacy, algorithm.changes)
+    if algorithm.secure_sum is not None:
+        guarded |= secure_actions(guarded[UPDATE], algorithm.changes)
+    return guarded
+
+
+def _silent(name: str, run: Action) -> Action:
+    """An action whose reply tells nothing of the data but its update."""
+
+    def act(client: Client, message: Message) -> Message:
+        reply = run(client, message)
+        if reply.tensors and name != UPDATE:
+            raise ValueError(
+                f"the action {name!r} would send {', '.join(reply.tensors)}, which is neither noised nor masked"
+            )
+        return Message(reply.tensors, {key: value for key, value in reply.scalars.items() if key != "loss"})
+
+    return act
+
+
+def _released(run: Action, privacy: UpdatePrivacy, changes: Sequence[str]) -> Action:
+    """An action whose update is clipped and noised before it leaves the client."""
+
+    def act(client: Client, message: Message) -> Message:
+        reply = run(client, message)
+        rng = privacy.generator(client.rng(PURPOSE))
+        return Message(privacy.release(reply.tensors, message.tensors, rng, changes=changes), reply.scalars)
+
+    return act
+
+
+# At a server --------------------------------------------------------------------------------------------------
+
+
+def protect(algorithm: Algorithm, exchange: Exchange, *, seed: int, round: int) -> Exchange:
+    """An engine's exchange, as the method's protections demand; itself where there is nothing to do.
+
+    Args:
+        algorithm: the method.
+        exchange: the engine's.
+        seed: the run's.
+        round: number of the round, from 0.
+    """
+    if algorithm.secure_sum is not None:
+        return summing(algorithm, algorithm.secure_sum, exchange, round)
+    privacy = algorithm.update_privacy
+    if privacy is None or privacy.at != "server":
+        return exchange
+
+    def ask(calls: Sequence[Call]) -> Iterator[Reply]:
+        answers = exchange(calls)  # at once, so that clients begin
+        if not any(call.action == UPDATE for call in calls):
+            return answers
+        among = Counter(name for call in calls for name in call.expects or ())
+        return _noised(algorithm, privacy, zip(calls, answers, strict=True), among, (seed, round))
+
+    return ask
+
+
+def _noised(
+    algorithm: Algorithm,
+    privacy: UpdatePrivacy,
+    answers: Iterable[tuple[Call, Reply]],
+    among: Mapping[str, int],
+    stream: tuple[int, int],
+) -> Iterator[Reply]:
+    """Replies with clipped updates and each client's share of the noise; who failed sent an update of zero."""
+    for call, reply in answers:
+        if call.expects is None:
+            raise ValueError(
+                f"algorithm.update_privacy needs to know what {call.action!r} sends, and the method does not say"
+            )
+        start = {name: call.message.tensors.get(name, value) for name, value in call.expects.items()}
+        failed = reply.error is not None
+        sent = privacy.nothing(start, algorithm.changes) if failed else reply.message.tensors
+        rng = privacy.generator(generator(*stream, call.client.id, PURPOSE))
+        released = privacy.release(sent, start, rng, changes=algorithm.changes, among=among)
+        yield Reply(call.client, Message(released, {} if failed else reply.message.scalars))

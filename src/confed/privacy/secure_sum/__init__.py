@@ -1,0 +1,34 @@
+r"""Secure sums: a server learns the sum of its clients' vectors, and nothing else of any of them.
+
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal and Seth, "Practical secure aggregation for
+privacy-preserving machine learning", CCS 2017, figure 4, in the variant for parties that keep to the protocol
+(honest but curious), in integers modulo 2^k.
+
+Notation: x_u client u's vector of integers, U_1 the clients that sent keys, U_2 those of them that sent shares, U_3
+those of them that sent a masked vector, t the threshold.
+
+    0  keys     u draws two key pairs (X25519), one for secrets to other clients, one for masks, and sends their
+                public halves
+    1  shares   u draws a seed b_u; b_u and its mask key are shared among U_1 so that any t of them can put each
+                together again (Shamir 1979); the share for v is sealed for v's eyes, and the server carries it
+    2  masked   y_u = x_u + PRG(b_u) + sum over v in U_2, v > u, of PRG(s_uv) - sum over v < u of PRG(s_uv)  modulo 2^k,
+                where s_uv is what X25519 gives to u and v and to nobody else
+    3  unmask   the server names U_3; everyone sends its shares of b_u of those in U_3, and of the mask keys of those
+                in U_2 who are not in it. The masks PRG(s_uv) between two in U_3 cancel in the sum; the server takes
+                the PRG(b_u), and the masks towards those who dropped out, off
+
+A client never gives shares of both b_u and the mask key of one client, and t is more than half of the cohort, so that
+no server can collect both. At most n - t clients may drop out.
+
+**Several vectors.** Not every client sends every tensor. Tensors with the same senders are a *block*: a vector of its
+own with a b_u of its own, masked between its senders only. A block has at least three of them, or the round is
+refused; where fewer than three are left at the end, nobody gives the shares of its b_u, and its sum stays hidden.
+
+**What it is made of.** X25519, HKDF-SHA256, ChaCha20 as the PRG and ChaCha20-Poly1305 as the seal, all of the library
+``cryptography``; keys come from the operating system, not from the run's seed. The sum does not depend on them.
+
+**What it does not do.** A server that lies about public keys can put itself between two clients; the paper's variant
+against that signs the keys, which needs a directory of clients that the server does not control. Clients that
+send a wrong share spoil the sum, not its secrecy. A sum over few clients is no anonymity: with noise
+(:mod:`confed.federation.update_privacy`) it is.
+"""

@@ -1,0 +1,207 @@
+"""The secure sum between an engine and a method: four calls in place of one ``fit``, and the same mean.
+
+The method asks its clients to ``fit`` and takes the mean of what they send. Here the clients' replies become one sum,
+and the method is told that every client sent the mean: of equal values every weighted mean is that value. It need not
+know of masks, and neither need an engine.
+
+    call             message to a client                      reply
+    secure_keys      the plan                                 two public keys
+    secure_shares    everybody's public keys                  sealed shares, a parcel for everybody
+    fit              the method's own message, the parcels    the blocks behind their masks
+    secure_unmask    whose blocks came                        the shares that take the masks off
+
+Integers (counters of batches) do not travel; the server's stay. Floating-point tensors come out as the mean of the
+clients' values, up to 2^-f and the rounding of the server's own arithmetic.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Call, Exchange, Message, Reply
+from confed.federation.params import Mean, Params
+from confed.federation.secure_sum import SecureSum
+from confed.federation.update_privacy import origin
+from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
+from confed.privacy.secure_sum.fixed_point import decode, from_wire
+from confed.privacy.secure_sum.masks import KEY, Integers
+from confed.privacy.secure_sum.member import Keys, parcel_size
+from confed.privacy.secure_sum.memory import as_bytes, rows
+from confed.privacy.secure_sum.plan import Block, Plan
+from confed.privacy.secure_sum.tally import Tally
+
+__all__ = ["summing"]
+
+Expected = Callable[[str], Params | None]
+"""What a client's reply must carry."""
+
+
+def summing(algorithm: Algorithm, options: SecureSum, exchange: Exchange, round: int) -> Exchange:
+    """An exchange that answers every call of ``fit`` with the mean of the clients' answers, or the client's error.
+
+    It raises ValueError where a tensor has fewer than three senders or weights are no whole numbers, and RuntimeError
+    where too few clients stay to the end of the four calls.
+
+    Args:
+        algorithm: the method.
+        options: of the sum.
+        exchange: the engine's.
+        round: number of the round, from 0.
+    """
+
+    def ask(calls: Sequence[Call]) -> Iterator[Reply]:
+        if not any(call.action == UPDATE for call in calls):
+            return exchange(calls)
+        return _Round(algorithm, options, exchange, calls, round).replies()
+
+    return ask
+
+
+class _Round:
+    """The secure sum over the calls of one round."""
+
+    def __init__(
+        self, algorithm: Algorithm, options: SecureSum, exchange: Exchange, calls: Sequence[Call], round: int
+    ) -> None:
+        self.exchange, self.changes, self.title = exchange, algorithm.changes, f"round {round + 1}"
+        self.calls = {call.client.id: call for call in calls}
+        self.sent = {name: _floating(call) for name, call in self.calls.items()}
+        self.weights = {name: _whole(algorithm, call) for name, call in self.calls.items()}
+        self.errors: dict[str, str] = {}
+        self.plan = Plan(
+            self.title, tuple(self.calls), options.needed(len(self.calls)), options.bits,
+            options.fraction(sum(self.weights.values())), float(options.reach), _blocks(self.sent),
+        )  # fmt: skip
+
+    def replies(self) -> Iterator[Reply]:
+        """A reply to every call of the method, in their order."""
+        tally = self._collect()
+        means = self._means(tally, self._shares(tally))
+        for name, call in self.calls.items():
+            if name in tally.survivors:
+                kept = {n: call.message.tensors.get(n, t) for n, t in (call.expects or {}).items()}
+                yield Reply(call.client, Message({n: means.get(n, start) for n, start in kept.items()}))
+            else:
+                yield Reply(call.client, Message(), self.errors[name])
+
+    # The calls ------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> Tally:
+        """Keys, shares, and the sum of the masked blocks."""
+        key = torch.zeros(KEY, dtype=torch.uint8)
+        begin = Message({}, {"plan": self.plan.to_json()})
+        said = dict(self._ask("secure_keys", dict.fromkeys(self.calls, begin), lambda _: {"seal": key, "mask": key}))
+        keyed = list(said)
+        public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
+        announced = Message(public, {"members": json.dumps(keyed)})
+        parcel = torch.zeros(len(keyed), parcel_size(self.plan), dtype=torch.uint8)
+        boxes = dict(self._ask("secure_shares", dict.fromkeys(keyed, announced), lambda _: {"parcels": parcel}))
+        keys = {n: Keys(as_bytes(m.tensors["seal"]), as_bytes(m.tensors["mask"])) for n, m in said.items()}
+        tally, messages = Tally(self.plan, keys, boxes), dict[str, Message]()
+        for name in boxes:
+            own, column = self.calls[name].message, keyed.index(name)
+            parcels = torch.stack([box.tensors["parcels"][column] for box in boxes.values()])
+            extra = {f"{PREFIX}weight": self.weights[name], f"{PREFIX}sharers": json.dumps(list(boxes))}
+            messages[name] = Message({**own.tensors, f"{PREFIX}parcels": parcels}, {**own.scalars, **extra})
+        for name, reply in self._ask(UPDATE, messages, self._masked):
+            tally.add(name, {int(n.removeprefix(PREFIX)): from_wire(t) for n, t in reply.tensors.items()})
+        return tally
+
+    def _shares(self, tally: Tally) -> dict[int, Integers]:
+        """Block -> its sum, without masks."""
+        asked = Message({}, {"survivors": json.dumps(tally.survivors)})
+        given: dict[str, dict[str, dict[int, bytes]]] = {}
+        for name, reply in self._ask("secure_unmask", dict.fromkeys(tally.survivors, asked), lambda _: None):
+            shares = rows(reply.tensors["shares"])
+            given[name] = {}
+            for (owner, block), share in zip(json.loads(str(reply.scalars["index"])), shares, strict=True):
+                given[name].setdefault(str(owner), {})[int(block)] = share
+        return tally.sums(given)
+
+    def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:
+        """The replies to one of the four calls as they come, without clients that failed.
+
+        Raises:
+            RuntimeError: too few are left.
+        """
+        stayed = 0
+        for reply in self.exchange([Call(self.calls[n].client, action, m, expects(n)) for n, m in messages.items()]):
+            if reply.error is not None:
+                self.errors[reply.client.id] = reply.error
+                continue
+            stayed += 1
+            yield reply.client.id, reply.message
+        if stayed < self.plan.threshold:
+            last = "".join(f"; {name}: {error}" for name, error in list(self.errors.items())[-1:])
+            raise RuntimeError(
+                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {stayed} are left "
+                f"after {action!r}{last}"
+            )
+
+    def _masked(self, name: str) -> Params:
+        """A client's blocks as they will come."""
+        kind, sent = torch.int32 if self.plan.bits == 32 else torch.int64, self.sent[name]
+        lengths = {b: sum(sent[n].numel() for n in self.plan.blocks[b].names) for b in self.plan.of(name)}
+        return {f"{PREFIX}{block}": torch.zeros((), dtype=kind).expand(length) for block, length in lengths.items()}
+
+    # The mean -------------------------------------------------------------------------------------------------
+
+    def _means(self, tally: Tally, sums: Mapping[int, Integers]) -> dict[str, Tensor]:
+        """Name -> the mean of the values of those who stayed; without tensors of which too few did."""
+        means: dict[str, Tensor] = {}
+        for number, block in enumerate(self.plan.blocks):
+            senders = tally.senders(number)
+            if number not in sums:
+                warnings.warn(
+                    f"{self.title}: of the clients that send {block.names[0]!r} only {len(senders)} stayed, too few "
+                    "for a secure sum: what they share keeps its values",
+                    stacklevel=2,
+                )
+                continue
+            starts = self._starts(block, senders)
+            weights = sum(self.weights[name] for name in senders)
+            moved = decode(sums[number], weights, self.plan.fraction, [starts[n].shape for n in block.names])
+            like = self.sent[senders[0]]
+            means |= {n: (starts[n] + d).to(like[n].dtype) for n, d in zip(block.names, moved, strict=True)}
+        return means
+
+    def _starts(self, block: Block, senders: Sequence[str]) -> dict[str, Tensor]:
+        """The mean of what the clients received, float64: where the mean of their updates begins."""
+        mean, like = Mean(torch.float64), {n: self.sent[senders[0]][n].double() for n in block.names}
+        for name in senders:
+            received = self.calls[name].message.tensors
+            mean.add({n: origin(n, t, received, self.changes) for n, t in like.items()}, self.weights[name])
+        return mean.result(like)
+
+
+def _floating(call: Call) -> dict[str, Tensor]:
+    """The tensors of a client that are summed."""
+    if call.expects is None:
+        raise ValueError(f"algorithm.secure_sum needs to know what {call.action!r} sends, and the method does not say")
+    return {name: tensor for name, tensor in call.expects.items() if tensor.is_floating_point()}
+
+
+def _whole(algorithm: Algorithm, call: Call) -> int:
+    """A client's weight, which is a factor of integers."""
+    weight = algorithm.weight(Reply(call.client, Message()))
+    if weight != int(weight) or weight < 1:
+        raise ValueError(
+            f"algorithm.secure_sum needs whole numbers of at least 1 as weights, got {weight} of {call.client.id!r}"
+        )
+    return int(weight)
+
+
+def _blocks(sent: Mapping[str, Params]) -> tuple[Block, ...]:
+    """Tensors by who sends them."""
+    senders: dict[tuple[str, torch.Size], list[str]] = {}
+    for client, tensors in sent.items():
+        for name, tensor in tensors.items():
+            senders.setdefault((name, tensor.shape), []).append(client)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for (name, _), clients in senders.items():
+        names.setdefault(tuple(clients), []).append(name)
+    return tuple(Block(tuple(members), clients) for clients, members in names.items())

@@ -1,0 +1,59 @@
+"""Real numbers as integers modulo 2^k, so that sums are exact and masks can hide them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confed.privacy.secure_sum.masks import Integers
+
+__all__ = ["decode", "encode", "from_wire", "to_wire"]
+
+
+def encode(updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int) -> Integers:
+    """w round(2^f d), one vector for all tensors.
+
+    Args:
+        updates: d, floating-point tensors.
+        weight: w, at least 1.
+        fraction: f, bits behind the point.
+        reach: largest absolute value.
+        bits: of the integers, 32 or 64.
+
+    Raises:
+        ValueError: the weight is not positive, or a value is not finite or beyond ``reach``.
+    """
+    if weight < 1:
+        raise ValueError(f"an update's weight must be at least 1, got {weight}")
+    flat = torch.cat([update.detach().double().reshape(-1) for update in updates])
+    largest = float(flat.abs().max()) if len(flat) else 0.0
+    if not largest <= reach:  # a NaN is not
+        raise ValueError(f"algorithm.secure_sum.reach is {reach}, and a value of the update moved by {largest}")
+    whole = np.rint(np.ldexp(flat.numpy(), fraction)).astype(np.int64) * weight
+    return whole.astype(np.int32).view(np.uint32) if bits == 32 else whole.view(np.uint64)
+
+
+def decode(total: Integers, weights: int, fraction: int, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The weighted mean 2^-f total / weights, cut into tensors of float64.
+
+    Args:
+        total: the sum of encoded vectors, modulo 2^k.
+        weights: the sum of their weights.
+        fraction: f.
+        shapes: of the tensors.
+    """
+    signed = total.view(np.int32 if total.dtype.itemsize == 4 else np.int64)
+    flat = torch.from_numpy(np.ldexp(signed.astype(np.float64), -fraction) / weights)
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def to_wire(vector: Integers) -> Tensor:
+    """The same bits as a tensor of signed integers, which messages can carry."""
+    return torch.from_numpy(vector.view(np.int32 if vector.dtype.itemsize == 4 else np.int64))
+
+
+def from_wire(tensor: Tensor) -> Integers:
+    """The vector of :func:`to_wire`."""
+    return tensor.numpy().view(np.uint32 if tensor.dtype is torch.int32 else np.uint64)

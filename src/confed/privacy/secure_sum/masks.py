@@ -1,0 +1,107 @@
+"""Keys, seeds and masks of the secure sum, by the library ``cryptography``."""
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "KEY",
+    "SEAL",
+    "Integers",
+    "add_mask",
+    "available",
+    "new_key",
+    "opened",
+    "pair_secret",
+    "public_key",
+    "sealed",
+]
+
+KEY = 32
+"""Bytes of a key, private or public, and of a seed."""
+SEAL = 16
+"""Bytes by which a sealed text is longer."""
+CHUNK = 2**20
+"""Numbers of a mask that are in memory at a time."""
+
+Integers = NDArray[Any]
+"""A vector of unsigned integers of 32 or 64 bits, which wrap around."""
+
+
+def available() -> bool:
+    """Whether the library is installed."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def new_key() -> bytes:
+    """A private key."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_key(private: bytes) -> bytes:
+    """What belongs to a private key and may be known."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
+    """32 bytes that only the two owners of these keys can make, others for every purpose.
+
+    Raises:
+        ValueError: the public key is none.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(SHA256(), KEY, salt=None, info=f"confed secure sum\x1f{purpose}".encode()).derive(shared)
+
+
+def sealed(key: bytes, text: bytes) -> bytes:
+    """A text that only who has the key can read or change; a key seals one text."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
+
+
+def opened(key: bytes, text: bytes) -> bytes:
+    """The text of :func:`sealed`.
+
+    Raises:
+        ValueError: another key sealed it, or it was changed.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), text, None)
+    except InvalidTag as error:
+        raise ValueError("a sealed share was changed on its way") from error
+
+
+def add_mask(vector: Integers, seed: bytes, sign: int) -> None:
+    """Adds the mask of a seed to a vector in place, or takes it off, modulo 2^32 or 2^64.
+
+    Args:
+        vector: unsigned integers, little-endian on the wire as in memory.
+        seed: 32 bytes; a seed masks one vector.
+        sign: 1 or -1.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    width = vector.dtype.itemsize
+    for start in range(0, len(vector), CHUNK):
+        part = vector[start : start + CHUNK]
+        mask = np.frombuffer(stream.update(bytes(width * len(part))), dtype=f"<u{width}")
+        if sign > 0:
+            part += mask
+        else:
+            part -= mask

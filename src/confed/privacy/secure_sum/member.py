@@ -1,0 +1,169 @@
+"""A client's side of the secure sum: four steps, with all that it keeps between them in one object.
+
+Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from confed.federation.secure_sum import LEAST
+from confed.privacy.secure_sum import shamir
+from confed.privacy.secure_sum.masks import SEAL, Integers, add_mask, new_key, opened, pair_secret, public_key, sealed
+from confed.privacy.secure_sum.plan import Plan
+
+__all__ = ["Keys", "Member", "mask_purpose", "parcel_size"]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The public keys of a client.
+
+    Attributes:
+        seal: for secrets that others send to it.
+        mask: for the masks that it shares with others.
+    """
+
+    seal: bytes
+    mask: bytes
+
+
+@dataclass
+class Member:
+    """What a client keeps of one secure sum; never sent.
+
+    Attributes:
+        plan: the sum.
+        name: who this is.
+        seal_key: private.
+        mask_key: private; shared out, as it must be known to others should this client drop out.
+        seeds: block -> b_u, for the blocks that this client sends.
+        keys: U_1 and their public keys.
+        parcels: sender -> sealed shares for this client, of U_2.
+        done: the shares have been given: a second answer could betray what the first one hid.
+    """
+
+    plan: Plan
+    name: str
+    seal_key: bytes
+    mask_key: bytes
+    seeds: dict[int, bytes]
+    keys: dict[str, Keys] = field(default_factory=dict[str, Keys])
+    parcels: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    done: bool = False
+
+    @classmethod
+    def begin(cls, plan: Plan, name: str) -> Self:
+        """Step 0: new keys and seeds.
+
+        Raises:
+            ValueError: the plan does not name this client, or gives it nothing to send.
+        """
+        if name not in plan.members or not plan.of(name):
+            raise ValueError(f"{name!r} has no part in the secure sum {plan.label!r}")
+        return cls(plan, name, new_key(), new_key(), {block: new_key() for block in plan.of(name)})
+
+    @property
+    def public(self) -> Keys:
+        """What the others may know."""
+        return Keys(public_key(self.seal_key), public_key(self.mask_key))
+
+    def share(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
+        """Step 1: shares of this client's secrets, sealed for each of the others.
+
+        Args:
+            keys: U_1, with their public keys.
+
+        Raises:
+            ValueError: they are fewer than the threshold, or not of the plan, or this client's keys are not its own.
+        """
+        self._check(keys, self.plan.members, "sent keys")
+        if keys[self.name] != self.public:
+            raise ValueError(f"the keys of {self.name!r} were changed on their way")
+        self.keys = dict(keys)
+        holders = self._holders()
+        threshold, count = self.plan.threshold, len(holders)
+        own = [shamir.split(self.mask_key, threshold, count)]
+        nothing = [bytes(shamir.SHARE)] * count
+        for block in range(len(self.plan.blocks)):
+            own.append(shamir.split(self.seeds[block], threshold, count) if block in self.seeds else nothing)
+        parcels: dict[str, bytes] = {}
+        for position, holder in enumerate(holders):
+            text = b"".join(shares[position] for shares in own)
+            key = pair_secret(self.seal_key, keys[holder].seal, f"seal\x1f{self.plan.label}\x1f{self.name}\x1f{holder}")
+            parcels[holder] = sealed(key, text)
+        return parcels
+
+    def mask(self, parcels: Mapping[str, bytes], vectors: Mapping[int, Integers]) -> dict[int, Integers]:
+        """Step 2: the vectors behind their masks.
+
+        Args:
+            parcels: U_2, with what each sealed for this client.
+            vectors: block -> encoded update; changed in place.
+
+        Raises:
+            ValueError: U_2 has fewer than the threshold or clients that sent no keys, or the blocks are others.
+        """
+        self._check(parcels, tuple(self.keys), "sent shares")
+        if set(vectors) != set(self.seeds):
+            raise ValueError(f"{self.name!r} must mask the blocks {sorted(self.seeds)}, got {sorted(vectors)}")
+        self.parcels = dict(parcels)
+        for block, vector in vectors.items():
+            add_mask(vector, self.seeds[block], 1)
+            for other in self.plan.blocks[block].senders:
+                if other in parcels and other != self.name:
+                    purpose = mask_purpose(self.plan, block, self.name, other)
+                    seed = pair_secret(self.mask_key, self.keys[other].mask, purpose)
+                    add_mask(vector, seed, 1 if other > self.name else -1)
+        return dict(vectors)
+
+    def unmask(self, survivors: Sequence[str]) -> dict[str, dict[int, bytes]]:
+        """Step 3: this client's shares of what takes the masks off.
+
+        Args:
+            survivors: U_3, whose masked vectors came.
+
+        Returns:
+            Client of U_2 -> block -> share of its b_u, or -1 -> share of its mask key where it dropped out. Of
+            blocks with fewer than three survivors there is none.
+
+        Raises:
+            ValueError: U_3 has fewer than the threshold or clients that are not in U_2, or this was asked before.
+        """
+        if self.done:
+            raise ValueError(f"{self.name!r} has given its shares for the secure sum {self.plan.label!r} before")
+        self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
+        self.done = True
+        stayed, given = set(survivors), dict[str, dict[int, bytes]]()
+        open_blocks = [b for b, block in enumerate(self.plan.blocks) if len(stayed & set(block.senders)) >= LEAST]
+        for owner, parcel in self.parcels.items():
+            purpose = f"seal\x1f{self.plan.label}\x1f{owner}\x1f{self.name}"
+            text = opened(pair_secret(self.seal_key, self.keys[owner].seal, purpose), parcel)
+            shares = [text[i : i + shamir.SHARE] for i in range(0, len(text), shamir.SHARE)]
+            if len(shares) != 1 + len(self.plan.blocks):
+                raise ValueError(f"{owner!r} shared {len(shares)} secrets, expected {1 + len(self.plan.blocks)}")
+            wanted = [b for b in open_blocks if b in self.plan.of(owner)] if owner in stayed else [-1]
+            given[owner] = {block: shares[1 + block] if block >= 0 else shares[0] for block in wanted}
+        return given
+
+    def _holders(self) -> list[str]:
+        """U_1 in the order of the plan: the numbers of the shares."""
+        return [name for name in self.plan.members if name in self.keys]
+
+    def _check(self, heard: Mapping[str, object], known: Sequence[str], what: str) -> None:
+        if self.name not in heard or not set(heard) <= set(known):
+            raise ValueError(f"the secure sum {self.plan.label!r} of {self.name!r} names wrong clients that {what}")
+        if len(heard) < self.plan.threshold:
+            raise ValueError(
+                f"only {len(heard)} clients {what} for the secure sum {self.plan.label!r}, {self.plan.threshold} must"
+            )
+
+
+def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:
+    """What the secret of two clients is for: their masks of a block; the same from both sides."""
+    return "\x1f".join(["mask", plan.label, str(block), *sorted((one, other))])
+
+
+def parcel_size(plan: Plan) -> int:
+    """Bytes of the sealed shares that one client sends to another."""
+    return shamir.SHARE * (1 + len(plan.blocks)) + SEAL

@@ -1,0 +1,102 @@
+"""What a secure sum's server announces, and what every client checks before it takes part."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from confed.federation.secure_sum import LEAST
+
+__all__ = ["Block", "Plan"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors that the same clients send: one vector.
+
+    Attributes:
+        names: of the tensors, in the order of the vector.
+        senders: who sends them.
+    """
+
+    names: tuple[str, ...]
+    senders: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.senders)) < LEAST:
+            raise ValueError(
+                f"a secure sum needs at least {LEAST} clients that send a tensor, got {len(set(self.senders))} for "
+                f"{self.names[0]!r}: {', '.join(self.senders)}. With two, each would know the other's update"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One secure sum.
+
+    Attributes:
+        label: no two sums of a run have the same.
+        members: all clients, each once; their order is the order of their numbers.
+        threshold: t.
+        bits: k, 32 or 64.
+        fraction: bits behind the point.
+        reach: largest absolute value of an update.
+        blocks: each with at least three of the members.
+
+    Raises:
+        ValueError: the threshold is not more than half of the members, or a block has too few senders or strangers.
+    """
+
+    label: str
+    members: tuple[str, ...]
+    threshold: int
+    bits: int
+    fraction: int
+    reach: float
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.members)
+        if len(set(self.members)) != count:
+            raise ValueError(f"every client may be in a secure sum once, got {', '.join(self.members)}")
+        if not count // 2 < self.threshold <= count:
+            raise ValueError(
+                f"the threshold of a secure sum of {count} must be more than half of them, got {self.threshold}"
+            )
+        for block in self.blocks:
+            if not set(block.senders) <= set(self.members):
+                raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in the secure sum")
+
+    def of(self, member: str) -> list[int]:
+        """The numbers of the blocks that a client sends."""
+        return [number for number, block in enumerate(self.blocks) if member in block.senders]
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """The plan from its text.
+
+        Raises:
+            ValueError: the text is no plan, or a faulty one.
+        """
+        try:
+            values = json.loads(text)
+            blocks = tuple(Block(_texts(block["names"]), _texts(block["senders"])) for block in values.pop("blocks"))
+            members = _texts(values.pop("members"))
+            return Plan(members=members, blocks=blocks, **{key: _plain(values, key) for key in values})
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not the plan of a secure sum: {type(error).__name__}: {error}") from error
+
+
+def _texts(values: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
+def _plain(values: Mapping[str, Any], key: str) -> Any:
+    kinds: dict[str, type] = {"label": str, "threshold": int, "bits": int, "fraction": int, "reach": float}
+    if key not in kinds or not isinstance(values[key], kinds[key]):
+        raise TypeError(f"{key} = {values[key]!r}")
+    return values[key]

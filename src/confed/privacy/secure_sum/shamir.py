@@ -1,0 +1,63 @@
+"""Sharing a secret so that any t of n can put it together, and fewer know nothing.
+
+Shamir, "How to share a secret", Communications of the ACM 22, 1979: the shares are values of a random polynomial of
+degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+__all__ = ["PRIME", "SHARE", "join", "split"]
+
+PRIME = 2**256 + 297
+"""The least prime above all secrets of 32 bytes."""
+SHARE = 33
+"""Bytes of a share."""
+
+
+def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares of a secret, that of holder 1 first.
+
+    Args:
+        secret: 32 bytes.
+        threshold: t, how many shares put it together.
+        count: n, how many there are.
+
+    Raises:
+        ValueError: the secret has another length, or t is not in [1, n].
+    """
+    if len(secret) != 32:
+        raise ValueError(f"a secret must have 32 bytes, got {len(secret)}")
+    if not 1 <= threshold <= count:
+        raise ValueError(f"the threshold must lie in [1, {count}], got {threshold}")
+    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares: list[bytes] = []
+    for holder in range(1, count + 1):
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * holder + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE, "big"))
+    return shares
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """The secret from shares by their holders' numbers, from 1; all that are given are used.
+
+    Raises:
+        ValueError: there are none, one has another length, or they are no shares of one secret of 32 bytes.
+    """
+    if not shares:
+        raise ValueError("a secret needs shares, got none")
+    for holder, share in shares.items():
+        if len(share) != SHARE:
+            raise ValueError(f"share {holder} must have {SHARE} bytes, got {len(share)}")
+    total = 0
+    for holder, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        total = (total + int.from_bytes(share, "big") * above * pow(below, -1, PRIME)) % PRIME
+    if total >= 2**256:
+        raise ValueError("these are no shares of one secret")
+    return total.to_bytes(32, "big")

@@ -1,0 +1,120 @@
+"""A recipe led through Flower's two applications gives the run folder of ``confed run``; and the verbs' errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, RecordDict
+
+from confed.cli import main
+from confed.engines.flower import GridPost
+from confed.engines.flower_loopback import LoopbackGrid
+from confed.engines.roll import Patience
+from confed.experiment import run
+from confed.flower_apps import apps
+from confed.founding import SITES, read_sites
+from confed.leading import MEMBERS, lead
+from confed.recipe import Recipe, load_recipe
+from confed.results.report import write_report
+
+SITES_OF = ("warm", "cold", "both")
+SMALL = (
+    "data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny", "model.width=16",
+    "model.layers=1", "local.epochs=1", "run.rounds=2", "run.workers=1", "run.gallery=0", "study.methods=[]",
+    "study.table=[]",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def recipe_of(method: str, *more: str) -> Recipe:
+    return load_recipe("fedvqa_scenes", [f"algorithm.name={method}", *SMALL, *more])
+
+
+def grid_of(recipe: Path, root: Path) -> LoopbackGrid:
+    _, client = apps(recipe)
+    configs = {n: {"site": name, "private": str(root / name), "data-train": 8} for n, name in enumerate(SITES_OF)}
+    return LoopbackGrid(dict.fromkeys(configs, client), configs)
+
+
+def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg")
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    state = tmp_path / "state"
+    server, _ = apps(file)
+    config = {"state": str(state), "sites": 3, "wait": 60.0, "deadline": 60.0}
+    server(grid_of(file, tmp_path), Context(1, 1, {}, RecordDict(), config))
+    simulated = run(recipe, tmp_path / "simulated")
+    assert (state / "metrics.jsonl").read_bytes() == (tmp_path / "simulated" / "metrics.jsonl").read_bytes()
+    model = Path("models/global/trained.safetensors")
+    assert (state / model).read_bytes() == (tmp_path / "simulated" / model).read_bytes()
+    summary = json.loads((state / "summary.json").read_text())
+    for key in ("personal", "global_seen", "global_unseen", "bytes_up", "bytes_down", "errors", "parameters"):
+        assert summary[key] == simulated[key], key
+    assert summary["federation"]["warm"]["up"] > sum(line["warm"] for line in summary["bytes_up"].values())
+    assert not (state / "models" / "personal").exists()
+    assert [member["num_examples"] for member in json.loads((state / MEMBERS).read_text())] == [8, 8, 8]
+    assert (tmp_path / "warm" / "audit.jsonl").is_file()
+    assert "personal models" in write_report(state).read_text()
+    # Led again, a finished run asks for its last evaluation only; another recipe does not go on there.
+    lead(recipe, state, GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3))
+    assert (state / "metrics.jsonl").read_bytes() == (tmp_path / "simulated" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="a run of another recipe"):
+        lead(recipe_of("fedavg", "run.seed=1"), state, GridPost(grid_of(file, tmp_path)))
+
+
+def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
+    post = GridPost(LoopbackGrid({}))
+    with pytest.raises(ValueError, match="needs all data in one place"):
+        lead(recipe_of("central"), tmp_path / "a", post)
+    with pytest.raises(ValueError, match="no client 'nobody'"):
+        lead(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
+
+
+def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "made"
+    with pytest.raises(SystemExit) as ended:
+        main(["federation", "new", str(root), "--sites", "warm, cold", "--host", "h.org", "--json", "run.rounds=7"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
+    assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7
+    assert set(read_sites(root / "server" / SITES)) == {"warm", "cold"}
+    readme = (root / "sites" / "cold" / "README.md").read_text()
+    assert "--site cold --server h.org:8443" in readme
+    assert "$" not in readme
+    assert 'serverapp = "federation_app.app:server"' in (root / "flower" / "pyproject.toml").read_text()
+    assert not list((root / "flower").rglob("*key*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["server", "fedvqa_scenes"], "give either --tls DIR, or --insecure"),
+        (["server", "fedvqa_scenes", "--insecure"], "--sites must name the list"),
+        (["server", "fedvqa_scenes", "--tls", "nowhere"], "sites' names and public keys"),
+        (["client", "fedvqa_scenes", "--site", "a"], "give either --ca FILE, or --insecure"),
+        (["client", "fedvqa_scenes", "--insecure"], "--site must say which"),
+        (["client", "fedvqa_scenes", "--insecure", "--site", "a", "--key", "nowhere"], "is no private key"),
+        (["client", "fedvqa_scenes", "--insecure", "--site", "a", "--method", "x"], "--method must be one of"),
+        (["federation", "new", "x", "--sites", " "], "sites must be different names"),
+    ],
+)  # fmt: skip
+def test_faulty_arguments_are_named(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in failed(arguments, capsys)

@@ -1,0 +1,184 @@
+"""The made-up dataset of things seen, heard and read about, and folders of sensor series with texts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.data.examples import Examples
+from confed.data.presence import check_ownership, presence, set_names
+from confed.data.senses import ANSWERS, OWNED, SUBSETS, modalities
+from confed.data.sensor_series import sensor_series
+
+# Senses -----------------------------------------------------------------------------------------------------
+
+
+def looked_at(own: Examples) -> Tensor:
+    """Of both halves of each picture: mean redness, how much differs from the background, and that in the middle."""
+    pictures = own.images[own.image_index].astype(np.float32)
+    red = (pictures[..., 0] - pictures[..., 2]) / 100
+    away = (np.abs(pictures - np.median(pictures, axis=(1, 2), keepdims=True)).mean(axis=3) > 40).astype(np.float32)
+    seen = [red[:, :, :16], red[:, :, 16:], away[:, :, :16], away[:, :, 16:]]
+    # A ball is filled, a box is open: of what lies between its outer rows, how much is there.
+    fill = away[:, :, :16].sum(axis=(1, 2)) / np.maximum(away[:, :, :16].any(axis=2).sum(axis=1), 1) / 10
+    return torch.tensor(np.column_stack([*(part.mean(axis=(1, 2)) * 5 for part in seen), fill])).float()
+
+
+def heard(own: Examples) -> Tensor:
+    """Energies of 20 bands, and of the first and the second half of the sound."""
+    assert own.sounds is not None
+    assert own.sound_index is not None
+    waves, _ = own.sounds[torch.from_numpy(own.sound_index)]
+    spectrum = torch.fft.rfft(waves).abs().square()
+    bands = torch.stack([part.mean(dim=1) for part in spectrum[:, 60:1500].chunk(20, dim=1)], dim=1)
+    halves = torch.stack([part.square().mean(dim=1) for part in waves.split(int(0.22 * 8000), dim=1)[:2]], dim=1)
+    return torch.cat([bands, halves], dim=1).clamp_min(1e-6).log()
+
+
+def read(own: Examples) -> Tensor:
+    words = ("one", "single", "two", "pair", "red", "crimson", "blue", "navy", "ball", "sphere", "box", "cube")
+    return torch.tensor([[float(word in text.split()) for word in words] for text in own.questions])
+
+
+def scores(inputs: Tensor, truth: Tensor, tests: Tensor) -> Tensor:
+    """Log-probabilities of a linear classifier for each of the three facts, added up to those of the answers."""
+    mean, deviation = inputs.mean(0), inputs.std(0) + 1e-6
+    inputs, tests = (inputs - mean) / deviation, (tests - mean) / deviation
+    net = nn.Linear(inputs.shape[1], 3)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    facts = torch.stack([truth // 4, truth // 2 % 2, truth % 2], dim=1).float()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03, weight_decay=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(inputs), facts).backward()
+        optimizer.step()
+    with torch.no_grad():
+        yes = nn.functional.logsigmoid(net(tests))
+        no = nn.functional.logsigmoid(-net(tests))
+    each = torch.arange(8)
+    bits = torch.stack([each // 4, each // 2 % 2, each % 2], dim=1).bool()
+    return torch.where(bits, yes.unsqueeze(1), no.unsqueeze(1)).sum(dim=2)
+
+
+def test_one_modality_tells_two_thirds_and_all_three_nearly_everything() -> None:
+    client = modalities().clients["image_text_audio"]
+    truth, tests = (torch.tensor([ANSWERS.index(a) for a in own.answers]) for own in (client.train, client.test))
+    alone = [scores(see(client.train), truth, see(client.test)) for see in (looked_at, heard, read)]
+    accuracy = [float((each.argmax(1) == tests).float().mean()) for each in alone]
+    together = float((torch.stack(alone).sum(0).argmax(1) == tests).float().mean())
+    assert all(0.55 < each < 0.7 for each in accuracy), accuracy
+    assert 0.86 < together < 0.97
+
+
+def test_clients_places_and_seeds() -> None:
+    one, other = (modalities(train=24, validation=8, test=16, seed=seed) for seed in (0, 1))
+    check_ownership(one)
+    assert dict(one.modalities) == dict(OWNED)
+    assert [own.types[0] for own in one.unseen.values()] == ["+".join(shown) for shown in SUBSETS]
+    for name, client in one.clients.items():
+        assert set(set_names(presence(client.train))) == {"+".join(OWNED[name])}
+        assert client.test.questions == other.clients[name].test.questions
+        assert client.train.answers != other.clients[name].train.answers
+    assert len({tuple(own.answers) for own in one.unseen.values()}) == 1
+
+
+def test_styles_differ_between_clients_and_not_where_data_are_iid() -> None:
+    levels = {}
+    for split in ("clients", "iid"):
+        dataset = modalities(split, train=16, validation=8, test=8)
+        seeing = [c.train for c in dataset.clients.values() if presence(c.train)[0, 0]]
+        levels[split] = [float(np.median(own.images)) for own in seeing]
+    assert max(levels["clients"]) - min(levels["clients"]) > 50
+    assert max(levels["iid"]) - min(levels["iid"]) < 5
+
+
+@pytest.mark.parametrize(("options", "message"), [({"test": 0}, "test must be at least 1"), ({"seed": -1}, "negative")])
+def test_senses_out_of_range(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        modalities(**options)  # type: ignore[arg-type]
+
+
+# Series -----------------------------------------------------------------------------------------------------
+
+ROWS = """id,client,split,series,text,label
+a1,north,train,s1,warm day,good
+a2,north,train,s2,,bad
+a3,north,train,s3,grey,bad
+a4,north,test,s1,,good
+b1,south,train,,cold night,bad
+b2,south,validation,,warm,good
+c1,east,test,s2,cold,bad
+"""
+
+
+def series_folder(root: Path, rows: str = ROWS, **files: str) -> Path:
+    (root / "series").mkdir(parents=True)
+    (root / "examples.csv").write_text(rows)
+    given = {"s1": "heat,light\n1,2\n3,4\n", "s2": "heat, light\n5,6\n", "s3": "heat,light\n0,0\n2,2\n4,0\n", **files}
+    for name, text in given.items():
+        (root / "series" / f"{name}.csv").write_text(text)
+    return root
+
+
+def test_a_folder_of_series_and_texts(tmp_path: Path) -> None:
+    dataset = sensor_series(series_folder(tmp_path), unseen=["east"], validation=0.34, standardise=False)
+    assert dict(dataset.modalities) == {"north": ("text", "series"), "south": ("text",)}
+    north, south = dataset.clients.values()
+    assert len(north.train) == 2
+    assert len(north.validation) == 1
+    assert south.train.names == ["b1"]
+    assert south.train.series is not None
+    assert not presence(south.train)[:, 3].any()
+    assert dataset.unseen["east"].types == ["text+series"]
+    assert dataset.answers == ("bad", "good")
+    assert north.test.series is not None
+    assert north.test.series_index is not None
+    values, steps = north.test.series[torch.from_numpy(north.test.series_index)]
+    assert values.tolist() == [[[1, 2], [3, 4]]]
+    assert steps.tolist() == [2]
+
+
+def test_channels_are_standardised_by_training_steps_alone(tmp_path: Path) -> None:
+    rows = ROWS.replace("a2,north,train", "a2,north,validation").replace("a3,north,train", "a3,north,test")
+    dataset = sensor_series(series_folder(tmp_path, rows), unseen=["east"])
+    own = dataset.clients["north"].train
+    assert own.series is not None
+    # The training steps are those of s1: heat 1 and 3, light 2 and 4.
+    assert own.series.values[:2].tolist() == [[-1, -1], [1, 1]]
+    assert own.series.values[2].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "files", "message"),
+    [
+        (("a1,north,train", "a1,north,first"), {}, "line 2: split must be one of train, validation, test, got 'first'"),
+        (("a2,north", "a1,north"), {}, "line 3: the id 'a1' was given before"),
+        (("a2,north,train,s2,,bad", "a2,north,train,,,bad"), {}, "example 'a2' has neither a series nor a text"),
+        (("label", "answer"), {}, "'label' is not among"),
+        (("cold,bad", "cold,"), {}, "line 8: label must not be empty"),
+        (("s2,cold", "s9,cold"), {}, "s9.csv is missing"),
+        (("", ""), {"s2": "heat,light\n"}, "the series 's2' is empty"),
+        (("", ""), {"s2": "heat,wind\n1,2\n"}, "expected the channels heat, light, got heat, wind"),
+        (("", ""), {"s2": "heat,light\n1,x\n"}, "s2.csv line 2: expected numbers"),
+        (("", ""), {"s2": "heat,light\n1\n"}, "s2.csv line 2: expected 2 values"),
+    ],
+)
+def test_faulty_series_folders(tmp_path: Path, change: tuple[str, str], files: dict[str, str], message: str) -> None:
+    rows = ROWS.replace(*change) if change[0] else ROWS
+    with pytest.raises(ValueError, match=message):
+        sensor_series(series_folder(tmp_path, rows, **files))
+
+
+def test_who_owns_what_can_be_said_and_must_fit(tmp_path: Path) -> None:
+    root = series_folder(tmp_path)
+    with pytest.raises(ValueError, match="'south' declares series and has no training example with it"):
+        check_ownership(sensor_series(root, unseen=["east"], modalities={"south": ("text", "series")}))
+    with pytest.raises(ValueError, match=r"data.modalities names no client 'west'; there are north, south"):
+        sensor_series(root, unseen=["east"], modalities={"west": ("text",)})
+    with pytest.raises(ValueError, match="unseen names no client 'west'"):
+        sensor_series(root, unseen=["west"])
+    with pytest.raises(ValueError, match="client 'east' has no training example"):
+        sensor_series(root)

@@ -1,0 +1,330 @@
+"""Clipping and noise on updates: what is released, for which methods, and what it costs."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from confed.algorithms.bicsl import BiCSL
+from confed.algorithms.central import Central
+from confed.algorithms.fedadam import FedAdam
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedavg_ft import FedAvgFT
+from confed.algorithms.feddat import FedDAT
+from confed.algorithms.feddc import FedDC
+from confed.algorithms.feddyn import FedDyn
+from confed.algorithms.fedkd import FedKD
+from confed.algorithms.fedlora import FedLoRA
+from confed.algorithms.fedper import FedPer
+from confed.algorithms.local import LocalOnly
+from confed.algorithms.moon import MOON
+from confed.algorithms.robust import Robust
+from confed.algorithms.scaffold import Scaffold
+from confed.algorithms.split_learning import SplitLearning
+from confed.engines.local import InProcess, Simulation, simulate
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply
+from confed.federation.params import Params, Scope
+from confed.federation.robust_mean import RobustMean
+from confed.federation.state import MemoryStore, ServerState
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy.accountant import epsilon, sampled_epsilon
+from confed.privacy.ledger import PrivacyLedger
+from confed.privacy.protections import actions, check_layouts, protect
+from confed.toy import toy_model, toy_setup
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+START = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[2.0]]), "n": torch.tensor(5)}
+SENT = {"a": torch.tensor([4.0, 1.0]), "b": torch.tensor([[6.0]]), "n": torch.tensor(9)}  # moved by 3, 0 and 4
+
+
+# What is released -------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_shortened_as_a_whole() -> None:
+    released = UpdatePrivacy(clip=1.0).release(SENT, START, rng())
+    torch.testing.assert_close(released["a"], torch.tensor([1.6, 1.0]))  # norm 5, so a fifth of 3 and of 4
+    torch.testing.assert_close(released["b"], torch.tensor([[2.8]]))
+    assert int(released["n"]) == 5  # counters tell nothing
+    released = UpdatePrivacy(clip=5.1).release(SENT, START, rng())
+    torch.testing.assert_close(released["a"], SENT["a"])
+
+
+def test_or_every_tensor_by_itself_within_the_same_bound() -> None:
+    released = UpdatePrivacy(clip=math.sqrt(2.0), norm="tensor").release(SENT, START, rng())
+    torch.testing.assert_close(released["a"], torch.tensor([2.0, 1.0]))  # two tensors, so 1 each
+    torch.testing.assert_close(released["b"], torch.tensor([[3.0]]))
+
+
+def test_changes_are_clipped_towards_zero() -> None:
+    sent = {"c/a": torch.tensor([3.0, 4.0])}
+    released = UpdatePrivacy(clip=1.0).release(sent, {"c/a": torch.full((2,), 100.0)}, rng(), changes=("c/*",))
+    torch.testing.assert_close(released["c/a"], torch.tensor([0.6, 0.8]))
+
+
+def test_noise_has_the_stated_spread_at_a_client_and_shared_among_many() -> None:
+    start = {"w": torch.zeros(200, 100)}
+    privacy = UpdatePrivacy(clip=0.5, noise=3.0)
+    noise = privacy.release(start, start, rng())["w"]
+    assert stats.kstest(noise.flatten().numpy(), "norm", args=(0, 1.5)).pvalue > 0.01
+    shared = privacy.release(start, start, rng(1), among={"w": 9})["w"]
+    assert stats.kstest(shared.flatten().numpy(), "norm", args=(0, 0.5)).pvalue > 0.01
+    assert torch.equal(noise, privacy.release(start, start, rng())["w"])
+    assert privacy.generator(rng()).initial_seed() == 0
+    fresh = [replace(privacy, repeatable=False).generator(rng()).initial_seed() for _ in range(2)]
+    assert fresh[0] != fresh[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip": 0.0}, "clip must be positive and finite, got 0.0"),
+        ({"clip": 1.0, "noise": -1.0}, "noise must be finite and not negative, got -1.0"),
+        ({"clip": 1.0, "delta": 1.0}, r"delta must lie in \(0, 1\), got 1.0"),
+        ({"clip": 1.0, "at": "home"}, "at must be one of client, server, got 'home'"),
+        ({"clip": 1.0, "norm": "layer"}, "norm must be one of update, tensor, got 'layer'"),
+        ({"clip": 1.0, "adjacency": "add"}, "adjacency must be one of replace, zero-out, got 'add'"),
+    ],
+)
+def test_faulty_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"algorithm\.update_privacy\.{message}"):
+        UpdatePrivacy(**options)
+
+
+# At the server ----------------------------------------------------------------------------------------------
+
+
+def fits(sent: Sequence[Params | None], start: Params, sizes: Sequence[int]) -> tuple[list[Call], Exchange]:
+    """Calls of ``fit`` and an exchange that answers with what is given, or with an error."""
+    infos = [ClientInfo(f"c{i}", size) for i, size in enumerate(sizes)]
+    calls = [Call(info, "fit", Message(start), expects=start) for info in infos]
+
+    def exchange(asked: Sequence[Call]) -> Iterator[Reply]:
+        for call, tensors in zip(asked, sent, strict=True):
+            yield Reply(call.client, Message(tensors or {}, {"loss": 1.0}), None if tensors else "broken")
+
+    return calls, exchange
+
+
+def test_at_the_server_the_sum_has_a_fixed_divisor_and_nobody_counts_more() -> None:
+    start = {"w": torch.zeros(2)}
+    sent = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 0.5])}, None, {"w": torch.tensor([1.0, 0.0])}]
+    calls, exchange = fits(sent, start, sizes=(1000, 1, 10, 10))
+    algorithm = FedAvg(update_privacy=UpdatePrivacy(clip=1.0, at="server"))
+    replies = protect(algorithm, exchange, seed=0, round=0)(calls)
+    mean = algorithm.average(ServerState(0, start), replies)["w"]
+    # ([0.6, 0.8] + [0, 0.5] + nothing + [1, 0]) / 4, whatever the numbers of examples.
+    torch.testing.assert_close(mean, torch.tensor([0.4, 0.325]))
+
+
+def test_the_mean_at_the_server_has_the_noise_of_one_gaussian_mechanism() -> None:
+    start = {"w": torch.zeros(150, 100), "own": torch.zeros(150, 100)}
+    sent: list[Params | None] = [dict(start), dict(start), None, {"w": start["w"]}]
+    calls, exchange = fits(sent, start, sizes=(5, 1, 1, 1))
+    calls[3] = replace(calls[3], message=Message({"w": start["w"]}), expects={"w": start["w"]})
+    algorithm = FedAdam(update_privacy=UpdatePrivacy(clip=0.5, noise=2.0, at="server"))
+    mean = algorithm.average(ServerState(0, start), protect(algorithm, exchange, seed=0, round=0)(calls))
+    # z C / m, with m the clients that were asked for the tensor.
+    assert stats.kstest(mean["w"].flatten().numpy(), "norm", args=(0, 1 / 4)).pvalue > 0.01
+    assert stats.kstest(mean["own"].flatten().numpy(), "norm", args=(0, 1 / 3)).pvalue > 0.01
+
+
+# In a federation --------------------------------------------------------------------------------------------
+
+
+class Listening(InProcess):
+    """Remembers what clients send."""
+
+    def __call__(self, calls: Sequence[Call], store: Any, round: int) -> Iterator[Reply]:
+        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
+            heard.append((call, reply))
+            yield reply
+
+
+heard: list[tuple[Call, Reply]] = []
+
+
+def federation(algorithm: Algorithm, **options: Any) -> tuple[dict[str, ServerState], list[tuple[Call, Reply]]]:
+    heard.clear()
+    setup = toy_setup(algorithm, noisy=False, rounds=2, **options)
+    answerer = Listening(setup)
+    simulation = Simulation(setup, MemoryStore(), answerer)
+    servers = simulation.start(answerer.workspace)
+    for record in simulate(simulation, servers):
+        servers = dict(record.servers)
+        assert not record.errors
+    return dict(servers), list(heard)
+
+
+WORKING = [
+    FedAvg(), FedAvgFT(), FedAdam(), FedPer(), MOON(), FedDyn(), Scaffold(), FedDC(), FedDAT(), FedLoRA(),
+    Robust(rule="median"), FedAvg(robust=RobustMean("krum", malicious=0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", WORKING, ids=lambda a: type(a).__name__)
+def test_what_any_method_sends_is_within_the_bound(algorithm: Algorithm) -> None:
+    _, replies = federation(replace(algorithm, update_privacy=UpdatePrivacy(clip=0.01)))
+    seen = 0
+    for call, reply in replies:
+        assert "loss" not in reply.message.scalars
+        if call.action == "fit":
+            moved = [
+                t - (0 if n.startswith("variate/") else call.message.tensors[n])
+                for n, t in reply.message.tensors.items()
+                if t.is_floating_point()
+            ]
+            norm = math.sqrt(sum(float(d.double().square().sum()) for d in moved))
+            assert 0.0099 < norm < 0.0101
+            seen += 1
+    assert seen == 6
+
+
+@pytest.mark.parametrize("at", ["client", "server"])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), FedAdam(), FedDyn(), Scaffold(), FedDAT()], ids=lambda a: type(a).__name__
+)
+def test_with_noise_runs_are_repeatable_and_finite(algorithm: Algorithm, at: Any) -> None:
+    noisy = replace(algorithm, update_privacy=UpdatePrivacy(clip=0.5, noise=0.1, at=at))
+    (one, _), (other, _), (plain, _) = federation(noisy), federation(noisy), federation(algorithm)
+    for name, tensor in one["main"].params.items():
+        assert torch.isfinite(tensor.float()).all()
+        assert torch.equal(tensor, other["main"].params[name])
+    assert any(not torch.equal(t, plain["main"].params[n]) for n, t in one["main"].params.items())
+
+
+def test_a_wide_bound_without_noise_changes_nothing_but_weights() -> None:
+    plain, _ = federation(FedAvg())
+    wide, _ = federation(FedAvg(update_privacy=UpdatePrivacy(clip=1e6)))
+    for name, tensor in wide["main"].params.items():
+        torch.testing.assert_close(tensor, plain["main"].params[name])
+
+
+def test_noise_is_another_for_every_client_and_round() -> None:
+    _, replies = federation(FedAvg(update_privacy=UpdatePrivacy(clip=1e-9, noise=1e9)))
+    drawn = [
+        (r.message.tensors["head.weight"] - c.message.tensors["head.weight"]) for c, r in replies if c.action == "fit"
+    ]
+    for i, one in enumerate(drawn):
+        assert all(float((one - other).abs().max()) > 0.1 for other in drawn[:i])
+
+
+def test_only_updates_may_leave() -> None:
+    class Chatty(FedAvg):
+        def personalise(self, client: Any, message: Message) -> Message:
+            return Message({"secret": torch.ones(1)})
+
+        personalise.__dict__["is_action"] = True
+
+    offered = actions(Chatty(update_privacy=UpdatePrivacy(clip=1.0)))
+    with pytest.raises(
+        ValueError, match="the action 'personalise' would send secret, which is neither noised nor masked"
+    ):
+        offered["personalise"](None, Message())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (BiCSL(), "must be left out for BiCSL: its clients send activations batch by batch; algorithm.privacy"),
+        (SplitLearning(), "must be left out for Split learning: its clients send activations"),
+        (FedKD(), "must be left out for FedKD: its clients send the factors of a compressed change"),
+        (FedLoRA(preset="flora"), "must be left out for FedLoRA: algorithm.aggregation = 'stack'"),
+        (LocalOnly(), "must be left out for Local only: nothing is sent"),
+        (Central(), "must be left out for Centralised: all data are in one place"),
+    ],
+)
+def test_methods_that_send_no_updates_refuse(algorithm: Algorithm, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"algorithm\.update_privacy {message}"):
+        toy_setup(replace(algorithm, update_privacy=UpdatePrivacy(clip=1.0)))
+
+
+def test_at_the_server_rules_and_corrections_that_are_no_mean_refuse() -> None:
+    privacy = UpdatePrivacy(clip=1.0, at="server")
+    with pytest.raises(ValueError, match=r"at must be 'client' together with algorithm\.robust\.rule = 'median'"):
+        toy_setup(FedAvg(update_privacy=privacy, robust=RobustMean("median")))
+    with pytest.raises(ValueError, match="must be left out for Robust FedAvg: its rule 'krum' is no mean"):
+        toy_setup(Robust(rule="krum", update_privacy=privacy))
+    with pytest.raises(ValueError, match=r"set algorithm\.correction to 'off', got 'auto'"):
+        toy_setup(FedDC(update_privacy=privacy))
+    federation(FedDC(update_privacy=privacy, correction="off"))
+
+
+def test_noise_on_running_statistics_is_refused() -> None:
+    def layouts(noisy: bool) -> list[Mapping[str, Scope]]:
+        return [dict.fromkeys(toy_model(noisy=noisy).state_dict(), Scope.SHARED)]
+
+    method = FedAvg(update_privacy=UpdatePrivacy(clip=1.0, noise=1.0))
+    with pytest.raises(ValueError, match=r"running statistics are shared, such as 'norm\.running_mean', got 1\.0"):
+        check_layouts(method, layouts(noisy=True))
+    check_layouts(method, layouts(noisy=False))
+    check_layouts(FedAvg(update_privacy=UpdatePrivacy(clip=1.0)), layouts(noisy=True))
+
+
+# What it costs ----------------------------------------------------------------------------------------------
+
+
+def always(client: str, round: int) -> bool:
+    return True
+
+
+def test_clients_pay_for_the_rounds_in_which_they_were_asked() -> None:
+    pytest.importorskip("dp_accounting")
+    ledger = PrivacyLedger(UpdatePrivacy(clip=1.0, noise=2.0), uniform=True, present=always)
+    for round, asked in enumerate((["a", "b"], ["a", "c"], ["a", "b"]), start=1):
+        ledger.add(round, asked, 4)
+    assert not ledger.amplified
+    assert [ledger.taken_part(name) for name in "abcd"] == [3, 2, 1, 0]
+    # Three Gaussian mechanisms are one with a third of the variance; half the multiplier, as a client is replaced.
+    assert ledger.epsilon("a") == pytest.approx(epsilon(2.0 / math.sqrt(3), 1, 1e-5), rel=1e-6)
+    assert ledger.epsilon("d") == 0
+    assert ledger.epsilon("b", 1) == ledger.epsilon("b", 2) == ledger.epsilon("c") < ledger.epsilon("b")
+    ledger.add(3, ["c"], 4)  # the round was done again
+    assert [ledger.taken_part(name) for name in "abc"] == [2, 1, 2]
+    silent = PrivacyLedger(UpdatePrivacy(clip=1.0), uniform=True, present=always)
+    silent.add(1, ["a"], 4)
+    assert silent.epsilon("a") == math.inf
+
+
+def test_amplification_is_claimed_where_it_holds_only() -> None:
+    pytest.importorskip("dp_accounting")
+    privacy = UpdatePrivacy(clip=1.0, noise=3.0, at="server")
+
+    def ledger(privacy: UpdatePrivacy, uniform: bool = True) -> PrivacyLedger:
+        made = PrivacyLedger(privacy, uniform, lambda client, round: client != "late" or round > 10)
+        for round in range(1, 21):
+            made.add(round, ["a", "b"], 40)
+        return made
+
+    found = ledger(privacy)
+    assert found.amplified
+    assert found.epsilon("a") == found.epsilon("never drawn") == sampled_epsilon(3.0, {(2, 40): 20}, 1e-5)
+    assert found.epsilon("late") == sampled_epsilon(3.0, {(2, 40): 10}, 1e-5) < found.epsilon("a")
+    full = epsilon(3.0, 20, 1e-5)
+    assert found.epsilon("a") < full / 3
+    for other in (
+        ledger(privacy, uniform=False), ledger(replace(privacy, at="client")),
+    ):  # fmt: skip
+        assert not other.amplified
+        assert other.epsilon("a") == full
+        assert other.epsilon("never drawn") == 0
+    kept = ledger(replace(privacy, adjacency="zero-out"))
+    assert not kept.amplified
+    assert kept.epsilon("a") == epsilon(3.0, 20, 1e-5, "zero-out")
+
+
+def test_a_sample_of_everybody_amplifies_nothing_and_faulty_samples_are_refused() -> None:
+    pytest.importorskip("dp_accounting")
+    assert sampled_epsilon(2.0, {(4, 4): 3}, 1e-5) == epsilon(2.0, 3, 1e-5)
+    assert sampled_epsilon(0.0, {(2, 4): 3}, 1e-5) == math.inf
+    assert sampled_epsilon(2.0, {}, 1e-5) == 0
+    with pytest.raises(ValueError, match="between 1 and 4 clients, got 5"):
+        sampled_epsilon(2.0, {(5, 4): 3}, 1e-5)
