@@ -99,7 +99,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(installation, "_version", lambda name: None if name == "flwr" else "1.0")
     findings = diagnose()
     hint = "pip install '.[flower]' -c constraints.txt"
-    assert findings["extras"]["flower"] == f"cryptography 1.0; missing flwr: {hint}"
+    assert findings["extras"]["flower"].endswith(f"missing flwr: {hint}")
     assert findings["libraries"]["torch"] == "1.0"
     assert findings["system"]["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "questions right" in findings["packaged weights"]["vilt_mini"]
