@@ -20,7 +20,7 @@ federation_app = typer.Typer(help="Found a federation across machines, or try on
 app.add_typer(federation_app, name="federation")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
-Method = Annotated[str | None, typer.Option(help="Which of a study's methods. [default: its first]")]
+Method = Annotated[str | None, typer.Option(help="Which of a study's methods. [default: that of [algorithm]]")]
 
 
 @app.command()
@@ -202,8 +202,11 @@ def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
     from confed.recipe import load_recipe
 
     loaded = load_recipe(source, overrides)
+    if method is None and loaded.methods:
+        own = str(loaded.sections["algorithm"]["name"])
+        return loaded.method(own if own in loaded.methods else loaded.methods[0])
     if method is None:
-        return loaded.method(loaded.methods[0]) if loaded.methods else loaded
+        return loaded
     if method not in loaded.methods:
         raise ValueError(f"--method must be one of {', '.join(loaded.methods) or 'none'}, got {method!r}")
     return loaded.method(method)
