@@ -20,7 +20,7 @@ federation_app = typer.Typer(help="Found a federation across machines, or try on
 app.add_typer(federation_app, name="federation")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
-Method = Annotated[str | None, typer.Option(help="Which of a study's methods. [default: that of [algorithm]]")]
+Method = Annotated[str | None, typer.Option(help="Which of a study's methods; by default the recipe's own.")]
 
 
 @app.command()
