@@ -12,7 +12,10 @@ def test_the_packaged_recipes_are_sound_and_come_back_from_their_own_toml(tmp_pa
     assert "fedvqa_scenes" in packaged_recipes()
     for name in packaged_recipes():
         text = (files("confed.recipes") / f"{name}.toml").read_text()
-        own = any(f'name = "{made}"' in text for made in ("scenes", "six_styles", "scene_labels", "tagged_texts"))
+        own = any(
+            f'name = "{made}"' in text
+            for made in ("scenes", "six_styles", "scene_labels", "tagged_texts", "modalities")
+        )
         overrides = [] if own else ["data.root=somewhere"]
         recipe = load_recipe(f"recipes/{name}.toml", overrides)
         path = tmp_path / f"{name}.toml"
