@@ -1,12 +1,13 @@
 """A multi-label recipe from run to tables: metrics by hand, resume, workers, rounds, tuning, comparison."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from confed import catalogue, registry
@@ -17,10 +18,12 @@ from confed.engines.local import Simulation
 from confed.experiment import run
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
+from confed.metrics.multilabel import multilabel_metrics
 from confed.models.tokenizer import WordTokenizer
 from confed.preparing import prepare
 from confed.recipe import Recipe, load_recipe
 from confed.results.compare import compare_runs
+from confed.results.label_resamples import LabelResamples
 from confed.results.label_tables import label_tables, label_value
 from confed.results.multilabel import PooledCounts
 from confed.results.runs import load
@@ -310,6 +313,38 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
     assert by_measure["C-AP"].over_examples is None
     assert by_measure["personal C-AP"].points == pytest.approx(-0.2)
     assert "unseen C-AP" not in by_measure
+
+
+def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    kept, rng = load_file(other / "predictions.safetensors"), np.random.default_rng(0)
+    places = sorted(key.split("/")[1] for key in kept if key.startswith("global/") and key.endswith("/probabilities"))
+    for key in (f"global/{place}/probabilities" for place in places):
+        kept[key] = (kept[key] + rng.random(kept[key].shape, dtype=np.float32)) / 2
+    save_file(kept, other / "predictions.safetensors")
+    scores = np.concatenate([kept[f"global/{place}/probabilities"] for place in places])
+    truth = np.concatenate([kept[f"labels/{place}"] for place in places])
+    summary = json.loads((other / "summary.json").read_text())
+    summary["multilabel"]["global"] |= multilabel_metrics(scores, truth)
+    (other / "summary.json").write_text(json.dumps(summary))
+    (first,), (second,) = load(finished).runs, load(other).runs
+    resamples = LabelResamples()
+    for measure, metric in (("C-AP", "C-AP"), ("O-F1", "O-F1")):
+        same = resamples.over_examples([(first, first)], measure)
+        assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+        found = resamples.over_examples([(second, first)], measure)
+        expected = [run.summary["multilabel"]["global"][metric] for run in (second, first)]
+        assert found.difference == pytest.approx(expected[0] - expected[1])
+        assert found.low < found.difference < found.high
+        assert found.n == len(truth)
+        assert resamples.over_both([(second, first)], measure) is None
+        over_both = resamples.over_both([(second, first), (second, first)], measure)
+        assert (over_both.low, over_both.high) == pytest.approx((found.low, found.high))
+    # Other test labels are another test set: nothing is paired.
+    kept[f"labels/{places[0]}"] = 1 - kept[f"labels/{places[0]}"]
+    save_file(kept, other / "predictions.safetensors")
+    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
 
 
 @pytest.mark.parametrize(

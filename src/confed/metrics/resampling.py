@@ -18,7 +18,7 @@ import numpy as np
 
 from confed.metrics.statistics import Sample, check_confidence, differences
 
-__all__ = ["Bootstrap", "bootstrap", "bootstrap_seeds"]
+__all__ = ["Bootstrap", "bootstrap", "bootstrap_of", "bootstrap_seeds"]
 
 _DRAWS_AT_ONCE = 1 << 20
 
@@ -142,6 +142,22 @@ def _chunks(resamples: int, width: int) -> list[int]:
     """Numbers of resamples drawn at a time, so that memory stays small."""
     step = max(1, _DRAWS_AT_ONCE // width)
     return [min(step, resamples - start) for start in range(0, resamples, step)]
+
+
+def bootstrap_of(difference: float, resampled: np.ndarray, n: int, confidence: float = 0.95) -> Bootstrap:
+    """Interval and p-value from differences that somebody else has resampled, of any statistic.
+
+    Args:
+        difference: what was observed.
+        resampled: the difference in every resample, shape (R,).
+        n: number of pairs that were drawn.
+        confidence: coverage of the interval.
+
+    Raises:
+        ValueError: there is no resample, or a confidence outside (0, 1).
+    """
+    _check(len(resampled), confidence)
+    return _summary(difference, resampled, n, confidence)
 
 
 def _summary(difference: float, means: np.ndarray, n: int, confidence: float) -> Bootstrap:

@@ -20,6 +20,7 @@ from confed.metrics.statistics import (
     wilcoxon,
 )
 from confed.results.deployed import VIEWS
+from confed.results.label_resamples import LabelResamples
 from confed.results.runs import Run, counted
 from confed.results.tables import LABELS, headline, is_bound
 
@@ -66,7 +67,7 @@ class Measure(NamedTuple):
 
 
 MEASURES: Mapping[str, Measure] = {
-    # Of multi-label runs: these are no means over examples, so that they are tested over seeds only.
+    # Of multi-label runs: no means over examples, so that their tests over examples resample the metric itself.
     **{name: Measure(name, "", "") for name in LABELS},
     "deployed_mean": Measure("deployed at each client", "deployed", "deployed"),
     "personal_mean": Measure("personal on own data", "personal", "personal"),
@@ -151,6 +152,7 @@ class Scores:
 
     def __init__(self) -> None:
         self._read: dict[Path, dict[str, dict[str, np.ndarray]]] = {}
+        self.labels = LabelResamples()
 
     def of(self, run: Run, view: str) -> dict[str, np.ndarray]:
         """Place -> score per example (N,), of one view; without clients that left before the end, as in means.
@@ -250,6 +252,9 @@ def differences(
             if len(seeds) > 1:
                 difference = replace(difference, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
             order = [*runs[0][0].clients, *runs[0][0].scenes]
+            if name in LABELS:
+                both = scores.labels.over_both(runs, name)
+                difference = replace(difference, over_examples=scores.labels.over_examples(runs, name), over_both=both)
             if measure.view:
                 difference = _over_examples(difference, [scores.pair(*pair, measure.view) for pair in runs], order)
             family.append(difference)
