@@ -18,10 +18,10 @@ class _Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.bottom, self.top = nn.Linear(3, WIDTH), nn.Linear(WIDTH, ANSWERS)
+        self.bottom, self.middle, self.top = nn.Linear(3, 6), nn.Linear(6, WIDTH), nn.Linear(WIDTH, ANSWERS)
 
     def forward(self, batch: Batch) -> Output:
-        z = self.bottom(batch["x"])
+        z = self.middle(self.bottom(batch["x"]))
         return Output(self.top(z), z)
 
 
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_formula() -> None:
     expected: list[Tensor] = []
     for batch in batches:
         with torch.no_grad():
-            z = model.bottom(batch["x"])
+            z = model.middle(model.bottom(batch["x"]))
             wrong = model.top(z).softmax(1) - functional.one_hot(batch["label"], ANSWERS)
             expected.append(wrong @ model.top.weight / len(z))
     torch.testing.assert_close(seen.rows, torch.cat(expected))
@@ -56,6 +56,22 @@ def test_rows_are_clipped_and_noised_as_they_are_sent() -> None:
     guard = CutPrivacy(gradient_clip=1e-3, gradient_noise=2.0)
     noised = observe_gradients(model, model.top, _loss, _batches((400,)), privacy=guard)
     assert math.isclose(float(noised.rows.std()), 2e-3, rel_tol=0.1)
+
+
+def test_activations_are_clipped_and_noised_before_the_server_reads_them() -> None:
+    model, batches = _Model(), _batches((400,))
+    released = observe_gradients(model, model.top, _loss, batches, middle=model.middle, privacy=CutPrivacy(clip=1e-6))
+    with torch.no_grad():
+        # Rows of length one millionth: the server's layer answers with its bias alone.
+        torch.testing.assert_close(released.z, model.middle.bias.expand(400, -1), atol=1e-5, rtol=0)
+    guard = CutPrivacy(clip=1.0, noise=4.0)
+    noised = observe_gradients(model, model.top, _loss, batches, middle=model.middle, privacy=guard)
+    plain = observe_gradients(model, model.top, _loss, batches, middle=model.middle)
+    expected = 4.0 * model.middle.weight.detach().norm(dim=1).mean()
+    assert math.isclose(float((noised.z - plain.z).std(0).mean()), float(expected), rel_tol=0.1)
+    assert not torch.allclose(noised.rows, plain.rows)
+    with pytest.raises(ValueError, match="say which module that is"):
+        observe_gradients(model, model.top, _loss, batches, privacy=guard)
 
 
 def test_who_knows_the_last_layers_finds_every_answer() -> None:

@@ -115,6 +115,15 @@ def test_gradients_of_supervised_split_learning_give_answers_away(
     assert grouped["examples"] == 32
 
 
+def test_a_run_with_a_defence_of_its_own_is_audited_with_it(tmp_path: Path) -> None:
+    recipe = RECIPE.replace('name = "bicsl"', 'name = "split_learning"\nhidden = 16\nprivacy = { clip = 1, noise = 4 }')
+    recipe = recipe.replace('name = "contrastive"\nwidth = 16\nhidden = 32\nembedding = 16', 'name = "vqa"')
+    (tmp_path / "mine.toml").write_text(recipe)
+    run(load_recipe(tmp_path / "mine.toml"), tmp_path / "run")
+    rows = answers([tmp_path / "run"], examples=64, seed=1).values["rows"]
+    assert {(row["defence"], row["when"]) for row in rows} == {("the run's", "last weights")}
+
+
 def test_inputs_are_rebuilt_from_activations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inversion_audit, "EPOCHS", 2)
     finding = inversion([folder], examples=6, steps=2)

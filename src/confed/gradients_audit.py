@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from confed.attacked import Victim
 from confed.attacks.answer_recovery import by_frequency, by_known, expected_groups, k_means, score
@@ -31,33 +31,34 @@ MATCHING = "rows compared with every answer's, knowing the last layers"
 def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed: int) -> list[Audited]:
     """Every attack on the gradients of some batches, with the weights of the end and in a first epoch.
 
+    A run that has a defence of its own, for activations or gradients, is audited with that one only.
+
     Args:
         victim: a run of supervised split learning.
         batches: a client's training examples.
         client: whose.
         seed: of the noise and the clustering.
     """
-    top = victim.model.get_submodule(f"{_head(victim)}.top")
+    middle, top = _layers(victim, victim.model)
     own = getattr(victim.setup.algorithm, "privacy", CutPrivacy())
     victim.model.eval()
     plain = observe_gradients(victim.model, top, victim.task.loss, batches)
-    unguarded = own.gradient_clip is None
     clip = float(plain.rows.norm(dim=1).median().clamp_min(1e-12))
     tried = (
         {"none": CutPrivacy()}
         | {f"noise {noise:g}": CutPrivacy(gradient_clip=clip, gradient_noise=noise) for noise in NOISES}
-        if unguarded
+        if own.off
         else {"the run's": own}
     )
     found: list[Audited] = []
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit of gradients {name}")
-        seen = observe_gradients(victim.model, top, victim.task.loss, batches, privacy=privacy, rng=rng)
+        seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
         matches = matched(seen, top, victim.task.loss, len(victim.materials.dataset.answers))
         found += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
-    if unguarded:
+    if own.off:
         model, learn = beginner(victim)
-        top = model.get_submodule(f"{_head(victim)}.top")
+        _, top = _layers(victim, model)
         with isolated(seed):
             seen = observe_gradients(model, top, victim.task.loss, batches, learn=learn)
         found += _judged(victim, seen, "first epoch", "none", None, seed)
@@ -93,6 +94,7 @@ def _judged(
     ]  # fmt: skip
 
 
-def _head(victim: Victim) -> str:
-    """The answer head of the run's model, which split learning has cut."""
-    return str(getattr(victim.setup.algorithm, "head", ""))
+def _layers(victim: Victim, model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The server's layers and the client's last ones, of the answer head which split learning has cut."""
+    head = str(getattr(victim.setup.algorithm, "head", ""))
+    return model.get_submodule(f"{head}.middle"), model.get_submodule(f"{head}.top")

@@ -54,17 +54,22 @@ def observe_gradients(
     loss: Loss,
     batches: Iterable[Batch],
     *,
+    middle: nn.Module | None = None,
     privacy: CutPrivacy | None = None,
     rng: torch.Generator | None = None,
     learn: Callable[[Batch], None] | None = None,
 ) -> SentGradients:
     """Records the gradients that a client sends up while it goes through its batches.
 
+    The server makes z of activations that were released too, so that their noise is in z and in the gradients.
+
     Args:
         model: the whole network; as it is, in training or evaluation mode.
         top: its module that is the client's last layers; reads z (B, D).
         loss: the task's.
         batches: those of an epoch, with ``label``.
+        middle: its module that is the server's; reads h, the activations that come up. Needed where ``privacy``
+            changes them.
         privacy: what happens to rows before they are sent; nothing by default.
         rng: for the noise.
         learn: trains the model on the batch after its rows were recorded; without it the model stays as it is.
@@ -73,11 +78,16 @@ def observe_gradients(
         The rows of all steps, in main memory.
 
     Raises:
-        ValueError: there are no batches.
+        ValueError: there are no batches, or activations are changed and nobody says where they come up.
     """
     privacy = CutPrivacy() if privacy is None else privacy
     rng = torch.Generator().manual_seed(0) if rng is None else rng
+    if middle is None and privacy.clip is not None:
+        raise ValueError("activations are clipped or noised before the server reads them: say which module that is")
     read: list[Tensor] = []
+
+    def release(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (privacy.activations(inputs[0], rng),)
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         read.append(inputs[0].detach().requires_grad_())
@@ -85,12 +95,15 @@ def observe_gradients(
 
     sent: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in batches:
-        handle = top.register_forward_pre_hook(keep)
+        handles = [top.register_forward_pre_hook(keep)]
+        if middle is not None:
+            handles.append(middle.register_forward_pre_hook(release))
         try:
             with torch.enable_grad():
                 value = loss(model(batch), batch)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         z = read.pop()
         (gradient,) = torch.autograd.grad(value, z)
         sent.append((privacy.gradients(gradient, rng).cpu(), z.detach().cpu(), batch["label"].cpu()))

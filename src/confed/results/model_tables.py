@@ -62,7 +62,8 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
 def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """The pairs of methods that are compared over models.
 
-    All pairs where there are few methods and no reference is asked for; else each method with each reference.
+    All pairs where there are few methods and no reference is asked for; else each method with each reference, two
+    references with each other once: a hypothesis that counts twice would count twice in the correction too.
 
     Raises:
         ValueError: an unknown reference.
@@ -70,7 +71,8 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
     methods = [method for method in models.labels if models.measures[OVERALL][method]]
     if references is None and len(methods) <= ALL_PAIRS_UP_TO:
         return list(combinations(methods, 2))
-    return [(m, reference) for reference in models.references(references) for m in methods if m != reference]
+    asked = [(m, reference) for reference in models.references(references) for m in methods if m != reference]
+    return [pair for i, pair in enumerate(asked) if pair[::-1] not in asked[:i]]
 
 
 def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = OVERALL) -> Table:
