@@ -9,10 +9,11 @@ import mpmath
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 from confed.privacy import accountant
 from confed.privacy.accountant import epsilon, noise_for, releases_of
-from confed.privacy.cut import CutPrivacy, first_of_each
+from confed.privacy.cut import CutPrivacy, first_of_each, refuse_mixing
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -218,3 +219,12 @@ def test_the_extra_that_the_message_names_exists() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert any(item.startswith("dp-accounting") for item in project["optional-dependencies"]["privacy"])
     assert importlib.import_module(accountant.__name__).__all__
+
+
+def test_noise_behind_batch_normalisation_is_refused() -> None:
+    mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    for privacy in (CutPrivacy(clip=1.0, noise=1.0), CutPrivacy(gradient_clip=1.0, gradient_noise=1.0)):
+        with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\) normalises over the batch"):
+            refuse_mixing(privacy, mixing)
+        refuse_mixing(privacy, nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
+    refuse_mixing(CutPrivacy(clip=1.0), mixing)  # nothing is guaranteed, so nothing is refused

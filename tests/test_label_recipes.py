@@ -51,6 +51,20 @@ def test_hyper_parameters_are_the_published_ones(name: str) -> None:
         assert recipe.run.cohort in (None, 0, 50)
 
 
+def test_flairs_own_benchmark() -> None:
+    # Values of pfl-research's baseline for FLAIR.
+    recipe = load_recipe("flair_benchmark", ROOT)
+    assert {"name": "flair", "level": "coarse", "max_train": 512}.items() <= recipe.sections["data"].items()
+    local = {"optimizer": "sgd", "epochs": 2, "batch_size": 16, "lr": 0.01, "clip": 10.0}
+    assert local.items() <= recipe.sections["local"].items()
+    assert (recipe.run.rounds, recipe.run.cohort, recipe.run.sampling) == (5000, 200, "uniform")
+    server = recipe.method("flair").construct("algorithm").server
+    assert (server.optimizer, server.lr, server.tau) == ("adam", 0.1, 0.01)
+    assert recipe.sections["task"]["reduction"] == "labels"
+    norms = {row: recipe.method(row).sections["model"]["norm"] for row in recipe.table}
+    assert norms == {"flair": "frozen", "scratch": "group", "fedavg": "frozen"}
+
+
 ALL = [*DATA, "fedlgt_scenes", "fedlgt_ablation", "fedlgt_growing", "fedlgt_ucm", "fedlgt_coco_mini", "fedlgt_texts"]
 
 

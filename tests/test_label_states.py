@@ -86,7 +86,7 @@ def test_faulty_states_are_named():
     labels, index = torch.zeros(2, 3), torch.arange(2)
     with pytest.raises(ValueError, match="shapes"):
         label_states(labels, torch.arange(3), 0)
-    with pytest.raises(ValueError, match=r"at_most must lie in \[0, 1\], got 1.5"):
+    with pytest.raises(ValueError, match=r"the share of known labels must lie in \[0, 1\], got 1.5"):
         label_states(labels, index, 0, at_most=1.5)
     with pytest.raises(ValueError, match=r"key must lie in \[0, 2\^63\), got -1"):
         label_states(labels, index, -1)

@@ -18,7 +18,7 @@ from confed.engines.local import Simulation
 from confed.experiment import run
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
-from confed.metrics.multilabel import multilabel_metrics
+from confed.metrics.multilabel import flair_metrics, multilabel_metrics
 from confed.models.tokenizer import WordTokenizer
 from confed.preparing import prepare
 from confed.recipe import Recipe, load_recipe
@@ -174,6 +174,10 @@ def test_final_metrics_are_those_of_the_kept_probabilities(finished: Path) -> No
         real = np.stack([truth[:, warm].max(1), truth[:, cold].max(1)], 1)
         for metric, value in by_hand(coarse, real).items():
             assert found[view]["coarse"][metric] == pytest.approx(value, abs=1e-6), (view, metric)
+        three = multilabel_metrics(scores, truth, top=3)
+        assert found[view]["top3"] == pytest.approx({name: three[name] for name in found[view]["top3"]})
+        assert "O-F1" in found[view]["top3"]
+        assert found[view]["flair"] == pytest.approx(flair_metrics(scores, truth))
     assert found["global"]["without_positives"] == 1
     kept_classes = found["global"]["omit"]["C-AP"] * 3  # without the class that never occurs
     assert kept_classes == pytest.approx(found["global"]["C-AP"] * 4)
@@ -287,6 +291,7 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
     ]
     found = label_tables(methods, cost=True)
     assert list(found) == ["table", "table-coarse", "table-personal", "table-unseen"]
+    assert list(label_tables(methods, every=True)) == list(found)  # these summaries have no other counts
     first = found["table"]
     assert [column.title for column in first.columns] == ["method", *values, "sent", "time"]
     assert first.rows[0][1].value == pytest.approx(50)

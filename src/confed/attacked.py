@@ -303,8 +303,8 @@ def ordinary_words(tokenizer: Any) -> tuple[Tensor, Tensor]:
 # What is written --------------------------------------------------------------------------------------------
 
 
-def write(finding: Finding, out: Path) -> Path:
-    """Writes a finding as a page, tables, drawings and JSON, all called after its kind.
+def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
+    """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix.
 
     Returns:
         The page.
@@ -313,7 +313,7 @@ def write(finding: Finding, out: Path) -> Path:
     from confed.results.writers import to_html
 
     out.mkdir(parents=True, exist_ok=True)
-    name = f"attack-{finding.kind}"
+    name = f"{prefix}{finding.kind}"
     text = json.dumps(finding.values, indent=1, ensure_ascii=False)
     write_atomically(out / f"{name}.json", text.encode())
     for number, table in enumerate(finding.tables):

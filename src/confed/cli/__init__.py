@@ -10,6 +10,7 @@ from confed.cli import sweeping
 from confed.cli import tuning
 from confed.cli import forgetting
 from confed.cli import attacking
+from confed.cli import telling
 from confed.cli import asking
 from confed.cli import looking
 from confed.cli import datasets
@@ -32,5 +33,6 @@ __all__ = [
     "pretraining",
     "running",
     "sweeping",
+    "telling",
     "tuning",
 ]

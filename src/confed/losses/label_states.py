@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["UNKNOWN", "label_states", "uncertain"]
+__all__ = ["UNKNOWN", "label_states", "share_of_states", "uncertain"]
 
 UNKNOWN = -1
 """The state of a label that the model is not told."""
@@ -40,22 +40,32 @@ def label_states(labels: Tensor, index: Tensor, key: int, at_most: float = 0.75)
     Raises:
         ValueError: a shape is wrong, or the key or the share is outside its range.
     """
-    if labels.ndim != 2 or index.shape != labels.shape[:1]:
-        raise ValueError(
-            f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"
-        )
-    if not 0 <= at_most <= 1:
-        raise ValueError(f"at_most must lie in [0, 1], got {at_most}")
-    if not 0 <= key < 1 << 63:
-        raise ValueError(f"key must lie in [0, 2^63), got {key}")
-    c = labels.shape[1]
-    example = _mixed(_mixed(index.long() + 1) + key)
-    draws = _mixed(example.unsqueeze(1) + torch.arange(c + 1, device=labels.device))
+    number, rank = _draw(labels, index, key, at_most)
     # The upper 31 bits times the number of choices: no choice is likelier than another by more than 2^-31.
-    number = (_shifted(draws[:, 0], 33) * (math.floor(at_most * c) + 1)) >> 31
-    order = draws[:, 1:].argsort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(c, device=labels.device).expand_as(order))
+    number = (number * (math.floor(at_most * labels.shape[1]) + 1)) >> 31
     return labels.to(torch.int8).where(rank < number.unsqueeze(1), UNKNOWN)
+
+
+def share_of_states(labels: Tensor, index: Tensor, key: int, share: float) -> Tensor:
+    """States where the same number of labels of each example is known, floor(share C), a uniform subset.
+
+    C-Tran's inference with known labels. Counter-based as :func:`label_states`: with a larger share of the same key,
+    what was known before is known still.
+
+    Args:
+        labels: 0 or 1, shape (B, C).
+        index: the examples' numbers, int64, shape (B,).
+        key: the random stream, at least 0 and below 2^63.
+        share: of the labels, in [0, 1].
+
+    Returns:
+        -1 unknown, else the label itself, int8, shape (B, C).
+
+    Raises:
+        ValueError: as for :func:`label_states`.
+    """
+    _, rank = _draw(labels, index, key, share)
+    return labels.to(torch.int8).where(rank < math.floor(share * labels.shape[1]), UNKNOWN)
 
 
 def uncertain(probabilities: Tensor, tau: float = 0.5, eps: float = 0.02) -> Tensor:
@@ -79,6 +89,24 @@ def uncertain(probabilities: Tensor, tau: float = 0.5, eps: float = 0.02) -> Ten
     # In double precision: in single precision 0.48 itself would be rounded.
     wide = probabilities.double()
     return (wide >= tau - eps) & (wide <= tau + eps)
+
+
+def _draw(labels: Tensor, index: Tensor, key: int, share: float) -> tuple[Tensor, Tensor]:
+    """31 random bits per example (B,), and a random order of its labels (B, C): each label's place in it."""
+    if labels.ndim != 2 or index.shape != labels.shape[:1]:
+        raise ValueError(
+            f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"
+        )
+    if not 0 <= share <= 1:
+        raise ValueError(f"the share of known labels must lie in [0, 1], got {share}")
+    if not 0 <= key < 1 << 63:
+        raise ValueError(f"key must lie in [0, 2^63), got {key}")
+    c = labels.shape[1]
+    example = _mixed(_mixed(index.long() + 1) + key)
+    draws = _mixed(example.unsqueeze(1) + torch.arange(c + 1, device=labels.device))
+    order = draws[:, 1:].argsort(dim=1, stable=True)
+    rank = torch.empty_like(order).scatter_(1, order, torch.arange(c, device=labels.device).expand_as(order))
+    return _shifted(draws[:, 0], 33), rank
 
 
 def _mixed(values: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ v_MHA and v_APN make two releases per example and epoch. ``confed.privacy.accoun
 batching are not counted in favour of privacy, because the receiver sees which row belongs to which step.
 
 **What the guarantee needs.** (1) A row depends on its own example only: no batch normalisation on the client's side of
-the cut. (2) The client's part is frozen. A part that learns carries what it learnt from an example into the later rows
-of all others, even if its weights never leave the client: the epsilon then covers each row given the weights, and
-neither the weights nor the losses that clients report have a guarantee. (3) Nobody else can make the noise again. Here
-it is a function of the run's seed, so that runs can be repeated: whoever knows the seed can subtract it. (4) Gaussian
-numbers in floating point are an approximation (Mironov, "On significance of the least significant bits for
+the cut (:func:`refuse_mixing`). (2) The client's part is frozen. A part that learns carries what it learnt from an
+example into the later rows of all others, even if its weights never leave the client: the epsilon then covers each row
+given the weights, and neither the weights nor the losses that clients report have a guarantee. (3) Nobody else can make
+the noise again. In the simulator it is a function of the run's seed, so that runs can be repeated, and whoever knows
+the seed can subtract it; a site of a federation across machines draws it from its operating system (``Client.noise``).
+(4) Gaussian numbers in floating point are an approximation (Mironov, "On significance of the least significant bits for
 differential privacy", 2012).
 
 **Gradients.** Where rows that go up are noised, gradients that come back are a function of what the server already has
@@ -42,9 +43,11 @@ recognises an answer's row from one step to the next.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["CutPrivacy", "first_of_each"]
+from confed.federation.randomness import normal
+
+__all__ = ["CutPrivacy", "first_of_each", "refuse_mixing"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class CutPrivacy:
         """Whether everything passes as it is."""
         return self == CutPrivacy()
 
-    def activations(self, v: Tensor, rng: torch.Generator) -> Tensor:
+    def activations(self, v: Tensor, rng: torch.Generator | None) -> Tensor:
         """Rows as they are sent, of the same shape, dtype and device; ``v`` itself where nothing is set.
 
         The result is a differentiable function of ``v``: a client keeps it and starts its backward pass there, so
@@ -91,11 +94,12 @@ class CutPrivacy:
 
         Args:
             v: (B, ...), one row per example.
-            rng: for the noise; one stream per kind of row, client and round. Not drawn from where ``noise`` is 0.
+            rng: for the noise; one stream per kind of row, client and round, or None for the operating system's. Not
+                drawn from where ``noise`` is 0.
         """
         return _release(v, self.clip, self.noise, rng)
 
-    def gradients(self, g: Tensor, rng: torch.Generator) -> Tensor:
+    def gradients(self, g: Tensor, rng: torch.Generator | None) -> Tensor:
         """Rows of gradients as they are sent; otherwise as :meth:`activations`."""
         return _release(g, self.gradient_clip, self.gradient_noise, rng)
 
@@ -107,6 +111,27 @@ class CutPrivacy:
                 single row is left has no negatives.
         """
         return first_of_each(labels) if self.distinct else None
+
+
+def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
+    """Refuses noise behind layers in which the examples of a batch meet: their epsilon would be of no single row.
+
+    Args:
+        privacy: what is done at the cut.
+        part: the layers on the client's side.
+
+    Raises:
+        ValueError: rows are noised, and the part has batch normalisation.
+    """
+    if not (privacy.noise or privacy.gradient_noise):
+        return
+    for name, layer in part.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]
+            raise ValueError(
+                f"algorithm.privacy noises rows that each depend on one example only, and {name or 'the model'} "
+                f"({type(layer).__name__}) normalises over the batch: take a model without batch normalisation on the "
+                "client's side, or one that keeps it frozen"
+            )
 
 
 def first_of_each(labels: Tensor) -> Tensor:
@@ -122,7 +147,7 @@ def first_of_each(labels: Tensor) -> Tensor:
     return first[first < len(labels)].sort().values
 
 
-def _release(rows: Tensor, clip: float | None, noise: float, rng: torch.Generator) -> Tensor:
+def _release(rows: Tensor, clip: float | None, noise: float, rng: torch.Generator | None) -> Tensor:
     if clip is None:
         return rows
     # Norms of half-precision rows overflow; and a norm below the bound must neither scale nor divide by zero.
@@ -130,6 +155,5 @@ def _release(rows: Tensor, clip: float | None, noise: float, rng: torch.Generato
     norms = torch.linalg.vector_norm(wide.flatten(1), dim=1).clamp(min=clip)  # pyright: ignore
     sent = wide * (clip / norms).reshape(-1, *[1] * (rows.ndim - 1))
     if noise > 0:
-        drawn = torch.randn(rows.shape, generator=rng, dtype=wide.dtype, device=rng.device)
-        sent = sent + (noise * clip) * drawn.to(rows.device)
+        sent = sent + (noise * clip) * normal(rows.shape, rng, wide.dtype).to(rows.device)
     return sent.to(rows.dtype)

@@ -80,10 +80,10 @@ def results(study: Study, tabs: Tabs) -> str:
     names = study.labels
     methods = [(names[m], [run.summary for run in study.of(m) if run.complete]) for m in study.methods]
     titles = {"table": "labels", "table-coarse": "coarse labels", "table-personal": "clients' own models",
-              "table-unseen": "unseen places"}  # fmt: skip
+              "table-unseen": "unseen places", "table-top3": "top 3", "table-flair": "as FLAIR counts"}  # fmt: skip
     panels = [
         (titles[key], page.paragraph(f"{table.title}.", "muted") + f'<div class="wide dense">{to_html(table)}</div>')
-        for key, table in label_tables(methods, cost=True).items()
+        for key, table in label_tables(methods, cost=True, every=True).items()
     ]
     return tabs(panels) + _places(study)
 

@@ -26,6 +26,13 @@ VIEWS: Mapping[str, str] = {
 }
 """View -> what it is; the empty one is each run's headline."""
 
+LEVELS: Mapping[str, str] = {
+    "coarse": "coarse labels",
+    "top3": "at most three labels per example",
+    "flair": "as FLAIR's benchmark counts",
+}
+"""Level -> what it is: other labels, or another way to count."""
+
 Summary = Mapping[str, Any]
 
 
@@ -41,7 +48,7 @@ def label_value(summary: Summary, metric: str, view: str = "", level: str = "") 
         summary: the run's.
         metric: one of :data:`LABEL_METRICS`.
         view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
-        level: "coarse", or empty for the labels themselves.
+        level: one of :data:`LEVELS`, or empty for the labels themselves.
     """
     found = summary.get("multilabel")
     if not isinstance(found, Mapping):
@@ -60,12 +67,12 @@ def label_table(
     Args:
         methods: label and summaries (one per seed) of each method, in order. Without any summary a row has dashes.
         view: see :data:`VIEWS`.
-        level: "coarse", or empty for the labels themselves.
+        level: one of :data:`LEVELS`, or empty for the labels themselves.
         cost: columns for bytes sent and time, too.
     """
     columns = (
         Column("method", words=True),
-        *(Column(metric, f"{level} labels" if level else "", "%") for metric in LABEL_METRICS),
+        *(Column(metric, LEVELS.get(level, ""), "%") for metric in LABEL_METRICS),
         *((Column("sent", unit="bytes"), Column("time", unit="s")) if cost else ()),
     )
     bounds = [label for label, runs in methods if runs and is_bound(runs[0])]
@@ -92,21 +99,27 @@ def label_table(
     return Table(_title(methods, view, level), columns, sections, tuple(_notes(methods, view, bounds, level)))
 
 
-def label_tables(methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False) -> dict[str, Table]:
+def label_tables(
+    methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False, every: bool = False
+) -> dict[str, Table]:
     """Name -> table: ``table``; besides, where some run has such a level or view too, ``table-coarse``,
     ``table-personal`` and ``table-unseen``.
 
     Args:
         methods: as for :func:`label_table`.
         cost: of the first table, as there.
+        every: also the other ways to count, ``table-top3`` and ``table-flair``.
     """
     found = {"table": label_table(methods, cost=cost)}
-    every = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
-    if any("coarse" in labelled[labelled["headline"]] for labelled in every):
+    known = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
+    if any("coarse" in labelled[labelled["headline"]] for labelled in known):
         found["table-coarse"] = label_table(methods, level="coarse")
     for view in ("personal", "unseen"):
-        if any(view in labelled and labelled.get("headline") != view for labelled in every):
+        if any(view in labelled and labelled.get("headline") != view for labelled in known):
             found[f"table-{view}"] = label_table(methods, view)
+    for level in ("top3", "flair") if every else ():
+        if any(level in labelled[labelled["headline"]] for labelled in known):
+            found[f"table-{level}"] = label_table(methods, level=level)
     return found
 
 
@@ -117,7 +130,7 @@ def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: s
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     views = {view} if view else _headlines(every)
     what = VIEWS[next(iter(views))] if len(views) == 1 else VIEWS[""]
-    what += f", {level} labels" if level else ""
+    what += f", {LEVELS[level]}" if level else ""
     return f"{recipe + ': ' if recipe else ''}{what}, test results in % after the last round{over}"
 
 
@@ -140,13 +153,16 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: 
         notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
     shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
     shown = [(m, found.get(level) if level and found else found) for m, found in shown]
-    empty = {int(found["without_positives"]) for _, found in shown if found}
+    empty = {int(found["without_positives"]) for _, found in shown if found and "without_positives" in found}
     if empty - {0}:
         how = {"zero": "count as 0 in means over classes", "omit": "are left out of means over classes"}
         words = formats.names(sorted({how[m["undefined"]] for m, _ in shown}))
         notes.append(f"Classes without a test example ({formats.names(sorted(map(str, empty)))}) {words}.")
-    if level:
-        notes.append("A coarse label's score is the largest of its labels' scores.")
+    notes += {
+        "coarse": ["A coarse label's score is the largest of its labels' scores."],
+        "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],
+        "flair": ["AP from counts at 200 thresholds; predicted above one half; classes without examples count as 0."],
+    }.get(level, [])
     sizes = {label: len(runs) for label, runs in methods}
     if len(set(sizes.values())) > 1:
         notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")

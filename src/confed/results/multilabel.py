@@ -22,6 +22,7 @@ from confed.federation.protocols import Counting
 from confed.materials import Materials
 from confed.metrics.multilabel import (
     class_average_precision,
+    flair_metrics,
     label_counts,
     mean_over_classes,
     overall_average_precision,
@@ -106,7 +107,8 @@ def summarise_labels(
 
     Returns:
         View -> :data:`METRICS`, with ``examples``, ``without_positives`` (classes), ``omit`` (C-AP, C-P, C-R and C-F1
-        without these classes) or ``zero`` (with them as 0), whichever is not the task's convention, and ``coarse``
+        without these classes) or ``zero`` (with them as 0), whichever is not the task's convention, ``top3`` (at most
+        three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them), and ``coarse``
         (the metrics of the coarse labels) where there are two levels. Views: ``global`` and ``personal``, all clients'
         test examples together; ``unseen/<place>``; ``unseen``, all unseen places but :data:`VALIDATION` together.
         Besides ``headline`` (the view that comes first), ``undefined`` (the convention), ``per_class`` and
@@ -133,6 +135,8 @@ def summarise_labels(
             row["train"] = count
         pairs = pairs or _together_counts(scores, truth, dataset.labels, train, threshold)
         found[view] = _metrics(scores, truth, classes[view], undefined)
+        found[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
+        found[view]["flair"] = flair_metrics(scores, truth)
         if dataset.coarse:
             names, scores, truth = _coarse(scores, truth, dataset)
             coarse_classes[view] = _per_class(scores, truth, names, threshold)
