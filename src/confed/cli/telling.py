@@ -35,4 +35,6 @@ def tell(
         return
     for table in finding.tables:
         print_table(to_rich(table))
+    for note in finding.values["notes"]:
+        say(escape(note))
     Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
