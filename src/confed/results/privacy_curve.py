@@ -110,7 +110,7 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
                     axes.axhline(100 * free.mean, color=pen(look.colour), linewidth=1, linestyle=":")
         axes.set_xscale("log")
         axes.set_xticks(sorted({p.epsilon for points in lines.values() for p in points}))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 100 else f"{x:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         dress(axes, pen, "", f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee", metric)
         axes.legend(fontsize=8.5, frameon=False, labelcolor=pen("ink"))
