@@ -43,7 +43,8 @@ def main() -> None:
         slowest = dict.fromkeys(timings, 0.0)
         for site in (root / "federation" / "sites").iterdir():
             for line in read_jsonl(site / "private" / "audit.jsonl"):
-                number = int(line["id"].split("/")[1]) if line["way"] == "out" and "/hello/" not in line["id"] else -1
+                part = line["id"].split("/")[1] if line["way"] == "out" else ""
+                number = int(part) if part.isdigit() else -1  # hello and goodbye are no rounds
                 if number in slowest:  # later ones are the final evaluation
                     slowest[number] = max(slowest[number], line["seconds"])
     ways, names = ("bytes_up", "bytes_down"), list(summary["personal"])

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from confed.data.examples import TableData, pool
+from confed.data.examples import TableData
+from confed.data.pooling import pool
 from confed.engines.local import InProcess, Members, Simulation, Workspace, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.data.examples import Examples, Table, channels_first, encode, pool
+from confed.data.examples import Examples, Table, channels_first, encode
+from confed.data.pooling import pool
 from confed.data.scenes import scenes
 from confed.data.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.experiment import run

@@ -175,7 +175,8 @@ def test_private_heads_stay_apart_and_are_used_in_evaluation() -> None:
         *_, record = simulate(simulation, simulation.start(Workspace(setup.build())))
         assert not any(name.startswith("head") for name in record.servers["main"].params)
         views = simulation.evaluate(record.servers, 3, split="test")
-        calls = [("client-0", {**store.load("client-0").tensors["private"], **record.servers["main"].params})]
+        tensors = {**store.load("client-0").tensors["private"], **record.servers["main"].params}
+        calls = [("client-0", tensors, {})]
         (examined,) = simulation.examine(calls, 3)
     heads = [store.load(f"client-{i}").tensors["private"]["head.weight"] for i in range(2)]
     assert not torch.equal(*heads)

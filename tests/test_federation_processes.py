@@ -148,7 +148,7 @@ def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
     make_key(folder / "key")  # not on the server's list
     with started(commands) as running:
         ended(running["server"], tmp_path / "server" / "log.txt")
-        assert "the server says" in (folder / "log.txt").read_text()
+        assert "not on the server's list" in (folder / "log.txt").read_text()
     summary = json.loads((tmp_path / "server" / "state" / "summary.json").read_text())
     assert set(summary["federation"]) == {"warm", "both"}
 

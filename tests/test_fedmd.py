@@ -13,7 +13,7 @@ from confed.engines.perform import Workspace, perform
 from confed.federation.messages import Call, ClientInfo, Message, Reply, drive
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.train import Local
-from confed.preparing import _public
+from confed.modality_checks import public_data
 from confed.toy import toy_clients, toy_setup
 from confed.toy_modalities import modal_clients
 
@@ -48,6 +48,24 @@ def test_the_server_hands_out_the_plain_mean_to_those_who_answered() -> None:
     assert not after.params
     assert asked == [("a", "predict"), ("b", "predict"), ("c", "predict"), ("a", "fit"), ("c", "fit")]
     assert all(torch.equal(t, torch.tensor([[2.5, 0.0]])) for t in given)
+
+
+def test_scores_of_another_shape_are_left_out() -> None:
+    cohort = [ClientInfo(name, 1) for name in ("a", "b", "c", "d")]
+    sent = {"a": {"weights": torch.zeros(1, 2)}, "b": {"logits": torch.ones(1, 2)}, "c": {"logits": torch.zeros(2, 2)}}
+    heard: list[str] = []
+
+    def exchange(calls) -> Iterator[Reply]:
+        for call in calls:
+            if call.action == "fit":
+                heard.append(call.client.id)
+                assert torch.equal(call.message.tensors["logits"], torch.full((1, 2), 2.0))
+            tensors = sent.get(call.client.id, {"logits": torch.full((1, 2), 3.0)}) if call.action == "predict" else {}
+            yield Reply(call.client, Message(tensors))
+
+    with pytest.warns(UserWarning, match="leaves out a reply of '[ac]': no scores like the others'"):
+        drive(FedMD().round(ServerState(0, {}), cohort), exchange)
+    assert heard == ["b", "d"]
 
 
 def test_scores_are_those_of_the_clients_model_in_the_order_of_the_public_examples() -> None:
@@ -137,12 +155,12 @@ def test_bad_input() -> None:
 def test_the_recipe_names_the_public_place() -> None:
     dataset = FederatedDataset("toy", ("a",), {}, {}, ())
     places = {name: TableData(*data.tables) for name, data in toy_clients().items()}
-    public, left = _public(FedMD(public="client-1"), dataset, places)
+    public, left = public_data(FedMD(public="client-1"), dataset, places)
     assert public is places["client-1"]
     assert list(left) == ["client-0", "client-2"]
     with pytest.raises(ValueError, match="one of client-0, client-1, client-2; got ''"):
-        _public(FedMD(), dataset, places)
+        public_data(FedMD(), dataset, places)
     with pytest.raises(ValueError, match="'toy' has none"):
-        _public(FedMD(), dataset, {})
+        public_data(FedMD(), dataset, {})
     with pytest.raises(ValueError, match="answers or tasks of their own"):
-        _public(FedMD(public="client-1"), replace(dataset, pools={"x": ("a",)}), places)
+        public_data(FedMD(public="client-1"), replace(dataset, pools={"x": ("a",)}), places)

@@ -14,11 +14,18 @@ pytest.importorskip("flwr")
 import httpx
 import torch
 from cryptography import x509
+from flwr.app import Array
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from confed.algorithms.fedper import FedPer
 from confed.engines.flower import GridPost, client_app
 from confed.engines.flower_line import Line, read_key, read_public
 from confed.engines.flower_link import PIECE, link
+from confed.engines.flower_pieces import PieceStore, check_expansion
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote import Remote
@@ -86,7 +93,10 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
     keys = keys_of(folder)
     server = folder / "server"
     with (
-        link(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port),
+        link(keys, certificate=server / "server.crt", key=server / "server.key", waiting=tmp_path / "post") as (
+            grid,
+            port,
+        ),
         on_line(folder, setup, port, tmp_path, said),
     ):
         remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.02), audit=tmp_path / "audit.jsonl")
@@ -113,7 +123,7 @@ def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, 
         with on_line(folder, setup, port, tmp_path, said):
             remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.02, minimum=2))
             assert [info.id for info in remote.roll.gather(CLIENTS, wait=3)] == ["client-0", "client-2"]
-        assert any("the server says" in text for text in said)
+        assert any("not on the server's list" in text for text in said)
         base = f"https://localhost:{port}"
         with httpx.Client(verify=trusted, base_url=base) as client:
             for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/x"):
@@ -183,3 +193,63 @@ def test_faulty_keys_and_certificates_are_named(folder: Path, tmp_path: Path) ->
         pass
     with link([]) as (_, port), pytest.raises(RuntimeError, match="cannot listen"), link([], port=port):
         pass
+
+
+def test_pieces_that_would_become_more_than_was_sent_are_refused() -> None:
+    """One piece of an array may stand in any number of places: a bomb."""
+    array = Array(dtype="uint8", shape=(8,), stype="confed", data=b"12345678")
+    parts = {number: part.deflate() for number, part in get_all_nested_objects(array).items()}
+    check_expansion(parts, 100)
+    said = parts[array.object_id]
+    bomb = said.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b",".join([b"0"] * 1000) + b"]")
+    head, _, body = bomb.partition(b"\x00")
+    kind, chunks, _ = head.decode().rsplit(" ", 2)
+    bomb = f"{kind} {chunks} {len(body)}".encode() + b"\x00" + body
+    with pytest.raises(ValueError, match="a message of at most 1000 bytes would become one of more than"):
+        check_expansion({**parts, array.object_id: bomb}, 1000)
+
+
+def test_a_door_is_as_wide_as_the_runs_replies_are_large(folder: Path, tmp_path: Path) -> None:
+    keys, setup = keys_of(folder), toy_setup(FedPer(), rounds=1)
+    server = folder / "server"
+    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, _):
+        before = grid.pieces
+        Remote(setup, GridPost(grid, keys))
+        assert grid.pieces < before / 4
+
+
+def test_pieces_wait_on_disk_and_are_gone_with_their_message(tmp_path: Path) -> None:
+    store = PieceStore(tmp_path)
+    array = Array(dtype="uint8", shape=(8,), stype="confed", data=b"12345678")
+    tree, parts = get_object_tree(array), get_all_nested_objects(array)
+    assert set(store.preregister(1, tree)) == set(parts)
+    assert store.get(array.object_id) == b""
+    assert store.get("0" * 64) is None
+    for number, part in parts.items():
+        store.put(number, part.deflate())
+    assert {path.name for path in tmp_path.iterdir()} == set(parts)
+    assert all(not entry.content for entry in store.store.values())
+    assert store.get(array.object_id) == parts[array.object_id].deflate()
+    with pytest.raises(ValueError, match="does not match content hash"):
+        store.put(array.object_id, b"another")
+    store.delete(array.object_id)
+    assert not list(tmp_path.iterdir())
+    store.preregister(1, tree)
+    store.put(*next((number, part.deflate()) for number, part in parts.items()))
+    store.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reply_in_anothers_name_is_turned_away(folder: Path) -> None:
+    server, keys = folder / "server", keys_of(folder)
+    own = read_key(folder / "sites" / "client-0" / "key")
+    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (_, port):
+        line = Line(f"localhost:{port}", own, (folder / "sites" / "client-0" / "ca.crt").read_bytes())
+        with line._client() as client:
+            node = line._enter(client)
+            for source, status in ((node.node_id, 400), (node.node_id + 1, 403)):
+                bare = ProtoMessage(metadata=ProtoMetadata(src_node_id=source, run_id=1))
+                request = PushMessagesRequest(node=node, messages_list=[bare], message_object_trees=[ObjectTree()])
+                with pytest.raises(httpx.HTTPStatusError) as refused:
+                    client.PushMessages(request)
+                assert (refused.value.response.status_code == 403) == (status == 403)

@@ -16,12 +16,13 @@ from safetensors.torch import save_file
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-from confed.data.examples import Table, channels_first, encode, pool
+from confed.data.examples import Table, channels_first, encode
 from confed.data.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.data.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
 from confed.data.gqa_scenes.prepare import Options, prepare
 from confed.data.gqa_scenes.questions import Source, question_files
 from confed.data.picture_files import PictureFiles, find_pictures
+from confed.data.pooling import pool
 from confed.federation.protocols import Output
 from confed.models.scene_classifier import build_scene_classifier, classify, load_scene_classifier, prepare_picture
 from confed.models.tokenizer import WordTokenizer

@@ -78,6 +78,23 @@ def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
         lead(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
 
 
+def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    noisy = (
+        "algorithm.update_privacy.clip=1.0", "algorithm.update_privacy.noise=0.5", "algorithm.update_privacy.at=server",
+        "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_seconds=1000.0",
+    )  # fmt: skip
+    recipe, file = recipe_of("fedavg", *noisy), tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    models: list[bytes] = []
+    for name in ("one", "other"):
+        lead(recipe, tmp_path / name, GridPost(grid_of(file, tmp_path / f"{name}-sites")), patience=Patience(minimum=3))
+        models.append((tmp_path / name / "models/global/trained.safetensors").read_bytes())
+        assert load_recipe(tmp_path / name / "recipe.toml").run.checkpoint_seconds == 0
+    assert models[0] != models[1]
+    assert "seed" not in json.loads((tmp_path / "one" / "summary.json").read_text())["update_privacy"]["guarantee"]
+
+
 def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -98,6 +115,11 @@ def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, caps
     assert "$" not in readme
     assert 'serverapp = "federation_app.app:server"' in (root / "flower" / "pyproject.toml").read_text()
     assert not list((root / "flower").rglob("*key*"))
+
+
+def test_the_simulator_does_not_go_on_with_a_federation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / MEMBERS).write_text("[]")
+    assert "go on with the same `confed server`" in failed(["resume", str(tmp_path)], capsys)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from confed.data.examples import Examples, FederatedDataset, Split, TableData, encode
 from confed.data.filling import filled
 from confed.data.missing import lose, missing_of
-from confed.data.modal_tables import ModalTable, pool_modal, with_modalities
+from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
+from confed.data.pooling import pool
 from confed.data.presence import check_ownership, in_turns, modalities_of, presence, set_names
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
@@ -378,7 +379,7 @@ def test_groups_hold_all_rows() -> None:
 
 def test_taking_and_pooling_keep_what_each_example_has() -> None:
     parts = [table(mixed()).take(30), *(table(split.train) for split in gaps(6).clients.values())]
-    pooled = pool_modal(parts)
+    pooled = pool(parts)
     assert len(pooled) == 30 + 3 * 6
     row = 0
     for part in parts:
@@ -393,7 +394,7 @@ def test_recordings_of_two_rates_are_not_pooled() -> None:
     own = examples("x", 4, ("audio",))
     assert own.sounds is not None
     with pytest.raises(ValueError, match="recordings must have one rate to be put together, got 8000, 16000"):
-        pool_modal([table(own), table(replace(own, sounds=replace(own.sounds, rate=16000)))])
+        pool([table(own), table(replace(own, sounds=replace(own.sounds, rate=16000)))])
 
 
 # Stand-ins --------------------------------------------------------------------------------------------------

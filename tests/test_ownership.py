@@ -17,7 +17,7 @@ from confed.federation.messages import Call, ClientInfo, Reply
 from confed.federation.ownership import MODALITIES, modalities_of, owned, restricted, unowned
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
-from confed.preparing import _check_whole
+from confed.modality_checks import check_whole
 from confed.registry import algorithms
 from confed.toy import toy_model, toy_setup
 from confed.toy_modalities import OWNED, modal_clients
@@ -93,9 +93,9 @@ def test_compressed_changes_of_a_part_of_the_model() -> None:
 def test_sums_over_all_clients_need_clients_alike() -> None:
     model = toy_setup(FedAvg(), kind="modalities").build()
     with pytest.raises(ValueError, match=r"SCAFFOLD keeps sums .* 'client-0' has image\+text, 'client-1' text"):
-        _check_whole(Scaffold(), model, OWNED)
-    _check_whole(Scaffold(), model, dict.fromkeys(OWNED, ("text",)))
-    _check_whole(Scaffold(), toy_model(), OWNED)  # none of its tensors belongs to a modality
+        check_whole(Scaffold(), model, OWNED)
+    check_whole(Scaffold(), model, dict.fromkeys(OWNED, ("text",)))
+    check_whole(Scaffold(), toy_model(), OWNED)  # none of its tensors belongs to a modality
 
 
 def test_a_modality_with_one_owner_takes_its_values() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from confed.algorithms.feddat import FedDAT
-from confed.data.examples import Examples, FederatedDataset, Split, pool
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.pooling import pool
 from confed.engines.perform import Workspace
 from confed.experiment import prepare
 from confed.federation.branches import Branches

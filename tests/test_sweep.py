@@ -3,16 +3,19 @@
 import csv
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from confed.data.examples import FederatedDataset
 from confed.results.runs import load
 from confed.results.scaling import write_sweep
-from confed.sweep import Axis, is_sweep, parse_axis, points_of, read_sweep
+from confed.sweep import Axis, is_sweep, open_sweep, parse_axis, points_of, read_sweep
+from test_missing import gaps, recipe_file
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -132,6 +135,77 @@ def test_values_may_be_any_toml() -> None:
         points_of(parse_axis("a.b=1,1"))
     with pytest.raises(ValueError, match=r"a value for each of the 2 of a\.b, got 1"):
         points_of(parse_axis("a.b=1,2"), [parse_axis("c.d=1")])
+
+
+def test_a_line_for_each_value_of_another_setting() -> None:
+    points = points_of(
+        parse_axis("a.lam=0.1,0.3"), [parse_axis("run.rounds=2,3")], parse_axis("data.split=iid,dirichlet")
+    )
+    assert [(p.folder, dict(p.settings)) for p in points] == [
+        (f"lam-{lam}-split-{split}", {"a.lam": lam, "run.rounds": rounds, "data.split": split})
+        for split in ("iid", "dirichlet")
+        for lam, rounds in (("0.1", "2"), ("0.3", "3"))
+    ]
+    for by, message in (("data.split=iid,iid", "must differ"), ("a.lam=1", "every setting must be given once")):
+        with pytest.raises(ValueError, match=message):
+            points_of(parse_axis("a.lam=0.1,0.3"), (), Axis(by.split("=")[0], tuple(by.split("=")[1].split(","))))
+
+
+def divided(split: Literal["even", "odd"] = "even", *, seed: int = 0) -> FederatedDataset:
+    """Data that can be split in two ways."""
+    del seed
+    dataset = gaps(8)
+    return dataset if split == "even" else replace(dataset, clients=dict(list(dataset.clients.items())[::-1]))
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rates, two ways of splitting the data, a method that has rates and one that has none."""
+    folder = tmp_path_factory.mktemp("lines")
+    recipe = recipe_file(folder, "sums", "gaps")
+    recipe.write_text(recipe.read_text().replace("test_missing:gaps", "test_sweep:divided"))
+    settings = ["algorithm.name=modality_dropout", "algorithm.rate=0.1,0.5", "run.gallery=0", "run.evaluate_every=0"]
+    more = ["--split", "even,odd", "--methods", "local,modality_dropout", "--reference", "local", "--workers", "1"]
+    assert confed("sweep", recipe, *settings, *more, "--out", folder / "out") == 0
+    return folder / "out"
+
+
+def test_what_the_setting_does_not_concern_is_run_once(lines: Path) -> None:
+    for split in ("even", "odd"):
+        one, other = (lines / f"rate-{rate}-split-{split}" for rate in ("0.1", "0.5"))
+        timings = [(grid / "local/seed-0/timings.jsonl").read_bytes() for grid in (one, other)]
+        assert timings[0] == timings[1]
+        settings = [(grid / "modality_dropout/seed-0/recipe.toml").read_text() for grid in (one, other)]
+        assert "rate = 0.1" in settings[0]
+        assert "rate = 0.5" in settings[1]
+        assert not list(lines.rglob("*.part"))
+    splits = [(lines / f"rate-0.1-split-{s}/local/seed-0/recipe.toml").read_text() for s in ("even", "odd")]
+    assert "even" in splits[0]
+    assert "odd" in splits[1]
+
+
+def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Path) -> None:
+    results = json.loads((lines / "results.json").read_text())
+    assert results["by"] == "data.split"
+    svg = (lines / "figures/sweep.svg").read_text()
+    for text in (">Modality dropout, even<", ">Modality dropout, odd<", ">improvement relative to Local only, %<"):
+        assert text in svg, text
+    rows = list(csv.DictReader((lines / "table.csv").read_text().splitlines()))
+    assert [(r["algorithm.rate"], r["data.split"]) for r in rows[::2]] == [
+        ("0.1", "even"), ("0.5", "even"), ("0.1", "odd"), ("0.5", "odd"),
+    ]  # fmt: skip
+    for point in results["points"]:
+        own, base = (
+            json.loads((lines / point["folder"] / m / "seed-0/summary.json").read_text())["personal"]
+            for m in ("modality_dropout", "local")
+        )
+        if all(base.values()):
+            wanted = np.mean([(own[client] - base[client]) / base[client] for client in base])
+            assert point["methods"]["modality_dropout"]["relative"]["0"] == pytest.approx(wanted)
+    dropout = ["algorithm.name=modality_dropout"]
+    message = r"for each data\.split, not of mine over algorithm\.rate; give another folder"
+    with pytest.raises(ValueError, match=message):
+        open_sweep(lines.parent / "mine.toml", dropout, Axis("algorithm.rate", ("0.1",)), (), lines, methods="local")
 
 
 def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:

@@ -38,7 +38,17 @@ def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
     lead = [*confed, "server", "recipe.toml", "--state", "state", "--tls", ".", "--port", str(port)]
     commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
     for folder in sorted((root / "sites").iterdir()):
-        join = ["client", "recipe.toml", "--site", folder.name, "--server", f"localhost:{port}", "--ca", "ca.crt"]
+        join = [
+            "client",
+            "recipe.toml",
+            "--site",
+            folder.name,
+            "--server",
+            f"localhost:{port}",
+            "--ca",
+            "ca.crt",
+            "--once",
+        ]
         commands[folder.name] = ([*confed, *join], folder)
     return commands
 

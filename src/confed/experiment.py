@@ -134,7 +134,10 @@ class Runner:
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
-        return examine(simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t))
+        return examine(
+            simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t),
+            self.settings.modality_matrix,
+        )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
@@ -225,7 +228,7 @@ class Runner:
                 self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
-        from confed.results import label_samples, similarity
+        from confed.results import label_samples, modality_matrix, similarity
         from confed.results.samples import gallery
 
         correct: dict[str, Tensor] = {}
@@ -262,6 +265,7 @@ class Runner:
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
+        modality_matrix.write(self.folder.root)
         self._tell(self.setup.rounds, "done")
         return summary
 

@@ -17,7 +17,7 @@ from string import Template
 
 from confed.federation.checkpoint import write_atomically
 
-__all__ = ["SITES", "Federation", "found", "make_key", "read_sites", "write_sites"]
+__all__ = ["SITES", "Federation", "found", "make_key", "read_sites", "write_from_template", "write_sites"]
 
 SITES = "sites.json"
 """The server's list: site -> its public key, in OpenSSH's format."""
@@ -74,16 +74,16 @@ def found(root: Path, federation: Federation) -> None:
         keys[name] = make_key(folder / "key")
         write_atomically(folder / "ca.crt", authority)
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
-        _write(folder / "README.md", "site.md", federation, name)
+        write_from_template(folder / "README.md", "site.md", federation, name)
     write_sites(server / SITES, keys)
-    _write(server / "README.md", "server.md", federation)
+    write_from_template(server / "README.md", "server.md", federation)
     flower = root / "flower"
     flower.mkdir()
-    _write(flower / "pyproject.toml", "flower.toml", federation)
-    _write(flower / "README.md", "flower.md", federation)
+    write_from_template(flower / "pyproject.toml", "flower.toml", federation)
+    write_from_template(flower / "README.md", "flower.md", federation)
     (flower / "federation_app").mkdir()
     write_atomically(flower / "federation_app" / "__init__.py", b"")
-    _write(flower / "federation_app" / "app.py", "flower_app.txt", federation)
+    write_from_template(flower / "federation_app" / "app.py", "flower_app.txt", federation)
     write_atomically(flower / "federation_app" / "recipe.toml", federation.recipe.encode())
 
 
@@ -190,7 +190,8 @@ def _usage(*, authority: bool):  # pyright: ignore[reportUnknownParameterType]
     )  # fmt: skip
 
 
-def _write(path: Path, template: str, federation: Federation, site: str = "") -> None:
+def write_from_template(path: Path, template: str, federation: Federation, site: str = "") -> None:
+    """Writes a file for a party from one of the templates in ``federation_kit``."""
     text = files("confed.federation_kit").joinpath(template).read_text(encoding="utf-8")
     values = {"host": federation.host, "port": str(federation.port), "site": site}
     values |= {"sites": ", ".join(federation.sites), "count": str(len(federation.sites)), "days": str(federation.days)}

@@ -26,6 +26,7 @@ from confed.study import Job, is_free, read_study, write_study
 
 __all__ = [
     "Grid",
+    "borrow",
     "differing",
     "exclusive",
     "is_grid",
@@ -40,6 +41,7 @@ __all__ = [
 
 INDIFFERENT = (
     "name", "run.workers", "run.checkpoint_every", "run.checkpoint_seconds", "run.keep_checkpoints", "run.gallery",
+    "run.modality_matrix",
 )  # fmt: skip
 """Settings that change no figure."""
 
@@ -221,6 +223,38 @@ def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
         except Exception:  # the other rows go on
             continue
     return refused
+
+
+def borrow(root: Path, others: Sequence[Path]) -> list[str]:
+    """Copies finished cells that other grids have and that would be run here with the same settings.
+
+    Args:
+        root: a folder made by :func:`open_grid`.
+        others: other such folders.
+
+    Returns:
+        The cells that were copied, as "row/seed-n".
+
+    Raises:
+        ValueError: another process is working in the folder.
+    """
+    found: list[str] = []
+    with exclusive(root):
+        recipe, index = read_study(root)
+        for job in (Job(**run) for run in index["runs"]):
+            if (root / job.folder).exists():
+                continue
+            wanted = _cell(recipe, job)
+            for other in (folder / job.folder for folder in others):
+                if (other / "summary.json").is_file() and not differing(load_recipe(other / "recipe.toml"), wanted):
+                    # Whole or not at all: a cell that has its summary counts as finished.
+                    unfinished = root / job.method / f".{Path(job.folder).name}.part"
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    shutil.copytree(other, unfinished)
+                    unfinished.replace(root / job.folder)
+                    found.append(job.folder)
+                    break
+    return found
 
 
 def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cells.Listen]) -> Grid:

@@ -33,7 +33,15 @@ def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None
     return recipe
 
 
-def open_site(recipe: Recipe, client: str, private: Path, tell: Callable[[str], None] = lambda _: None) -> Site:
+def open_site(
+    recipe: Recipe,
+    client: str,
+    private: Path,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    limit: float | None = None,
+    over: Callable[[], None] = lambda: None,
+) -> Site:
     """A client's end of a federation.
 
     Args:
@@ -41,9 +49,11 @@ def open_site(recipe: Recipe, client: str, private: Path, tell: Callable[[str], 
         client: which of the data's clients this site is.
         private: the folder for what must not leave this machine.
         tell: told in words what is being done.
+        limit: epsilon that this site's updates may cost in all; None for no limit.
+        over: called when the server says that the run is over.
 
     Raises:
-        ValueError: faulty recipe or data, or no such client.
+        ValueError: faulty recipe or data, no such client, or a limit where clients add no noise.
     """
     torch.set_num_threads(recipe.run.threads)
     setup, materials = prepare(recipe)
@@ -51,5 +61,6 @@ def open_site(recipe: Recipe, client: str, private: Path, tell: Callable[[str], 
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     return Site(
-        setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell
+        setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
+        limit=limit, over=over,
     )  # fmt: skip

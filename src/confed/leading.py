@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from confed.engines.envelope import Schema, schema_of
 from confed.engines.local import InProcess, Simulation
 from confed.engines.perform import Setup, Workspace, listed
 from confed.engines.remote import Registered, Remote
@@ -19,11 +20,13 @@ from confed.engines.roll import Patience, Post
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
 from confed.experiment import Progress, Runner, Watch
+from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.checkpoint import Checkpoint, write_atomically
-from confed.federation.messages import ClientInfo
+from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
+from confed.federation.update_privacy import UpdatePrivacy
 from confed.materials import Materials
 from confed.preparing import prepare
 from confed.recipe import Recipe
@@ -65,6 +68,7 @@ def lead(
     *,
     names: Sequence[str] = (),
     wait: float = 600.0,
+    coming: Sequence[str] = (),
     patience: Patience | None = None,
     whole: bool = False,
     watch: Watch = lambda _: None,
@@ -79,6 +83,8 @@ def lead(
         names: the clients that may take part; empty for all of the recipe's data.
         wait: seconds to wait for all of them before the first round; then those that are there are enough, if there
             are as many as ``patience.minimum``.
+        coming: clients that are known to be on their way, where the transport knows: then these are waited for, also
+            when a run goes on, and no others.
         patience: how long to wait for whom.
         whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
         watch: told about every step.
@@ -93,6 +99,9 @@ def lead(
     """
     # Sample questions are shown from clients' data, which a server does not have.
     recipe = recipe.with_run(gallery=0, workers=1)
+    if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
+        # A round that is done again would show a second model with other noise, which nobody counts.
+        recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, materials = prepare(recipe)
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
     if setup.algorithm.pooled:
@@ -109,13 +118,49 @@ def lead(
         watch=lambda: status(remote),
     )  # fmt: skip
     known = _members(root)
-    there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known else wait)}
+    if coming:
+        remote.roll.gather(coming, wait)
+    there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known or coming else wait)}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**there, **known}[name] for name in expected if name in there or name in known]
     _write_members(root, members)
-    leader = _Leader(recipe, replace(setup, population=Registered(members)), materials, folder, watch, remote)
+    remote.roll.members = frozenset(info.id for info in members)
+    here = replace(setup, population=Registered(members), algorithm=_secretly(setup.algorithm))
+    leader = _Leader(recipe, here, materials, folder, watch, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
-    return leader.run()
+    summary = leader.run()
+    remote.roll.farewell(10.0)
+    return summary
+
+
+def _secretly(algorithm: Algorithm) -> Algorithm:
+    """The method with noise at the server that is no function of the seed, which all sites know."""
+    privacy = algorithm.update_privacy
+    return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
+
+
+class _Judge:
+    """Finds out whether the server's books can be kept with what a site says of its examples.
+
+    Args:
+        setup: the run.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._counts: Schema | None = None
+
+    def __call__(self, client: ClientInfo, message: Message) -> None:
+        """Raises an error, of whatever kind, where they cannot."""
+        task = self._setup.task_of(client.id)
+        for view in ("global", "personal"):
+            summarise(read_tallies(message.scalars, view))
+            if isinstance(task, Counting) and (counts := read_counts(message.tensors, view)):
+                # Counts of all sites are added up, so they must look alike.
+                self._counts = self._counts or schema_of(counts)
+                if schema_of(counts) != self._counts:
+                    raise ValueError("its counts are none of this task's")
+                task.values(counts)
 
 
 def _folder(root: Path, recipe: Recipe) -> RunFolder:
@@ -195,10 +240,11 @@ class _Leader(Runner):
                 task = self.setup.task_of(place)
                 if isinstance(task, Counting) and (view, place) in counts:
                     values |= task.values(counts[view, place])
-                found.results[view, place, place] = (values, {})
+                if getattr(task, "metric", "loss") in values:
+                    found.results[view, place, place] = (values, {})
         missing = [info.id for info in simulation.clients() if not any(key[2] == info.id for key in found.results)]
         if missing:
-            found.notes.append(f"not evaluated, for they were away: {listed(missing)}")
+            found.notes.append(f"not evaluated, for they were away or told nothing of the metric: {listed(missing)}")
         return found
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.caption_tables import MixedData, with_captions
 from confed.data.examples import (
     Examples,
     FederatedDataset,
@@ -25,7 +26,7 @@ from confed.data.filling import Fill, filled
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
 from confed.data.missing import lose, missing_of
-from confed.data.modal_tables import with_modalities
+from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
 from confed.data.presence import check_ownership, in_turns, is_modal
 from confed.data.regions import Regions
@@ -34,9 +35,17 @@ from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.grid_features import grid_features
 from confed.registry import datasets, models
 
-__all__ = ["TOKENIZER_KEYS", "Materials", "derived_options", "load_materials", "reads_absent", "tokenizer_options"]
+__all__ = [
+    "TOKENIZER_KEYS",
+    "Materials",
+    "derived_options",
+    "load_materials",
+    "reads_absent",
+    "tokenizer_options",
+    "writes_captions",
+]
 
-TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary")
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces")
 """Options of models that their tokenizers depend on."""
 MOST_ANSWERS = 10
 """Different answers to one question that a model which writes its answers learns."""
@@ -130,19 +139,27 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
     regions = source.regions if getattr(models[options["name"]], "reads", "") == "regions" else None
+    # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
+    turns = max((len(before) for part in parts for before in part.before or ()), default=0)
+
+    def modal(rows: Table, examples: Examples) -> Table:
+        if not gaps:
+            return rows
+        told = with_modalities(rows, examples)
+        return with_captions(told, examples, tokenizer, turns) if dataset.captioned else told
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
             own = regions[_whose(examples)]
             rows = encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
-            return with_modalities(rows, examples) if gaps else rows
+            return modal(rows, examples)
         # Examples often share one picture table; it becomes one tensor.
         if id(examples.images) not in pictures:
             bare = gaps and isinstance(examples.images, NoPictures)
             pictures[id(examples.images)] = _NONE if bare else channels_first(examples.images)
         stored = pictures[id(examples.images)]
         rows = encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
-        return with_modalities(rows, examples) if gaps else rows
+        return modal(rows, examples)
 
     given: Mapping[str, tuple[Tensor, Tensor]] = {}
     if isinstance(tokenizer, AnswerTokenizer):
@@ -161,8 +178,11 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
         own = dataset.pool(name)
-        clients[name] = TableData(
-            training(s.train, own, name), table(s.validation, own), table(s.test, own, outside=dataset.outside)
+        train, test = training(s.train, own, name), table(s.test, own, outside=dataset.outside)
+        clients[name] = (
+            MixedData(train, table(s.validation, own), test, dataset.mixture)
+            if dataset.mixture and isinstance(train, ModalTable)
+            else TableData(train, table(s.validation, own), test)
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
@@ -332,10 +352,23 @@ def reads_absent(model: str) -> bool:
         model: its registered name. The function says so in an attribute ``reads_absent``, or the class that it is
             annotated to return does.
     """
+    return _says(model, "reads_absent")
+
+
+def writes_captions(model: str) -> bool:
+    """Whether a model writes texts about pictures.
+
+    Args:
+        model: its registered name; see :func:`reads_absent`, here with the attribute ``writes_captions``.
+    """
+    return _says(model, "writes_captions")
+
+
+def _says(model: str, attribute: str) -> bool:
     function = models[model]
-    said = getattr(function, "reads_absent", None)
+    said = getattr(function, attribute, None)
     returned = get_type_hints(function).get("return") if said is None else None
-    return bool(getattr(returned, "reads_absent", False) if said is None else said)
+    return bool(getattr(returned, attribute, False) if said is None else said)
 
 
 @lru_cache(maxsize=2)

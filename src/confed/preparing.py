@@ -10,20 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from confed.data.examples import FederatedDataset, Table, TableData, pool
+from confed.data.caption_tables import MixedData, with_turns
+from confed.data.examples import FederatedDataset, Table, TableData
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
 from confed.data.labelled import LabelDataset
-from confed.data.modal_tables import ModalTable, pool_modal
+from confed.data.modal_tables import ModalTable
+from confed.data.pooling import pool
 from confed.data.presence import in_order, is_modal, modalities_of
 from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo
-from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
-from confed.materials import TOKENIZER_KEYS, Materials, derived_options, load_materials, reads_absent
+from confed.materials import (
+    TOKENIZER_KEYS,
+    Materials,
+    derived_options,
+    load_materials,
+    writes_captions,
+)
+from confed.modality_checks import check_lengths, check_modalities, check_whole, public_data
 from confed.models import create_model
 from confed.privacy.protections import check_layouts
 from confed.recipe import Recipe, Run
@@ -65,6 +73,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
     build = _builder(recipe, materials, task, heads)
     _check_task(task, recipe, dataset)
+    check_lengths(recipe, dataset)
     writes = materials.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
         raise ValueError(
@@ -93,12 +102,12 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         clients = materials.clients.masked(known) if known else materials.clients
         sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
     observers: Mapping[str, ClientData] = materials.unseen
-    public, observers = _public(algorithm, dataset, observers)
-    _check_method(algorithm, run, materials.clients)
     owned = _modalities(dataset)
-    _check_modalities(name, owned)
+    public, observers = public_data(algorithm, dataset, observers, owned)
+    _check_method(algorithm, run, materials.clients)
+    check_modalities(recipe, dataset.name, owned)
     if not algorithm.partial and not isinstance(owned, tuple):
-        _check_whole(algorithm, build(), owned)
+        check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
         _check_heads(algorithm, build(), list(materials.clients), dataset)
     if algorithm.pooled:
@@ -112,30 +121,6 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         workspace, people = Workspace(setup.model()), map(setup.population.info, range(len(setup.population)))
         check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
     return setup, materials
-
-
-def _public(
-    algorithm: Algorithm, dataset: FederatedDataset | LabelDataset, unseen: Mapping[str, ClientData]
-) -> tuple[ClientData | None, Mapping[str, ClientData]]:
-    """What every client holds besides its own, where the method needs that, and the unseen places that are left.
-
-    Raises:
-        ValueError: the method names no unseen place, or the clients' answers are not the same.
-    """
-    place = algorithm.public_place()
-    if place is None:
-        return None, unseen
-    name = algorithm.label or type(algorithm).__name__
-    if isinstance(dataset, FederatedDataset) and (dataset.pools or dataset.tasks):
-        raise ValueError(
-            f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"
-        )
-    if place not in unseen:
-        there = f"one of {listed(list(unseen))}" if unseen else f"one, but {dataset.name!r} has none"
-        raise ValueError(
-            f"algorithm.public must name an unseen place whose examples every client is to hold, {there}; got {place!r}"
-        )
-    return unseen[place], {other: data for other, data in unseen.items() if other != place}
 
 
 def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
@@ -184,9 +169,10 @@ def _everyone(materials: Materials, known: float) -> TableData:
     if labelled:
         train = pool_labels(labelled)
         return LabelData(train, train.take(0), train.take(0), known)
-    unlabelled = [_without_labels(table, materials.questions) for table in tables]
-    modal = [table for table in unlabelled if isinstance(table, ModalTable)]
-    rows = pool_modal(modal) if modal else pool(unlabelled)
+    rows = with_turns(pool([_without_labels(table, materials.questions) for table in tables]))
+    mixture = materials.questions.mixture
+    if mixture and isinstance(rows, ModalTable):
+        return MixedData(rows, rows.take(0), rows.take(0), mixture)
     return TableData(rows, rows.take(0), rows.take(0))
 
 
@@ -204,31 +190,6 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
     if isinstance(owned, tuple):
         return owned
     return in_order((name for own in owned.values() for name in own), "a client")
-
-
-def _check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ValueError if a method needs all clients in all of the model, and they have not the same modalities."""
-    names = named_tensors(model)
-    read = {client: {*names} - unowned(names, own) for client, own in owned.items()}
-    first = next(iter(read))
-    other = next((client for client in read if read[client] != read[first]), None)
-    if other is not None:
-        raise ValueError(
-            f"{algorithm.label or type(algorithm).__name__} keeps sums over all clients, so all of them must have the "
-            f"same modalities, and {first!r} has {'+'.join(owned[first])}, {other!r} {'+'.join(owned[other])}"
-        )
-
-
-def _check_modalities(model: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ValueError if a client has nothing that the model reads."""
-    if isinstance(owned, tuple) or reads_absent(model):
-        return
-    blind = [name for name, own in owned.items() if not {"image", "text"} & set(own)]
-    if blind:
-        raise ValueError(
-            f"the model {model!r} reads pictures and texts, of which {listed(blind)} have neither: leave these clients "
-            "out (run.without), or take a model that reads other modalities"
-        )
 
 
 def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
@@ -252,6 +213,8 @@ def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None
     """
     dataset, tokens = materials.dataset, materials.answer_tokens
     task: Any = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    if hasattr(task, "reading"):
+        return _reading(task, recipe, materials)
     if hasattr(task, "choosing") != (tokens is not None):
         model = recipe.sections["model"]["name"]
         what = (
@@ -264,8 +227,39 @@ def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None
     return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
 
 
+def _reading(task: Any, recipe: Recipe, materials: Materials) -> Any:
+    """A task that compares what a model writes with the captions of all validation and test pictures.
+
+    Raises:
+        ValueError: there are no captions, or the model does not write.
+    """
+    dataset, model = materials.dataset, recipe.sections["model"]["name"]
+    if not isinstance(dataset, FederatedDataset) or not dataset.captioned:
+        raise ValueError(
+            f"task.name = {recipe.sections['task']['name']!r} needs pictures with captions, such as those of "
+            f"'scene_captions'; {dataset.name!r} has none"
+        )
+    if not writes_captions(model):
+        raise ValueError(
+            f"the model {model!r} writes no captions; take one that does, such as caption_transformer_mini"
+        )
+    asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
+    parts = [*asked, *dataset.unseen.values()]
+    return task.reading(materials.tokenizer, [own for part in parts for own in part.captions or ()])
+
+
 def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
     """Raises ValueError if the examples have labels and the task asks for answers, or the other way round."""
+    if isinstance(dataset, FederatedDataset) and dataset.captioned and not hasattr(task, "reading"):
+        raise ValueError(
+            f"the pictures of {dataset.name!r} have captions and nobody asks questions about them, so task.name must "
+            f"be 'captioning', got {recipe.sections['task']['name']!r}"
+        )
+    model = recipe.sections["model"]["name"]
+    if writes_captions(model) and not hasattr(task, "reading"):
+        raise ValueError(
+            f"the model {model!r} writes captions and answers no questions, so task.name must be 'captioning'"
+        )
     if isinstance(task, Counting) != isinstance(dataset, LabelDataset):
         have = "labels" if isinstance(dataset, LabelDataset) else "answers"
         raise ValueError(

@@ -31,6 +31,7 @@ class Run:
         evaluate_examples: validation examples per client in those; 0 for all.
         keep_personal: clients keep their own version of the shared tensors after every round.
         gallery: sample questions per place in the report.
+        modality_matrix: the final models are also tried with every set of modalities, where examples have several.
     """
 
     rounds: int = 6
@@ -47,6 +48,7 @@ class Run:
     evaluate_examples: int = 200
     keep_personal: bool = True
     gallery: int = 3
+    modality_matrix: bool = True
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])
     without: tuple[str, ...] = ()

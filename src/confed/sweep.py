@@ -1,7 +1,12 @@
 """Sweeps: the same grid of methods and seeds for each of several values of one setting.
 
 FedDAT's figure 6 is one: accuracy against the number of clients, each number with a round budget of its own. A sweep's
-folder holds a grid per value (see :mod:`confed.grid`), so what is there is reused and what is missing is run.
+folder holds a grid per value (see :mod:`confed.grid`), so what is there is reused and what is missing is run. A run
+that the swept setting does not concern, such as local training in a sweep over another method's lambda, is the same at
+every value: it is made once and copied.
+
+Figure 6 of the multimodal personalised Transformer (Cao et al., 2025) has two lines, for data that are split in two
+ways: a sweep may go over all values for each of several values of another setting.
 """
 
 import json
@@ -40,7 +45,7 @@ class Point:
     """One value of the swept setting.
 
     Attributes:
-        settings: key -> value as TOML; first the swept one, then those that go with it.
+        settings: key -> value as TOML; first the swept one, then those that go with it, then the line's.
         folder: of its grid, within the sweep's folder.
     """
 
@@ -63,6 +68,7 @@ class Sweep:
         points: one per value, in the order given.
         references: the methods that the others are compared with; empty for the usual ones.
         margin: differences smaller than this are taken not to matter, a fraction.
+        by: the setting that tells lines of one figure apart; "" where there is one line per method.
     """
 
     recipe: str
@@ -70,6 +76,7 @@ class Sweep:
     points: tuple[Point, ...]
     references: tuple[str, ...] = ()
     margin: float = 0.01
+    by: str = ""
 
 
 def parse_axis(text: str) -> Axis:
@@ -85,19 +92,21 @@ def parse_axis(text: str) -> Axis:
     return Axis(key.strip(), values)
 
 
-def points_of(over: Axis, along: Sequence[Axis] = ()) -> tuple[Point, ...]:
-    """A point per value of the swept setting.
+def points_of(over: Axis, along: Sequence[Axis] = (), by: Axis | None = None) -> tuple[Point, ...]:
+    """A point per value of the swept setting, for each line.
 
     Args:
         over: the swept setting.
         along: settings that change with it, with as many values each, such as the rounds.
+        by: a setting with a value per line.
 
     Raises:
         ValueError: another number of values, or a setting or a swept value that comes twice.
     """
-    if len(set(over.values)) < len(over.values):
-        raise ValueError(f"the values of {over.key} must differ, got {', '.join(over.values)}")
-    keys = [over.key, *(axis.key for axis in along)]
+    for axis in (over, *([] if by is None else [by])):
+        if len(set(axis.values)) < len(axis.values):
+            raise ValueError(f"the values of {axis.key} must differ, got {', '.join(axis.values)}")
+    keys = [over.key, *(axis.key for axis in along), *([] if by is None else [by.key])]
     if len(set(keys)) < len(keys):
         raise ValueError(f"every setting must be given once, got {', '.join(keys)}")
     points: list[Point] = []
@@ -106,12 +115,22 @@ def points_of(over: Axis, along: Sequence[Axis] = ()) -> tuple[Point, ...]:
             raise ValueError(
                 f"{axis.key} must have a value for each of the {len(over.values)} of {over.key}, got {len(axis.values)}"
             )
-    for i, value in enumerate(over.values):
-        name = f"{over.key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_.') or i}"
-        if any(point.folder == name for point in points):
-            name = f"{name}-{i}"
-        points.append(Point({over.key: value} | {axis.key: axis.values[i] for axis in along}, name))
+    for line in [None] if by is None else by.values:
+        for i, value in enumerate(over.values):
+            name = _named(over.key, value, i)
+            settings = {over.key: value} | {axis.key: axis.values[i] for axis in along}
+            if by is not None and line is not None:
+                name = f"{name}-{_named(by.key, line, by.values.index(line))}"
+                settings[by.key] = line
+            if any(point.folder == name for point in points):
+                name = f"{name}-{i}"
+            points.append(Point(settings, name))
     return tuple(points)
+
+
+def _named(key: str, value: str, number: int) -> str:
+    """A setting's value as a part of a folder's name."""
+    return f"{key.rpartition('.')[2]}-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', value).strip('_.') or number}"
 
 
 def open_sweep(
@@ -126,6 +145,7 @@ def open_sweep(
     references: Sequence[str] = (),
     margin: float = 0.01,
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    by: Axis | None = None,
 ) -> tuple[Sweep, dict[str, tuple[Recipe, Mapping[str, Any]]]]:
     """Checks the recipes of all values and writes a sweep's index, or adds values to one that is there.
 
@@ -140,6 +160,7 @@ def open_sweep(
         references: the methods that the others are compared with.
         margin: differences smaller than this are taken not to matter, a fraction.
         tuned: row -> values that tuning chose.
+        by: a setting with a value per line.
 
     Returns:
         The sweep with all its values, those of earlier commands included; and for each folder of the given ones its
@@ -151,7 +172,7 @@ def open_sweep(
     from confed.grid import rows_of
     from confed.tuned import apply
 
-    points = points_of(over, along)
+    points = points_of(over, along, by)
     recipes: dict[str, tuple[Recipe, Mapping[str, Any]]] = {}
     for point in points:
         loaded = load_recipe(source, [*overrides, *point.overrides])
@@ -161,15 +182,13 @@ def open_sweep(
             if wanted not in loaded.methods:
                 raise ValueError(f"--reference {wanted} is none of the methods compared: {', '.join(loaded.methods)}")
     first, _ = next(iter(recipes.values()))
-    sweep = Sweep(first.name, over.key, points, tuple(references), margin)
+    sweep = Sweep(first.name, over.key, points, tuple(references), margin, "" if by is None else by.key)
     if is_sweep(root):
         before = read_sweep(root)
-        if (before.recipe, before.key) != (sweep.recipe, sweep.key):
-            raise ValueError(
-                f"{root} holds a sweep of {before.recipe} over {before.key}, not of {sweep.recipe} over {sweep.key}; "
-                "give another folder with --out"
-            )
-        sweep = replace(sweep, points=_merged(root, before.points, points))
+        if (before.recipe, before.key, before.by) != (sweep.recipe, sweep.key, sweep.by):
+            there, wanted = (f"{s.recipe} over {s.key}{s.by and f' for each {s.by}'}" for s in (before, sweep))
+            raise ValueError(f"{root} holds a sweep of {there}, not of {wanted}; give another folder with --out")
+        sweep = replace(sweep, points=_merged(root, before.points, points, sweep.by))
     elif root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} exists already and is no sweep; give another folder with --out")
     root.mkdir(parents=True, exist_ok=True)
@@ -179,6 +198,7 @@ def open_sweep(
         "points": [{"settings": dict(point.settings), "folder": point.folder} for point in sweep.points],
         "references": list(sweep.references),
         "margin": sweep.margin,
+        "by": sweep.by,
     }
     write_atomically(root / INDEX, json.dumps(content, indent=1, ensure_ascii=False).encode())
     return sweep, recipes
@@ -206,6 +226,7 @@ def read_sweep(root: Path) -> Sweep:
             points,
             tuple(map(str, content["references"])),
             float(content["margin"]),
+            str(content.get("by", "")),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{root / INDEX} is no index of a sweep: {type(error).__name__}: {error}") from error
@@ -215,8 +236,8 @@ def read_sweep(root: Path) -> Sweep:
     return sweep
 
 
-def _merged(root: Path, before: Sequence[Point], now: Sequence[Point]) -> tuple[Point, ...]:
-    """All points, in the order of their values where these are numbers."""
+def _merged(root: Path, before: Sequence[Point], now: Sequence[Point], by: str) -> tuple[Point, ...]:
+    """All points, line by line, in the order of their values where these are numbers."""
     known = {point.folder: point for point in before}
     for point in now:
         old = known.get(point.folder)
@@ -229,7 +250,8 @@ def _merged(root: Path, before: Sequence[Point], now: Sequence[Point]) -> tuple[
     numbers = [number_of(next(iter(point.settings.values()))) for point in together]
     if all(number is not None for number in numbers):
         together = [point for _, point in sorted(zip(numbers, together, strict=True), key=lambda pair: pair[0] or 0.0)]
-    return tuple(together)
+    lines = list(dict.fromkeys(point.settings.get(by) for point in together))
+    return tuple(sorted(together, key=lambda point: lines.index(point.settings.get(by))))
 
 
 def number_of(text: str) -> float | None:

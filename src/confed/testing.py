@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import TableData, pool
+from confed.data.examples import TableData
+from confed.data.pooling import pool
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace, answer
+from confed.engines.remote import Remote
+from confed.engines.roll import Patience, Post
 from confed.engines.timeline import Timeline
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints, DirectoryStore
@@ -82,6 +85,8 @@ def exemption(algorithm: Algorithm, check: str) -> str | None:
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:
         return "Flower is not installed (the extra 'flower')"
+    if check == "simulator equals FLARE" and find_spec("nvflare") is None:
+        return "NVIDIA FLARE is not installed (the extra 'flare')"
     return None
 
 
@@ -387,28 +392,45 @@ def survives_the_wire(algorithm: Algorithm) -> None:
 
 def simulator_equals_flower(algorithm: Algorithm) -> None:
     """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
-    check = "simulator equals Flower"
+
+    def post(setup: Setup, folder: Path) -> Post:
+        from confed.engines.flower import GridPost
+        from confed.engines.flower_loopback import sites_in
+
+        return GridPost(sites_in(setup, folder))
+
+    _same_through("simulator equals Flower", algorithm, post)
+
+
+def simulator_equals_flare(algorithm: Algorithm) -> None:
+    """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
+
+    def post(setup: Setup, folder: Path) -> Post:
+        from confed.engines.flare_loopback import post_in
+
+        return post_in(setup, folder)
+
+    _same_through("simulator equals FLARE", algorithm, post)
+
+
+def _same_through(check: str, algorithm: Algorithm, post: Callable[[Setup, Path], Post]) -> None:
     setup = _setup(algorithm)
     with TemporaryDirectory() as folder:
-        through = _run(setup, lambda s: _ThroughFlower(s, Path(folder)), store=_SitesStore(Path(folder)))
+        sites = Path(folder)
+        through = _run(setup, lambda s: _ThroughSites(s, post(s, sites)), store=_SitesStore(sites))
     here = _run(setup)
     _same(check, here, through)
     if here.losses != through.losses or here.errors != through.errors:
         raise ContractViolation(f"{check}: losses or errors differ: {through.losses}, {through.errors}")
 
 
-class _ThroughFlower(_Recording):
-    """Asks sites over a Flower grid in this process."""
+class _ThroughSites(_Recording):
+    """Asks sites in this process, as if they were on other machines."""
 
-    def __init__(self, setup: Setup, folder: Path) -> None:
-        from confed.engines.flower import GridPost
-        from confed.engines.flower_loopback import sites_in
-        from confed.engines.remote import Remote
-        from confed.engines.roll import Patience
-
+    def __init__(self, setup: Setup, post: Post) -> None:
         super().__init__(setup)
         names = [setup.population.info(number).id for number in range(len(setup.population))]
-        self.remote = Remote(setup, GridPost(sites_in(setup, folder)), patience=Patience(interval=1e-4))
+        self.remote = Remote(setup, post, patience=Patience(interval=1e-4))
         self.remote.roll.gather(names, wait=60)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
@@ -482,6 +504,7 @@ CHECKS: dict[str, Check] = {
     "keeps frozen tensors": keeps_frozen_tensors,
     "survives the wire": survives_the_wire,
     "simulator equals Flower": simulator_equals_flower,
+    "simulator equals FLARE": simulator_equals_flare,
     "neutral coefficients give FedAvg": neutral_is_fedavg,
     "one full step equals gradient descent": one_step_is_gradient_descent,
 }

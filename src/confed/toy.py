@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.data.examples import Table, TableData, pool
+from confed.data.examples import Table, TableData
+from confed.data.pooling import pool
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Batch, Output, Task

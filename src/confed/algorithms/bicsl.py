@@ -37,11 +37,11 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.split import Cut, Half, steps_of, stored
-from confed.federation.split_server import ServerPart, hand_out, two_servers
+from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
 from confed.losses.distance_correlation import distance_correlation
 from confed.losses.info_nce import Contrast, same_answers
-from confed.privacy.cut import CutPrivacy
+from confed.privacy.cut import CutPrivacy, refuse_mixing
 
 __all__ = ["BiCSL"]
 
@@ -104,7 +104,8 @@ class BiCSL(Algorithm):
         """Learns the servers' modules and the loss.
 
         Raises:
-            ValueError: the model is not in four parts, or the task has no contrastive loss.
+            ValueError: the model is not in four parts, the task has no contrastive loss, or rows are to be noised that
+                depend on other examples too.
         """
         parts: Any = getattr(model, "split_parts", None)
         contrast = getattr(task, "contrast", None)
@@ -117,6 +118,8 @@ class BiCSL(Algorithm):
             )
         if not self.server.plain:
             raise ValueError("BiCSL's servers take the mean of their parts, so algorithm.server must be left as it is")
+        for part in PARTS["client"]:
+            refuse_mixing(self.privacy, model.get_submodule(part))
         method = replace(self)
         modules = nn.ModuleDict({name: copy.deepcopy(model.get_submodule(name)) for name in PARTS["server"]})
         object.__setattr__(method, "modules", modules.cpu())
@@ -169,7 +172,7 @@ class BiCSL(Algorithm):
         while calls:
             replies = yield calls
             # With staleness the clients are at their next batch while main works on what came before.
-            answers = {c: self._learn(heads[c], message) for c, message in arrived.items()}
+            answers = {c: self._learnt(heads[c], message, c) for c, message in arrived.items()}
             arrived, calls = {}, list[Call]()
             for reply in replies:
                 name = reply.client.id
@@ -184,8 +187,12 @@ class BiCSL(Algorithm):
                     continue
                 if self.staleness and reply.message.tensors:
                     arrived[name] = reply.message
-                message = answers.get(name, Message()) if self.staleness else self._learn(heads[name], reply.message)
-                calls.append(Call(reply.client, "step", message, session=True))
+                stale = bool(self.staleness)
+                message = answers.get(name, Message()) if stale else self._learnt(heads[name], reply.message, name)
+                if isinstance(message, Message):
+                    calls.append(Call(reply.client, "step", message, session=True))
+                else:
+                    last = f"; {name}: {message}"
         if not finished:
             raise RuntimeError(f"no client is left in round {server.round + 1}{last}")
         order = [c.id for c in cohort if c in finished]
@@ -226,6 +233,13 @@ class BiCSL(Algorithm):
             self.modules, {**server.params, **own}, server.local, server.round, max(server.rounds, 1),
             steps_of(client.num_examples, server.local), moments,
         )  # fmt: skip
+
+    def _learnt(self, head: ServerPart, activations: Message, client: str) -> Message | Exception:
+        """:meth:`_learn`, or why nothing can be learnt from what a client sent."""
+        try:
+            return self._learn(head, activations)
+        except MISFITS as error:
+            return left_out(client, error)
 
     def _learn(self, head: ServerPart, activations: Message) -> Message:
         """One step of a client's copy of the adapters; the gradients at the cut, and the loss."""
@@ -306,7 +320,7 @@ class BiCSL(Algorithm):
         if self.decorrelate:
             penalty = self.decorrelate * distance_correlation(_inputs(batch), v_mha)
         release = {
-            name: self.privacy.activations(tensor, client.rng(f"cut/{name}/{step}"))
+            name: self.privacy.activations(tensor, client.noise(f"cut/{name}/{step}"))
             for name, tensor in (("v_mha", v_mha), ("v_apn", v_apn))
         }
         return Cut(release, penalty)

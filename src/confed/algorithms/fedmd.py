@@ -19,6 +19,7 @@ passes; numbers of passes are options and ``local.epochs``, the optimiser is ``l
 0.001, 5000 public examples a round, one pass over these and four over the client's own).
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -89,10 +90,17 @@ class FedMD(Algorithm):
         mean, heard = Mean(getattr(torch, self.accumulator)), list[ClientInfo]()
         like: Params = {}
         for reply in replies:
-            if reply.error is None:
-                like = reply.message.tensors
-                mean.add(like, 1.0)
-                heard.append(reply.client)
+            if reply.error is not None:
+                continue
+            # The server does not know the public examples: the first scores say what shape scores have.
+            if not _alike(reply.message.tensors, like):
+                warnings.warn(
+                    f"FedMD leaves out a reply of {reply.client.id!r}: no scores like the others'", stacklevel=2
+                )
+                continue
+            like = reply.message.tensors
+            mean.add(like, 1.0)
+            heard.append(reply.client)
         consensus = Message(mean.result(like))
         for _ in (yield [Call(client, "fit", consensus) for client in heard]):
             pass
@@ -178,6 +186,13 @@ class _Public:
         yield from ()
 
     test = validation
+
+
+def _alike(scores: Params, like: Params) -> bool:
+    """Whether a reply holds scores and nothing else, of the shape and type of others where there are any."""
+    if set(scores) != {SCORES} or scores[SCORES].ndim != 2:
+        return False
+    return not like or (scores[SCORES].shape, scores[SCORES].dtype) == (like[SCORES].shape, like[SCORES].dtype)
 
 
 def _held(client: Client) -> ClientData:

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Literal
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
-from confed.federation.meta import adapt, look_ahead
+from confed.federation.messages import ClientInfo, Flow, Message, Reply
+from confed.federation.meta import adapt_everywhere, keep_adapted, look_ahead
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
 
@@ -76,18 +76,9 @@ class PerFedAvg(Algorithm):
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Asks every client to ``personalise`` the final global model."""
-        if not self.adapt_steps:
-            return server
-        replies = yield [Call(c, "personalise", self.broadcast(server, c)) for c in clients]
-        for _ in replies:
-            pass
-        return server
+        return (yield from adapt_everywhere(self, server, clients)) if self.adapt_steps else server
 
     @action
     def personalise(self, client: Client, message: Message) -> Message:
         """A few steps of plain gradient descent from the model received; keeps the result."""
-        client.load(message.tensors)
-        loss = adapt(client, self.alpha, self.adapt_steps)
-        client.keep_personal = True
-        client.remember()
-        return Message({}, {"loss": loss})
+        return keep_adapted(client, message.tensors, self.alpha, self.adapt_steps)

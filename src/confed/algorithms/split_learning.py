@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.split import Cut, Half, steps_of
-from confed.federation.split_server import ServerPart, hand_out, two_servers
+from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, heads_of
-from confed.privacy.cut import CutPrivacy
+from confed.privacy.cut import CutPrivacy, refuse_mixing
 
 __all__ = ["SplitLearning"]
 
@@ -82,7 +82,8 @@ class SplitLearning(Algorithm):
         """Finds the answer head, and learns the server's layers.
 
         Raises:
-            ValueError: the model does not name its answer head or has several, or the loss is not one over answers.
+            ValueError: the model does not name its answer head or has several, the loss is not one over answers, or
+                rows are to be noised that depend on other examples too.
         """
         heads = heads_of(model)
         if set(heads) != {"answers"}:
@@ -94,6 +95,7 @@ class SplitLearning(Algorithm):
             raise ValueError("split learning needs a task whose loss is over answers: task.name = 'vqa'")
         if not self.server.plain:
             raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")
+        refuse_mixing(self.privacy, model)
         method = replace(self)
         width = feature_width(model, "Split learning")
         object.__setattr__(method, "head", heads["answers"])
@@ -148,13 +150,14 @@ class SplitLearning(Algorithm):
             replies = yield [Call(c, "step", messages[c.id], session=True) for c in active]
             going: list[ClientInfo] = []
             for reply in replies:
-                if reply.error is not None:
-                    last = f"; {reply.client.id}: {reply.error}"
-                elif reply.message.scalars.get("done"):
+                if reply.error is None and reply.message.scalars.get("done"):
                     finished.add(reply.client.id)
+                    continue
+                out = self._through(parts[reply.client.id], reply)
+                if isinstance(out, str):
+                    last = f"; {reply.client.id}: {out}"
                 else:
-                    h = reply.message.tensors["h"].float().requires_grad_()
-                    outputs[reply.client.id] = h, parts[reply.client.id].modules["middle"](h)
+                    outputs[reply.client.id] = out
                     going.append(reply.client)
             active = list[ClientInfo]()
             if not going:
@@ -162,12 +165,11 @@ class SplitLearning(Algorithm):
             down = {name: Message({"z": z.detach()}) for name, (_, z) in outputs.items()}
             replies = yield [Call(c, "top", down[c.id], session=True) for c in going]
             for reply in replies:
-                if reply.error is not None:
-                    last = f"; {reply.client.id}: {reply.error}"
-                    continue
                 h, z = outputs[reply.client.id]
-                gradient = reply.message.tensors["z"].to(z)
-                parts[reply.client.id].step(lambda z=z, gradient=gradient: torch.autograd.backward([z], [gradient]))
+                problem = self._back(parts[reply.client.id], z, reply)
+                if problem is not None:
+                    last = f"; {reply.client.id}: {problem}"
+                    continue
                 messages[reply.client.id] = Message({"h": torch.zeros_like(h) if h.grad is None else h.grad})
                 active.append(reply.client)
         sound = [c.id for c in cohort if c.id in finished and parts[c.id].finite()]
@@ -197,6 +199,27 @@ class SplitLearning(Algorithm):
         if not count:
             raise RuntimeError(f"no client sent its part in round {server.round + 1}{last}")
         return replace(server, round=server.round + 1, params=mean.result(server.params))
+
+    def _through(self, part: ServerPart, reply: Reply) -> tuple[Tensor, Tensor] | str:
+        """A client's activations, and what the layers in the middle make of them; or why there is nothing."""
+        if reply.error is not None:
+            return reply.error
+        try:
+            h = reply.message.tensors["h"].float().requires_grad_()
+            return h, part.modules["middle"](h)
+        except MISFITS as error:
+            return str(left_out(reply.client.id, error))
+
+    def _back(self, part: ServerPart, z: Tensor, reply: Reply) -> str | None:
+        """A step along a client's gradients of z; why there is none, if so."""
+        if reply.error is not None:
+            return reply.error
+        try:
+            gradient = reply.message.tensors["z"].to(z)
+            part.step(lambda: torch.autograd.backward([z], [gradient]))
+        except MISFITS as error:
+            return str(left_out(reply.client.id, error))
+        return None
 
     def _global(self, name: str) -> str:
         return f"{self.head}.{name}"
@@ -239,7 +262,7 @@ class SplitLearning(Algorithm):
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
         half.note(float(loss.detach()))
         gradient = torch.zeros_like(z) if z.grad is None else z.grad
-        sent = self.privacy.gradients(gradient, client.rng(f"cut/z/{step}"))
+        sent = self.privacy.gradients(gradient, client.noise(f"cut/z/{step}"))
         half.keep(client)
         return Message({"z": sent.cpu()})
 
@@ -260,7 +283,7 @@ class SplitLearning(Algorithm):
             output: Output = model(batch)
         finally:
             head.open = False
-        rng = client.rng(f"cut/h/{step}")
+        rng = client.noise(f"cut/h/{step}")
         return Cut({"h": self.privacy.activations(output.logits.float(), rng)})
 
 

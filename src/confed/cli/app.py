@@ -134,8 +134,8 @@ def options(
 
 
 @contextmanager
-def interruptible(folder: Path) -> Iterator[None]:
-    """Says how to go on after Ctrl-C and after a full disk."""
+def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
+    """Says how to go on after Ctrl-C and after a full disk: with ``confed resume``, or as ``again`` says."""
     import errno
 
     from confed.backbones import is_backbones
@@ -148,7 +148,7 @@ def interruptible(folder: Path) -> Iterator[None]:
         if is_run(folder) or is_study(folder) or is_backbones(folder):
             say(
                 "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
-                f"  confed resume {escape(str(folder))}"
+                f"  {again or f'confed resume {escape(str(folder))}'}"
             )
         else:
             say("[yellow]stopped[/] before anything was saved")
@@ -160,7 +160,7 @@ def interruptible(folder: Path) -> Iterator[None]:
             raise
         raise RuntimeError(
             f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
-            f"and go on with: confed resume {folder}"
+            f"and go on with: {again or f'confed resume {folder}'}"
         ) from error
 
 

@@ -39,9 +39,10 @@ def predict(
 ) -> None:
     """Ask a trained model about a picture.
 
-    A model that answers questions needs --image and --question; one that gives labels, --image or --text alone, and
-    --known tells it labels that are certain.
+    A model that answers questions needs --image and --question; one that writes captions, --image alone; one that gives
+    labels, --image or --text alone, and --known tells it labels that are certain.
     """
+    from confed.caption_inference import writes
     from confed.inference import FinishedRun
     from confed.inference import predict as ask
 
@@ -51,6 +52,13 @@ def predict(
         if extra := [name for name, value in given.items() if value]:
             raise ValueError(f"this run's models give labels and answer no questions: leave {extra[0]} out")
         _labels(folder, image, text, client, top, known or (), shared, page, as_json)
+        return
+    if writes(FinishedRun(folder)):
+        given = {"--question": question, "--picture2": picture2, "--choice": choice, "--text": text}
+        given |= {"--known": known, "--page": page, "--top": top}
+        if extra := [name for name, value in given.items() if value]:
+            raise ValueError(f"this run's models write captions: leave {extra[0]} out")
+        _caption(folder, image, client, shared, as_json)
         return
     given = {"--text": text, "--known": known, "--page": page}
     if extra := [name for name, value in given.items() if value]:
@@ -69,6 +77,19 @@ def predict(
     if answers["unknown_words"]:
         words = escape(", ".join(answers["unknown_words"]))
         say(f"[yellow]words the model does not know:[/] {words}")
+
+
+def _caption(folder: Path, image: Path | None, client: str | None, shared: bool, as_json: bool) -> None:
+    """What a model that writes captions says of a picture."""
+    from confed.caption_inference import predict_caption
+
+    if image is None:
+        raise ValueError("this run's models write captions: give a picture (--image)")
+    found = predict_caption(folder, image, client, shared=shared)
+    if as_json:
+        print_json(found)
+        return
+    print(found["caption"])
 
 
 def _labels(

@@ -22,10 +22,17 @@ __all__ = ["Judged", "compare", "default_workers", "finish_grid"]
 
 @dataclass(frozen=True)
 class Judged:
-    """How methods are judged: what they are compared with (none: the usual references), and the margin of equality."""
+    """How methods are judged.
+
+    Attributes:
+        references: what they are compared with; none for the usual ones.
+        margin: of equality, a fraction.
+        relative: the method whose relative improvement over each of the others is shown, client by client; "" for none.
+    """
 
     references: tuple[str, ...] = ()
     margin: float = 0.01
+    relative: str = ""
 
 
 @app.command()
@@ -64,6 +71,10 @@ def compare(
         ),
     ] = "",
     margin: Annotated[float, typer.Option(help="Points within which methods count as equal (equivalence test).")] = 1.0,
+    relative: Annotated[
+        str,
+        typer.Option(help="Also show this method's improvement over each other one, client by client, relative to it."),
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for compare.md, .csv and .tex; with --recipe also for the runs."),
@@ -86,7 +97,7 @@ def compare(
     if not 0 < margin < 100:
         raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
     check_headline(headline, "--headline")
-    references = Judged(tuple(reference or ()), margin / 100)
+    references = Judged(tuple(reference or ()), margin / 100, relative)
     if recipe is not None:
         _compare_recipe(
             recipe, folders or [], methods, models, seeds, workers, tuned, headline, references, out, as_json
@@ -97,12 +108,16 @@ def compare(
     places = _places(folders or ())
     comparison = compare_folders(places, reference or None, margin / 100, headline)
     backbones, several = _by_backbone(places, headline), _by_model(folders or (), headline)
+    own = comparison.relative(relative) if relative else None
     if out is not None:
         texts = comparison.files() | ({} if backbones is None else in_files("backbones", backbones))
         texts |= {} if several is None else model_tables.files(several, reference or None)
         _write(texts, out)
+        if relative:
+            _write(comparison.relative_files(relative), out)
         more = "" if backbones is None else ", backbones.md, .csv and .tex"
         more += "" if several is None else ", models.md, .csv and .tex"
+        more += "" if own is None else ", relative.md, .csv, .tex, .png and .svg"
         text = f"written: {out}/compare.md, compare.csv, compare.tex{more}"
         console.print(escape(text), soft_wrap=True, highlight=False)
     if as_json:
@@ -111,6 +126,8 @@ def compare(
     if backbones is not None:
         print_table(to_rich(backbones))
     print_table(comparison.rich())
+    if own is not None:
+        print_table(to_rich(own))
     shown = {} if several is None else model_tables.model_tables(several, reference or None)
     for name in model_tables.shown_first(shown):
         print_table(to_rich(shown[name]))
@@ -186,9 +203,12 @@ def _compare_recipe(
     loaded = replace(loaded.with_rows(rows_of(loaded, methods)), headline=headline or loaded.headline)
     folder = out or Path("runs") / f"{loaded.name}-{'compare' if models is None else 'models'}"
     there = {*loaded.methods, *(read_study(folder)[0].methods if is_grid(folder) else ())}
-    for wanted in judged.references:
-        if wanted not in there:
-            raise ValueError(f"--reference {wanted} is none of the methods compared: {', '.join(sorted(there))}")
+    named = [*(("--reference", name) for name in judged.references), ("--relative", judged.relative or None)]
+    for option, wanted in named:
+        if wanted is not None and wanted not in there:
+            raise ValueError(f"{option} {wanted} is none of the methods compared: {', '.join(sorted(there))}")
+    if models is not None and judged.relative:
+        raise ValueError("--relative is for one model; leave out --models")
     numbers = range(loaded.run.seed, loaded.run.seed + seeds)
     used: Mapping[str, Mapping[str, Any]] = {}
     if tuned is not None:
@@ -223,7 +243,7 @@ def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
 
     recipe, index = read_study(folder)
     said = index.get("judged", {})
-    judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin))
+    judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin), said.get("relative", ""))
     count = workers if workers is not None else default_workers(recipe)
     with interruptible(folder), GridDisplay(console, quiet=as_json) as display:
         grid = run_grid(folder, count, display)
@@ -263,6 +283,12 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     comparison = compare_folders([grid.folder], references, judged.margin)
     tables = [p.stem for p in write_tables(grid.folder, references, judged.margin) if p.suffix == ".md"]
     figures = save_figures(grid.folder)
+    own = judged.relative if judged.relative in comparison.clients_of else ""
+    if own:
+        _write(comparison.relative_files(own), grid.folder)
+        tables.append("relative")
+    elif judged.relative:
+        complain(f"{judged.relative!r}, asked for with --relative, has no finished run", "note")
     page = write_report(grid.folder)
     if as_json:
         found = {"folder": str(grid.folder), "report": str(page), "runs": grid.summaries, "errors": grid.errors}
@@ -271,6 +297,8 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     for table in main_tables(study):
         print_table(to_rich(table))
     print_table(comparison.rich())
+    if own:
+        print_table(to_rich(comparison.relative(own)))
     shown = Console()
     if grid.tuned:
         words = "; ".join(f"{row} {in_words(values)}" for row, values in grid.tuned.items())
@@ -295,7 +323,7 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _write(files: Mapping[str, str], folder: Path) -> None:
+def _write(files: Mapping[str, str] | Mapping[str, bytes], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)

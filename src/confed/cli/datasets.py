@@ -190,6 +190,26 @@ def label_embeddings(
     shown.print(f"written: {escape(str(out))}", soft_wrap=True)
 
 
+@prepare_app.command("pieces")
+def pieces(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one, with captions.")],
+    out: Annotated[Path, typer.Argument(help="The model file to write; `model.pieces` of the recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value of the recipe.")] = None,
+    size: Annotated[int, typer.Option(help="Number of pieces.")] = 8000,
+    as_json: Json = False,
+) -> None:
+    """Learn pieces of words (SentencePiece) from the public texts of a recipe's data."""
+    from confed.caption_pieces import prepare_pieces
+
+    found = prepare_pieces(recipe, out, size, overrides or ())
+    if as_json:
+        print_json(found)
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{found['pieces']} pieces of {found['texts']} public texts")
+    shown.print(f"written: {escape(found['file'])}", soft_wrap=True)
+
+
 def _print_counts(manifest: dict[str, Any]) -> None:
     from rich.table import Table
 

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 federation_app = typer.Typer(help="Found a federation across machines, or try one on this machine.")
 app.add_typer(federation_app, name="federation")
 
+
+class Engine(StrEnum):
+    """Whose network carries the messages."""
+
+    flower = "flower"
+    flare = "flare"
+
+
+Chosen = Annotated[Engine, typer.Option("--engine", help="Whose network carries the messages.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
 Method = Annotated[str | None, typer.Option(help="Which of a study's methods; by default the recipe's own.")]
 
@@ -45,16 +55,27 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
     ] = False,
+    engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
     """Lead a federation across machines; sites are clients with the same recipe.
 
-    Ctrl-C stops; the same command goes on exactly there. Needs the extra "flower".
+    Ctrl-C stops; the same command goes on exactly there. Needs the extra "flower"; with --engine flare the extra
+    "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
     """
     from confed.cli.federation_page import StatusPage
     from confed.engines.roll import Patience
 
-    _need_flower()
+    if engine is Engine.flare:
+        from confed.cli import federating_flare
+
+        if insecure or (host, port) != ("127.0.0.1", 8443):
+            raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
+        loaded, patience = _single(recipe, list(overrides or []), method), Patience(minimum, deadline, away)
+        with _terminable():
+            federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json)
+        return
+    need_flower()
     from confed.engines.flower import GridPost
     from confed.engines.flower_line import read_public
     from confed.engines.flower_link import link
@@ -73,16 +94,17 @@ def server(
     loaded = _single(recipe, list(overrides or []), method)
     patience = Patience(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
+    waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
     with (
         _terminable(),
-        interruptible(state),
-        link(keys, host, port, certificate=certificate, key=key) as (grid, opened),
+        interruptible(state, "the same command"),
+        link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
         StatusPage(console, state, quiet=as_json) as page,
     ):
         page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
         summary = lead(
             loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
-            watch=page.watch, status=page.status,
+            watch=page.watch, status=lambda remote: page.status(remote.roll.status),
         )  # fmt: skip
     show(state, [summary], as_json)
 
@@ -101,15 +123,34 @@ def client(
     ] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Train no more once this site's updates have cost this much privacy, in all.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when the server says that the run is over.")] = False,
+    engine: Chosen = Engine.flower,
+    kit: Annotated[
+        Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
+    ] = Path("."),
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
     ] = False,
 ) -> None:
     """Take part in a federation across machines as one of its sites.
 
-    Dials out only. Ctrl-C stops; the same command goes on. Needs the extra "flower".
+    Dials out only. Ctrl-C stops; the same command goes on. Needs the extra "flower", or with --engine flare "flare".
     """
-    _need_flower()
+    given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
+    if engine is Engine.flare:
+        from confed.cli import federating_flare
+
+        if insecure or ca is not None:
+            raise ValueError("with --engine flare the kit says where the server is and whom to trust; TLS is always on")
+        stop = threading.Event()
+        with _stopping(stop):
+            loaded = _single(recipe, [*(overrides or []), *given], method)
+            federating_flare.join(loaded, kit, private, site, stop, epsilon, once)
+        return
+    need_flower()
     from confed.engines.flower import client_app
     from confed.engines.flower_line import Line, read_key
     from confed.joining import open_site
@@ -118,7 +159,6 @@ def client(
         raise ValueError("give either --ca FILE, or --insecure to go without TLS")
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")
-    given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
     loaded = _single(recipe, [*(overrides or []), *given], method)
     secret = read_key(key)
     root = None if ca is None else _certificate(ca)
@@ -126,8 +166,8 @@ def client(
     def tell(text: str) -> None:
         say(f"{escape(site)}: {escape(text)}")
 
-    opened = open_site(loaded, site, private, tell)
     stop = threading.Event()
+    opened = open_site(loaded, site, private, tell, limit=epsilon, over=stop.set if once else lambda: None)
     line = Line(server, secret, root, tell=tell)
     with _stopping(stop):
         line.serve(client_app(lambda _: opened), stop)
@@ -145,11 +185,17 @@ def new(
     recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
     method: Method = None,
     days: Annotated[int, typer.Option(help="How long certificates are good.")] = 365,
+    engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
     """Make certificates, keys, a folder for every site and one for the server, each with its README."""
-    _need_flower()
-    from confed.founding import Federation, found
+    from confed.founding import Federation
+
+    if engine is Engine.flare:
+        from confed.cli.federating_flare import found
+    else:
+        need_flower()
+        from confed.founding import found
 
     loaded = _single(recipe, list(overrides or []), method)
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
@@ -163,7 +209,7 @@ def new(
 @federation_app.command("key")
 def key(path: Annotated[Path, typer.Argument(help="Where the private key goes; must not exist.")]) -> None:
     """Make a site's private key; prints the public half, which goes into the server's list."""
-    _need_flower()
+    need_flower()
     from confed.founding import make_key
 
     print(make_key(path))
@@ -179,7 +225,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
-    _need_flower()
+    need_flower()
     from confed.demonstration import demonstrate
 
     loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
@@ -219,7 +265,7 @@ def _certificate(path: Path) -> bytes:
         raise ValueError(f"--ca: cannot read {path}: {error.strerror}") from error
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
     """Raises ValueError where Flower is not installed."""
     from importlib.util import find_spec
 

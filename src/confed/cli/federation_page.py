@@ -1,6 +1,7 @@
 """What a server shows while it leads: who is connected, the round, what each site is doing, bytes."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from confed.engines.remote import Remote
+from confed.engines.roll import SiteStatus
 from confed.experiment import Progress
 from confed.results import formats
 
@@ -49,27 +50,27 @@ class StatusPage:
         elif self._live is None:
             self.line(self._text)
 
-    def status(self, remote: Remote) -> None:
+    def status(self, sites: Mapping[str, SiteStatus]) -> None:
         """Shows what sites do; on a terminal at most five times a second."""
-        for name, site in remote.roll.status.items():
+        for name, site in sites.items():
             there = "away" if site.state == "away" else "connected"
             if self._said.get(name, ("away", "")) != (there, site.note):
                 self._said[name] = there, site.note
                 self.line(f"site {name}: {there}" + (f" ({site.note})" if site.note else ""))
         if self._live is not None and time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
-            self._live.update(self._table(remote), refresh=True)
+            self._live.update(self._table(sites), refresh=True)
 
     def line(self, text: str) -> None:
         """One line."""
         if not self._quiet:
             self._console.print(escape(text), soft_wrap=True, highlight=False)
 
-    def _table(self, remote: Remote) -> Table:
+    def _table(self, sites: Mapping[str, SiteStatus]) -> Table:
         table = Table(title=escape(f"{self._folder}  {self._text}"), title_justify="left")
         for column in ("site", "doing", "sent to it", "came from it", "last trouble"):
             table.add_column(column)
-        for name, site in sorted(remote.roll.status.items()):
+        for name, site in sorted(sites.items()):
             table.add_row(
                 *map(escape, (name, site.state, formats.size(site.down), formats.size(site.up), site.note[:80]))
             )

@@ -1,12 +1,14 @@
 """Verbs that show what there is: list, doctor."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, print_json
+from confed.cli.app import FAILED, Json, app, print_json
 
 
 @app.command(name="list")
@@ -33,8 +35,25 @@ def list_things(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Versions, threads, memory, GPUs, and what is missing and how to get it."""
+def doctor(
+    server: Annotated[
+        str | None, typer.Option(help="At a site: the server that is to be joined, HOST:PORT. Looks at all it takes.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="The federation's recipe.")] = "recipe.toml",
+    site: Annotated[str, typer.Option(help="Which of the data's clients this site is.")] = "",
+    ca: Annotated[Path, typer.Option(help="The certificate that vouches for the server.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
+    data: Annotated[
+        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The server is one without TLS.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join."""
+    if server is not None:
+        _visit(server, recipe, site, None if insecure else ca, key, private, data or [], as_json)
+        return
     from confed.installation import diagnose
 
     findings = diagnose()
@@ -44,5 +63,33 @@ def doctor(as_json: Json = False) -> None:
     shown = Console(highlight=False)
     for section, entries in findings.items():
         shown.print(f"[bold]{section}[/]")
-        for key, value in entries.items():
-            shown.print(f"  {escape(key)}: {escape(value)}", soft_wrap=True)
+        for key_, value in entries.items():
+            shown.print(f"  {escape(key_)}: {escape(value)}", soft_wrap=True)
+
+
+_MARKS = {"good": "[green]ok[/]  ", "mind": "[yellow]mind[/]", "bad": "[red]bad[/] "}
+
+
+def _visit(
+    server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], as_json: bool
+) -> None:
+    from confed.cli.federating import need_flower
+
+    need_flower()
+    from confed.checkup import check_data, check_server
+
+    if not site:
+        raise ValueError("--site must say which of the data's clients this site is")
+    found = check_server(server, key, ca) + check_data(recipe, site, private, data)
+    faulty = sum(finding.mark == "bad" for finding in found)
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        shown = Console(highlight=False)
+        for finding in found:
+            shown.print(f"{_MARKS[finding.mark]} {finding.what}: {escape(finding.text)}", soft_wrap=True)
+            if finding.advice and finding.mark != "good":
+                shown.print(f"       {escape(finding.advice)}", soft_wrap=True)
+        shown.print(f"{faulty} to put right before joining" if faulty else "this site can join")
+    if faulty:
+        raise typer.Exit(FAILED)

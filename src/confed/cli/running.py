@@ -75,6 +75,8 @@ def resume(
     from confed.progress import Display
     from confed.sweep import is_sweep
 
+    if (folder / "members.json").is_file():  # see confed.leading
+        raise ValueError(f"{folder} is a federation across machines: go on with the same `confed server` as before")
     if is_backbones(folder):
         finish_models(folder, None, as_json)
         return

@@ -22,10 +22,16 @@ def sweep(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="section.key=value with a TOML value, for all values.")
     ] = None,
-    over: Annotated[str, typer.Option(help="The setting and its values: data.shards=1,2,3.")] = "",
+    over: Annotated[
+        str, typer.Option(help="The setting and its values: data.shards=1,2,3. [default: the override with several]")
+    ] = "",
     along: Annotated[
         list[str] | None,
         typer.Option("--with", help="A setting that changes with it, as many values: run.rounds=6,7,8. Repeatable."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="A line in the figure for each of these values of data.split: iid,dirichlet."),
     ] = None,
     methods: Annotated[
         str | None,
@@ -48,6 +54,9 @@ def sweep(
 
     `confed sweep feddat_function --over data.shards=1,2,3,4,5 --with run.rounds=6,7,8,9,10 --methods adapter,feddat
     --seeds 3`. The same command goes on after an interruption, and adds values, methods and seeds.
+
+    `confed sweep modalities algorithm.lam=0.1,0.3,0.5 --split iid,dirichlet --methods local,modality_transformer
+    --reference local` has a line for each way of splitting the data, and the improvement relative to the reference.
     """
     from dataclasses import asdict
 
@@ -63,19 +72,26 @@ def sweep(
     if not 0 < margin < 100:
         raise ValueError(f"--margin must lie between 0 and 100 points, got {margin:g}")
     check_headline(headline, "--headline")
+    overrides = list(overrides or [])
+    if not over:
+        several = [text for text in overrides if "=" in text and len(parse_axis(text).values) > 1]
+        if len(several) == 1:
+            over = several[0]
+            overrides.remove(over)
     axis, beside = parse_axis(over), [parse_axis(text) for text in along or ()]
+    by = None if split is None else parse_axis(f"data.split={split}")
     values: Mapping[str, Mapping[str, Any]] | None = None
     if tuned is not None:
         values, chosen = read_tuned(tuned)
-        first = load_recipe(recipe, overrides or []).run.seed
+        first = load_recipe(recipe, overrides).run.seed
         if chosen in range(first, first + seeds):
             raise ValueError(f"seed {chosen} chose the values of {tuned}, so nothing may be reported with it")
     judged = Judged(tuple(reference or ()), margin / 100)
     name = Path(recipe).name.removesuffix(".toml")
     root = out or Path("runs") / f"{name}-by-{axis.key.rpartition('.')[2]}"
     _, recipes = open_sweep(
-        recipe, overrides or [], axis, beside, root,
-        methods=methods, headline=headline, references=judged.references, margin=judged.margin, tuned=values,
+        recipe, overrides, axis, beside, root,
+        methods=methods, headline=headline, references=judged.references, margin=judged.margin, tuned=values, by=by,
     )  # fmt: skip
     # All grids are opened before the first run, so that what does not fit is said at once, and `confed resume`
     # knows everything that was asked for.
@@ -92,7 +108,7 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
         ValueError: not one run could be made.
         typer.Exit: a run failed on the way, or Ctrl-C.
     """
-    from confed.grid import Grid, is_grid, run_grid
+    from confed.grid import Grid, borrow, is_grid, run_grid
     from confed.progress import GridDisplay
     from confed.results.report import write_report
     from confed.results.scaling import write_sweep
@@ -111,6 +127,7 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
             say(f"[{number}/{len(index.points)}] {escape(', '.join(point.overrides))}".replace("[", r"\[", 1))
         count = workers if workers is not None else default_workers(read_study(folder)[0])
         before = _finished(folder)
+        borrow(folder, [root / other.folder for other in index.points if other is not point])
         try:
             with GridDisplay(console, quiet=as_json) as display:
                 grid = grids[point.folder] = run_grid(folder, count, display)

@@ -7,7 +7,7 @@ every model.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from confed.data.picture_tables import Pictures, StoredPictures, channels_first
 from confed.data.presence import check_presence
-from confed.data.regions import HeldRegions, Regions, join
+from confed.data.regions import Regions
 from confed.data.sounds import Sounds
 from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
@@ -29,9 +29,9 @@ __all__ = [
     "Table",
     "TableData",
     "Tokenizer",
+    "Turn",
     "channels_first",
     "encode",
-    "pool",
 ]
 
 
@@ -41,6 +41,18 @@ class Tokenizer(Protocol):
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, L)."""
         ...
+
+
+class Turn(NamedTuple):
+    """A piece of what stands before an example: a picture, a text, or a picture with the text behind it.
+
+    Attributes:
+        picture: number in the picture table; -1 if there is none.
+        text: empty if there is none.
+    """
+
+    picture: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ class Examples:
         series_index: which series belongs to each question, int64, shape (N,).
         present: modality ("image", "text", "audio", "series") -> whether each question has it, bool, shape (N,); one
             that is not named is there everywhere where its table is. Indices are of no meaning where it is not there.
+        captions: where a text is to be written about each picture, those that people wrote, one at least.
+        before: where examples stand in a document, or have other ones shown before them, what comes before each.
     """
 
     images: np.ndarray | Pictures
@@ -84,10 +98,12 @@ class Examples:
     series: Series | None = None
     series_index: np.ndarray | None = None
     present: Mapping[str, np.ndarray] | None = None
+    captions: Sequence[Sequence[str]] | None = None
+    before: Sequence[Sequence[Turn]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.questions)
-        for label in ("image_index", "answers", "types", "names", "annotations", "choices"):
+        for label in ("image_index", "answers", "types", "names", "annotations", "choices", "captions", "before"):
             given = getattr(self, label)
             if given is not None and len(given) != n:
                 raise ValueError(f"{label} must have one entry per question ({n}), got {len(given)}")
@@ -107,6 +123,20 @@ class Examples:
         for row, (name, question) in enumerate(zip(self.names, self.questions, strict=True)):
             if not question.strip() and (asked is None or asked[row]):
                 raise ValueError(f"the question of example {name!r} is empty")
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        """Raises ValueError if a caption is empty, or what stands before an example is nothing or not there."""
+        for name, captions in zip(self.names, self.captions or (), strict=self.captions is not None):
+            if not captions or not all(caption.strip() for caption in captions):
+                raise ValueError(f"example {name!r} needs captions that are not empty, got {list(captions)!r:.80}")
+        for name, turns in zip(self.names, self.before or (), strict=self.before is not None):
+            for picture, text in turns:
+                if not -1 <= picture < len(self.images) or (picture < 0 and not text.strip()):
+                    raise ValueError(
+                        f"before example {name!r} stand pictures in [0, {len(self.images)}) or texts, got picture "
+                        f"{picture} with the text {text!r}"
+                    )
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -130,6 +160,8 @@ class Examples:
             self.series,
             None if self.series_index is None else self.series_index[rows],
             None if self.present is None else {name: there[rows] for name, there in self.present.items()},
+            None if self.captions is None else [self.captions[i] for i in chosen],
+            None if self.before is None else [self.before[i] for i in chosen],
         )
 
 
@@ -158,6 +190,9 @@ class FederatedDataset:
             their own pool, and heads cannot be averaged. ``answers`` is then the union.
         tasks: client -> the registered task of its examples, where it is not the recipe's.
         modalities: client -> what it owns ("image", "text", "audio", "series"); empty where all clients own the same.
+        mixture: where texts are learned, the shares of texts alone, of pictures with texts, and of documents in every
+            training batch; empty where rows come as they are.
+        public: texts that are nobody's secret, from which pieces of words may be learned.
     """
 
     name: str
@@ -170,6 +205,14 @@ class FederatedDataset:
     pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
     modalities: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    mixture: tuple[float, ...] = ()
+    public: Sequence[str] = ()
+
+    @property
+    def captioned(self) -> bool:
+        """Whether texts are to be written about pictures, of which there are some to compare with."""
+        parts = [part for s in self.clients.values() for part in (s.train, s.validation, s.test)]
+        return any(part.captions is not None for part in (*parts, *self.unseen.values()))
 
     def pool(self, client: str) -> tuple[str, ...]:
         """The answers that a client's labels are positions in."""
@@ -340,50 +383,3 @@ def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
     text, mask = tokenizer([f"{question} {offered}" for question, all in pairs for offered in all])
     k = len(examples.choices[0]) if len(examples) else 0
     return {"choices": text.reshape(len(examples), k, -1), "choices_mask": mask.reshape(len(examples), k, -1)}
-
-
-def pool(tables: Sequence[Table]) -> Table:
-    """All rows of several tables as one; a picture table that they share is not copied.
-
-    Raises:
-        ValueError: several picture tables, or several with regions, of which one is not in memory; or some tables with
-            annotators and some without.
-    """
-    offsets: dict[tuple[int, int], int] = {}
-    parts: list[Table] = []
-    index: list[Tensor] = []
-    for table in tables:
-        key = id(table.images), id(table.regions)
-        if key not in offsets:
-            offsets[key] = sum(_pictures(part) for part in parts)
-            parts.append(table)
-        index.append(table.image_index + offsets[key])
-    columns = {name: torch.cat([table.columns[name] for table in tables]) for name in tables[0].columns}
-    soft = [table.targets for table in tables if table.targets is not None]
-    if 0 < len(soft) < len(tables):
-        raise ValueError(
-            f"tables put together need annotators' answers of all tables, or of none, got {len(soft)} of {len(tables)}"
-        )
-    targets = SoftTargets.join(soft) if soft else None
-    if len(parts) == 1:
-        return Table(parts[0].images, torch.cat(index), columns, parts[0].regions, targets)
-    images = [part.images for part in parts if isinstance(part.images, Tensor)]
-    regions = [part.regions for part in parts if isinstance(part.regions, HeldRegions)]
-    if any(
-        sum(part is not None for part in stored) > 0 and len(held) < len(parts)
-        for held, stored in ((images, [p.images for p in parts]), (regions, [p.regions for p in parts]))
-    ):
-        raise ValueError(f"tables over {len(parts)} picture tables can be pooled in memory only")
-    return Table(
-        torch.cat(images) if images else None,
-        torch.cat(index),
-        columns,
-        join(regions) if regions else None,
-        targets,
-    )
-
-
-def _pictures(table: Table) -> int:
-    """M."""
-    stored = table.images if table.images is not None else table.regions
-    return 0 if stored is None else len(stored)

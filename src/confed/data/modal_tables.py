@@ -4,7 +4,7 @@ A modality that an example lacks is a key that its batch lacks: nothing stands i
 has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.missing`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.examples import Examples, Table, pool
+from confed.data.examples import Examples, Table
 from confed.data.presence import MODALITIES, presence
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 
-__all__ = ["ModalTable", "pool_modal", "with_modalities"]
+__all__ = ["ModalTable", "with_modalities"]
 
 _TEXT = ("text", "text_mask")
 
@@ -64,6 +64,11 @@ class ModalTable(Table):
         if "series" in here and self.series is not None and self.series_index is not None:
             batch["series"], batch["series_length"] = self.series[self.series_index[rows]]
         return batch
+
+    def sets(self) -> list[tuple[str, ...]]:
+        """The sets of modalities that its examples have, each once, in the fixed order of modalities."""
+        kinds: list[list[bool]] = torch.unique(self.present, dim=0).tolist() if len(self) else []
+        return [tuple(name for name, there in zip(MODALITIES, kind, strict=True) if there) for kind in kinds]
 
     def groups(self, rows: Tensor) -> list[Tensor]:
         """The given rows in groups that have one set of modalities each, in the order of their first rows."""
@@ -152,76 +157,3 @@ def with_modalities(table: Table, examples: Examples) -> ModalTable:
 
 def _tensor(index: np.ndarray | None) -> Tensor | None:
     return None if index is None else torch.from_numpy(np.asarray(index, dtype=np.int64))
-
-
-def pool_modal(tables: Sequence[ModalTable]) -> ModalTable:
-    """All rows of several tables as one; what several tables share is not copied.
-
-    Raises:
-        ValueError: several picture tables of which one is not in memory, recordings of several rates, or series with
-            other channels.
-    """
-    counts = [len(table) for table in tables]
-    rest = pool([Table(None, torch.zeros(len(t), dtype=torch.int64), t.columns, None, t.targets) for t in tables])
-    pictured = [t.images is not None or t.regions is not None for t in tables]
-    seen = [Table(t.images, t.image_index, {}, t.regions) for t, there in zip(tables, pictured, strict=True) if there]
-    pictures, index = None, rest.image_index
-    if seen:
-        pictures = pool(seen)
-        shares = iter(pictures.image_index.split([len(table) for table in seen]))
-        empty = pictures.image_index.new_zeros
-        # Rows of tables without pictures have an index of no meaning, in the shape of the others'.
-        shape = pictures.image_index.shape[1:]
-        each = zip(pictured, counts, strict=True)
-        index = torch.cat([next(shares) if there else empty(count, *shape) for there, count in each])
-    sounds, sound_index = _pool_clips([(t.sounds, t.sound_index) for t in tables], counts)
-    series, series_index = _pool_clips([(t.series, t.series_index) for t in tables], counts)
-    return ModalTable(
-        None if pictures is None else pictures.images,
-        index,
-        rest.columns,
-        None if pictures is None else pictures.regions,
-        rest.targets,
-        present=torch.cat([table.present for table in tables]),
-        sounds=sounds if isinstance(sounds, Sounds) else None,
-        sound_index=sound_index,
-        series=series if isinstance(series, Series) else None,
-        series_index=series_index,
-    )
-
-
-def _pool_clips(
-    parts: Sequence[tuple[Sounds | Series | None, Tensor | None]], counts: Sequence[int]
-) -> tuple[Sounds | Series | None, Tensor | None]:
-    """Recordings or series of several tables one behind the other, and the rows' places in them."""
-    tables: dict[int, Sounds | Series] = {}
-    starts: dict[int, int] = {}
-    for table, _ in parts:
-        if table is not None and id(table) not in tables:
-            starts[id(table)] = sum(map(len, tables.values()))
-            tables[id(table)] = table
-    if not tables:
-        return None, None
-    index = torch.cat(
-        [
-            torch.zeros(count, dtype=torch.int64) if table is None or own is None else own + starts[id(table)]
-            for (table, own), count in zip(parts, counts, strict=True)
-        ]
-    )
-    return _joined(list(tables.values())), index
-
-
-def _joined(tables: Sequence[Sounds | Series]) -> Sounds | Series:
-    if len(tables) == 1:
-        return tables[0]
-    lengths = np.concatenate([np.diff(table.offsets) for table in tables])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    sounds = [table for table in tables if isinstance(table, Sounds)]
-    series = [table for table in tables if isinstance(table, Series)]
-    kinds: set[Any] = {table.rate for table in sounds} | {table.channels for table in series}
-    if len(kinds) > 1:
-        what = "recordings must have one rate" if sounds else "series must have the same channels"
-        raise ValueError(f"{what} to be put together, got {', '.join(map(str, sorted(kinds)))}")
-    if sounds:
-        return Sounds(np.concatenate([table.samples for table in sounds]), offsets, sounds[0].rate)
-    return replace(series[0], values=np.concatenate([table.values for table in series]), offsets=offsets)

@@ -23,6 +23,7 @@ __all__ = [
     "in_order",
     "in_turns",
     "is_modal",
+    "longest",
     "modalities_in",
     "modalities_of",
     "presence",
@@ -127,6 +128,27 @@ def is_modal(dataset: "FederatedDataset") -> bool:
     return bool(dataset.modalities) or any(
         e.sounds is not None or e.series is not None or e.present is not None for e in _parts(dataset)
     )
+
+
+def longest(dataset: "FederatedDataset") -> dict[str, tuple[int, float]]:
+    """The longest sound and the longest series that some example has, as far as there are any.
+
+    Returns:
+        "audio" -> its samples, and the samples of a second; "series" -> its steps, and 1.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for examples in _parts(dataset):
+        there = presence(examples)
+        tables = (
+            ("audio", examples.sounds, examples.sound_index, 1.0 if examples.sounds is None else examples.sounds.rate),
+            ("series", examples.series, examples.series_index, 1.0),
+        )
+        for name, table, index, unit in tables:
+            if table is None or index is None:
+                continue
+            lengths = np.diff(table.offsets)[index[there[:, MODALITIES.index(name)]]]
+            found[name] = max(found.get(name, (0, unit)), (int(lengths.max(initial=0)), unit))
+    return found
 
 
 def modalities_of(dataset: "FederatedDataset") -> dict[str, tuple[str, ...]]:

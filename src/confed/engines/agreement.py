@@ -8,6 +8,7 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 
+from confed.engines.envelope import printable
 from confed.engines.perform import Setup, Workspace
 from confed.federation.messages import Scalar
 
@@ -50,7 +51,7 @@ class Fingerprint:
             others: what the other party is called.
         """
         lines = [
-            f"{meaning} must be the same: {mine} has {own}, {others} has {str(other.get(name, 'none'))[:64]}"
+            f"{meaning} must be the same: {mine} has {own}, {others} has {printable(str(other.get(name, 'none')), 64)}"
             for name, meaning in _MEANINGS.items()
             if (own := getattr(self, name)) != other.get(name)
         ]

@@ -15,18 +15,21 @@ from typing import Any, cast
 
 import torch
 
-from confed.federation.messages import Message
+from confed.federation.messages import Message, Scalar
 from confed.federation.params import Params
 from confed.federation.wire import decode, encode
 from confed.privacy.guards import first_non_finite
 
 __all__ = [
-    "CALLS", "HELLO", "Answer", "Limits", "Refused", "Request", "Schema", "digest", "open_body", "schema_of", "seal",
-    "version_of",
+    "CALLS", "GOODBYE", "HELLO", "Answer", "Limits", "Refused", "Request", "Schema", "check_scalars", "digest",
+    "open_body", "printable", "schema_of", "seal", "version_of",
 ]  # fmt: skip
 
 HELLO = "hello"
 """The question that opens a connection; no method can have an action of that name that a server reaches."""
+
+GOODBYE = "goodbye"
+"""What a server says when the run is over."""
 
 CALLS = 1_000_000
 """Calls to one client in one round, at most."""
@@ -158,7 +161,12 @@ class Answer:
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
         error = head["error"]
-        return cls(**{**head, "error": None if error is None else error[:2000]})
+        return cls(**{**head, "error": None if error is None else printable(error, 2000)})
+
+
+def printable(text: str, most: int) -> str:
+    """What another party wrote, for a terminal or a log: no control characters, and not more than so many."""
+    return "".join(character if character.isprintable() else " " for character in text[:most])
 
 
 def seal(message: Message) -> bytes:
@@ -208,9 +216,22 @@ def open_body(
         message = decode(data)
     except ValueError as error:
         raise Refused(str(error)) from error
+    if schema_of(message.tensors) != described:  # two readers of one header must have read the same
+        raise Refused("a body's tensors are not what its header says")
     if (name := first_non_finite(message.tensors)) is not None:
         raise Refused(f"{name!r} holds a NaN or an infinity")
     return message
+
+
+def check_scalars(action: str, scalars: Mapping[str, Scalar]) -> None:
+    """Checks what every method's books are kept with: losses, and the sums and weights of evaluations.
+
+    Raises:
+        Refused: one is no number.
+    """
+    for name, value in scalars.items():
+        if (name == "loss" or action == "evaluate") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise Refused(f"the scalar {name[:80]!r} of {action!r} must be a number, got {str(value)[:80]!r}")
 
 
 def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
@@ -239,7 +260,7 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
     if len(data) < 8 or length > min(limits.head, len(data) - 8):
         raise Refused(f"not a safetensors body: {len(data)} bytes, of which its header should take {length}")
     try:
-        header = json.loads(data[8 : 8 + length])
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise Refused(f"not a safetensors body: {error}") from error
     if not isinstance(header, dict) or len(cast(dict[str, Any], header)) > limits.tensors:
@@ -249,6 +270,13 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
     if total != len(data) - 8 - length:
         raise Refused(f"a body's tensors must take {len(data) - 8 - length} bytes, its header says {total}")
     return entries
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of two values of one name another reader may take the other one."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
 
 
 def _tensor(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -279,3 +307,5 @@ def _check_scalars(metadata: Any) -> None:
     for name, value in scalars.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"the scalar {name[:80]!r} is {value}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise Refused(f"the scalar {name[:80]!r} must be a number of 64 bits")

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from confed.engines.envelope import HELLO
-from confed.engines.roll import Connection
+from confed.engines.roll import Bounded, Connection
 from confed.engines.site import Site
 
 __all__ = ["GridPost", "client_app", "pack", "server_app", "unpack"]
@@ -90,6 +90,11 @@ class GridPost:
             except ValueError:
                 return b"", b""  # no head is refused where heads are read
         return None
+
+    def bound(self, largest: int) -> None:
+        """See :class:`confed.engines.roll.Bounded`; a grid of Flower's own has its own bounds."""
+        if isinstance(self._grid, Bounded):
+            self._grid.bound(largest)
 
     def forget(self, sent: str) -> None:
         """See :class:`confed.engines.roll.Post`; a grid of Flower's own drops messages when their time is over."""

@@ -33,6 +33,7 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -43,13 +44,16 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
-    pull_and_inflate_object_from_tree,
+    inflate_object_from_contents,
+    pull_objects,
     push_objects,
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from confed.engines.flower_pieces import check_expansion
 
 __all__ = ["Line", "read_key", "read_public"]
 
@@ -95,6 +99,7 @@ class Line:
         key: the site's private key, which proves who it is.
         root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
         interval: seconds between questions for messages, at most; after a message it asks sooner for a while.
+        largest: bytes of a message, about.
         tell: told in words what happens.
     """
 
@@ -105,10 +110,12 @@ class Line:
         root: bytes | None,
         *,
         interval: float = 2.0,
+        largest: int = 2**31,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._server, self._key, self._root = server, key, root
         self._interval, self._tell = interval, tell
+        self._largest, self._most = largest, 64 + largest // (4 * 2**20)
         self._public = public_key_to_bytes(key.public_key())
 
     def serve(self, app: ClientApp, stop: threading.Event) -> None:
@@ -184,13 +191,19 @@ class Line:
                     continue  # asking for messages finds out what it means
 
     def _fetch(self, client: FleetHttpClient, node: Node, bare: Message, tree: ObjectTree) -> Message:
+        if sum(1 for _ in iterate_object_tree(tree)) > self._most:
+            raise _Lost(f"the server sent a message of more than {self._most} pieces")
         run = bare.metadata.run_id
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(client.PullObject, node, run),
-            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
-            return_type=Message,
-        )
+        numbers = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(numbers, make_pull_object_fn_protobuf(client.PullObject, node, run))
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
+        try:
+            check_expansion(contents, self._largest)
+            message = inflate_object_from_contents(tree.object_id, contents)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise _Lost(f"the server sent what is no message: {error}") from error
+        if not isinstance(message, Message):
+            raise _Lost(f"the server sent a {type(message).__name__}, which is no message")
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
@@ -229,6 +242,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         told = FlowerError.from_json(error.response.text)
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return "the server does not accept this site's key or clock"
+            return "the server does not accept this site's signature; is its clock right?"
+        if error.response.status_code == httpx.codes.FORBIDDEN:
+            return "this site's key is not on the server's list"
         return f"the server says {told.message if told is not None else error.response.status_code}"
     return f"{type(error).__name__} {error}".strip()

@@ -10,11 +10,14 @@ written for the versions that ``pyproject.toml`` allows.
 """
 
 import logging
+import shutil
 import ssl
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +26,29 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from flwr.app import Message, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+)
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.serverapp import Grid
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    FLWR_IN_MEMORY_DB_NAME,
+    NOOP_FEDERATION_ID,
+    TaskType,
+)
 from flwr.supercore.error import http_error_translator
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -42,7 +58,12 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
-__all__ = ["LinkGrid", "link"]
+from confed.engines.flower_pieces import PieceStore, check_expansion
+
+__all__ = ["ABOUT", "LinkGrid", "link"]
+
+ABOUT = "/v1/fleet/about"
+"""Where a site on the list may ask for the server's versions and clock, without joining."""
 
 PIECE = 8 * 2**20
 """Bytes of one request, at most; Flower cuts what is larger into pieces of 5 MiB."""
@@ -57,6 +78,7 @@ def link(
     certificate: Path | None = None,
     key: Path | None = None,
     largest: int = 2**31,
+    waiting: Path | None = None,
 ) -> Iterator[tuple["LinkGrid", int]]:
     """Opens the door for as long as the ``with`` block lasts.
 
@@ -67,6 +89,8 @@ def link(
         certificate: of this server, PEM; without it nothing is encrypted.
         key: that belongs to it, PEM.
         largest: bytes of a reply, about.
+        waiting: a folder on disk, of this door's own, for the pieces of messages that are on their way; None keeps them
+            in memory.
 
     Yields:
         The grid, and the port.
@@ -81,15 +105,16 @@ def link(
         _check_pair(certificate, key)
     # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    state = _state(keys)
+    keys = frozenset(keys)
+    state = _state(keys, waiting)
+    grid = LinkGrid(state.state(), largest)
     config = uvicorn.Config(
-        _application(state, largest), host=host, port=port, log_level="error", access_log=False,
+        _application(state, keys, grid), host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
-    grid = LinkGrid(state.state())
     alive = threading.Event()
     heart = threading.Thread(target=_keep_alive, args=(grid, alive), daemon=True)
     heart.start()
@@ -104,13 +129,16 @@ def link(
         alive.set()
         thread.join(timeout=10)
         heart.join(timeout=10)
+        if waiting is not None:
+            shutil.rmtree(waiting, ignore_errors=True)
 
 
-def _whole(reply: Message, contents: dict[str, bytes]) -> Message:
+def _whole(reply: Message, contents: dict[str, bytes], largest: int) -> Message:
     """A reply with its content; without any where that is not what it says it is."""
     if reply.has_error():
         return reply
     try:
+        check_expansion(contents, largest)
         whole = inflate_object_from_contents(reply.metadata.message_id, contents)
     except Exception:  # whatever a site may have sent in place of its content
         whole = None
@@ -134,9 +162,13 @@ def _check_pair(certificate: Path, key: Path) -> None:
         raise ValueError(f"{certificate} and {key} are no certificate and its key: {error.reason}") from error
 
 
-def _state(keys: Iterable[bytes]) -> LinkStateFactory:
+def _state(keys: Iterable[bytes], waiting: Path | None) -> LinkStateFactory:
     """A state that knows these keys and one run."""
     objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    if waiting is not None:  # what a process that was killed has left there is nobody's
+        shutil.rmtree(waiting, ignore_errors=True)
+        waiting.mkdir(parents=True)
+        objects.store_instance = PieceStore(waiting)
     factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
     state = factory.state()
     for public in keys:
@@ -144,10 +176,11 @@ def _state(keys: Iterable[bytes]) -> LinkStateFactory:
     return factory
 
 
-def _application(factory: LinkStateFactory, largest: int) -> FastAPI:
+def _application(factory: LinkStateFactory, keys: frozenset[bytes], grid: "LinkGrid") -> FastAPI:
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
         Middleware(BaseHTTPMiddleware, dispatch=_bounded),
+        Middleware(BaseHTTPMiddleware, dispatch=_listed),
         Middleware(ProtobufTranslationMiddleware),
         Middleware(NodeAuthMiddleware),
         Middleware(BaseHTTPMiddleware, dispatch=_few_pieces),
@@ -155,8 +188,10 @@ def _application(factory: LinkStateFactory, largest: int) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
     app.state.linkstate_factory = factory
     app.state.enable_supernode_auth = True
-    app.state.most_pieces = 64 + largest // (4 * 2**20)
+    app.state.keys = keys
+    app.state.grid = grid
     app.include_router(fleet_router)
+    app.post(ABOUT)(_about)
     return app
 
 
@@ -170,14 +205,40 @@ async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Resp
     return await call_next(request)
 
 
+async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Turns away strangers before anything of what they send is read; the time of a signature Flower checks."""
+    headers = request.headers
+    try:
+        public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+        signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
+        signed = headers.get(TIMESTAMP_HEADER, "").encode("ascii")
+    except (ValueError, UnicodeError):
+        return JSONResponse({"detail": "a request is signed"}, 401)
+    if public not in request.app.state.keys:
+        return JSONResponse({"detail": "this key is not on the server's list"}, 403)
+    if not verify_signature(bytes_to_public_key(public), signed, signature):
+        return JSONResponse({"detail": "a request is signed by whom it is from"}, 401)
+    return await call_next(request)
+
+
+def _about() -> dict[str, str | float]:
+    """What a site compares with its own before it joins."""
+    return {"confed": version("confed"), "flwr": version("flwr"), "time": time.time()}
+
+
 async def _few_pieces(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Turns away replies that announce more pieces than a reply may have bytes."""
+    """Turns away replies that announce more pieces than a reply may have bytes, or that are sent in another's name.
+
+    Flower checks whose request it is, and not whether the reply in it says the same.
+    """
     message = getattr(request.state, "protobuf_request", None)
     if isinstance(message, PushMessagesRequest):
-        most = request.app.state.most_pieces
+        most = request.app.state.grid.pieces
         pieces = sum(1 for tree in message.message_object_trees for _ in iterate_object_tree(tree))
-        if pieces > most or len(message.message_object_trees) != 1:
+        if pieces > most or len(message.message_object_trees) != 1 or len(message.messages_list) != 1:
             return JSONResponse({"detail": f"a request carries one reply of at most {most} pieces"}, 413)
+        if message.messages_list[0].metadata.src_node_id != message.node.node_id:
+            return JSONResponse({"detail": "a reply is sent by whom it is from"}, 403)
     return await call_next(request)
 
 
@@ -192,10 +253,11 @@ class LinkGrid(Grid):
 
     Args:
         state: it.
+        largest: bytes of a reply.
     """
 
-    def __init__(self, state: LinkState) -> None:
-        self._state = state
+    def __init__(self, state: LinkState, largest: int = 2**31) -> None:
+        self._state, self._largest = state, largest
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -208,6 +270,15 @@ class LinkGrid(Grid):
         self._partial: dict[str, list[Message]] = {}
         # Flower writes these into every message that this process makes.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, task
+
+    @property
+    def pieces(self) -> int:
+        """Of how many pieces a reply may consist; Flower's have up to 5 MiB."""
+        return 64 + self._largest // (4 * 2**20)
+
+    def bound(self, largest: int) -> None:
+        """See :class:`confed.engines.roll.Bounded`."""
+        self._largest = min(self._largest, largest)
 
     def beat(self) -> None:
         """Says that the run goes on."""
@@ -263,7 +334,7 @@ class LinkGrid(Grid):
             if contents is None:
                 self._partial[number] = [reply]
             else:
-                found.append(_whole(reply, contents))
+                found.append(_whole(reply, contents, self._largest))
                 self._state.object_store.delete(reply.metadata.message_id)
         if found:
             self.forget(number)

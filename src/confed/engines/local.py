@@ -13,7 +13,7 @@ from torch import Tensor
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, listed, perform
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
-from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, drive
+from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, Scalar, drive
 from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
@@ -354,17 +354,19 @@ class Simulation(AbstractContextManager["Simulation"]):
             tensors.update(pick(server.params, scopes, Scope.SERVER))
         return tensors
 
-    def examine(self, jobs: Sequence[tuple[str, Mapping[str, Tensor]]], round: int) -> Iterator[Message]:
+    def examine(
+        self, jobs: Sequence[tuple[str, Mapping[str, Tensor], Mapping[str, Scalar]]], round: int
+    ) -> Iterator[Message]:
         """Given models on given places' test examples, example by example; for analysis.
 
         Args:
-            jobs: client or observer id, and the model's trained tensors.
+            jobs: client or observer id, the model's trained tensors, and scalars of the action ``examine``.
             round: number of finished rounds.
 
         Raises:
             RuntimeError: a job failed.
         """
-        calls = [Call(ClientInfo(place, 0), "examine", Message(tensors)) for place, tensors in jobs]
+        calls = [Call(ClientInfo(place, 0), "examine", Message(tensors, how)) for place, tensors, how in jobs]
         for reply in self.answerer(calls, self.store, round):
             if reply.error is not None:
                 raise RuntimeError(f"evaluation on {reply.client.id!r} failed: {reply.error}")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client
+from confed.federation.client import Client, Diary
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
@@ -188,6 +188,7 @@ class Setup:
         device: where clients compute.
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
+        diary: see :class:`confed.federation.client.Client`.
     """
 
     algorithm: Algorithm
@@ -202,6 +203,7 @@ class Setup:
     device: str = "cpu"
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     public: ClientData | None = None
+    diary: Diary | None = None
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
@@ -271,6 +273,7 @@ def perform(
         session=live,
         newcomer=setup.algorithm.newcomer,
         public=setup.public,
+        diary=setup.diary,
     )
     with isolated(derive(setup.seed, round, call.client.id, call.action)):
         message = actions[call.action](client, call.message)

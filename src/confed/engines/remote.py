@@ -5,6 +5,7 @@ the methods and the books are the same. It knows no transport: a :class:`Post` c
 way is an error in the client's reply; a site that is away, or was started anew, is asked again for a while first.
 """
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,16 @@ from confed.engines.envelope import (
     Refused,
     Request,
     Schema,
+    check_scalars,
     open_body,
+    printable,
     schema_of,
     seal,
     version_of,
 )
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
-from confed.engines.roll import Connection, Patience, Post, Roll
+from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
 from confed.engines.timeline import Timeline
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
@@ -112,6 +115,9 @@ class Remote:
         limits: how large replies may be.
         audit: a file that gets a line for every message; None for none.
         watch: told after every change who does what.
+        spool: a folder on disk for replies until their turn comes, which is this object's own; None for one of the
+            system's temporary ones, which may be in memory.
+        judge: raises an error where an evaluation is none; by default every one is taken that consists of numbers.
         workspace: a model that may be used for places whose examples are here.
 
     Attributes:
@@ -129,6 +135,8 @@ class Remote:
         limits: Limits | None = None,
         audit: Path | None = None,
         watch: Callable[[], None] = lambda: None,
+        spool: Path | None = None,
+        judge: Callable[[ClientInfo, Message], None] = lambda info, message: None,
         workspace: Workspace | None = None,
     ) -> None:
         self.timeline = Timeline(0)
@@ -136,9 +144,15 @@ class Remote:
         self._setup, self._local = setup, InProcess(setup, workspace)
         self._known: Schema = schema_of(self._local.workspace.tensors)
         self._limits = Limits.of(self._known) if limits is None else limits
+        if isinstance(post, Bounded):
+            post.bound(self._limits.head + self._limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.roll = Roll(post, common_ground, self.patience, self._limits, audit, watch)
         self.kept: Sequence[int] = (0,)
+        self._spool, self._judge = spool, judge
+        if spool is not None:  # what a process that was killed has left there is nobody's
+            shutil.rmtree(spool, ignore_errors=True)
+            spool.mkdir(parents=True)
         self._start = 0
         self._bases: dict[str, int] = {}
         self._steps: dict[tuple[str, int], int] = {}
@@ -155,7 +169,9 @@ class Remote:
         self._steps.clear()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Removes what is left of the replies on disk."""
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
 
     # Calls ---------------------------------------------------------------------------------------------------
 
@@ -176,7 +192,7 @@ class Remote:
             yield from self._local([call], store, round) if here else (next(replies),)
 
     def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
-        with tempfile.TemporaryDirectory(prefix="confed-replies-") as spool:
+        with tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool) as spool:
             batch = _Batch(calls, round, Path(spool), list(range(len(calls))))
             self._step(batch)
             yield None
@@ -268,7 +284,8 @@ class Remote:
         name = ask.call.client.id
         self.roll.log("in", name, ask.call.action, head, body)
         path = batch.spool / str(position)
-        path.write_bytes(len(head).to_bytes(8, "little") + head + body)
+        with path.open("wb") as file:
+            file.writelines((len(head).to_bytes(8, "little"), head, body))
         del batch.running[position]
         batch.done[position] = (ask, path)
         self.roll.note(name, "idle")
@@ -278,11 +295,11 @@ class Remote:
         client = ask.call.client
         if isinstance(result, str):
             return Reply(client, Message(), result)
-        data = result.read_bytes()
+        with result.open("rb") as file:
+            head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         result.unlink()
-        length = int.from_bytes(data[:8], "little")
         try:
-            answer = Answer.from_bytes(data[8 : 8 + length], self._limits)
+            answer = Answer.from_bytes(head, self._limits)
             if answer.id != ask.request.id:
                 raise Refused(f"the reply is to {answer.id[:120]!r}, the request was {ask.request.id!r}")
             if answer.error is not None:
@@ -290,15 +307,25 @@ class Remote:
             scopes = self._local.workspace.scopes(self._setup.algorithm, client)
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
             exact = None if ask.call.expects is None else schema_of(ask.call.expects)
-            message = open_body(data[8 + length :], self._limits, self._known, shared, exact)
+            message = open_body(body, self._limits, self._known, shared, exact)
+            check_scalars(ask.call.action, message.scalars)
         except Refused as error:
             return self._failed(client, f"ValueError: update refused: {error}")
+        if ask.call.action == "evaluate" and (problem := self._misjudged(client, message)):
+            return self._failed(client, problem)
         reply = check_reply(ask.call, Reply(client, message))
         if reply.error is not None:
             return self._failed(client, reply.error)
         if answer.saved:
             self._bases[client.id] = ask.request.version
         return reply
+
+    def _misjudged(self, client: ClientInfo, message: Message) -> str:
+        try:
+            self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            return f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
+        return ""
 
     def _failed(self, client: ClientInfo, error: str) -> Reply:
         self.roll.note(client.id, self.roll.status[client.id].state, error)

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from confed.engines.agreement import Fingerprint
-from confed.engines.envelope import HELLO, Answer, Limits, Refused, Request, digest, open_body, seal
+from confed.engines.envelope import GOODBYE, HELLO, Answer, Limits, Refused, Request, digest, open_body, seal
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.ownership import MODALITIES
 
-__all__ = ["Connection", "Patience", "Post", "Roll", "SiteStatus"]
+__all__ = ["Bounded", "Connection", "Patience", "Post", "Roll", "SiteStatus"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class Post(Protocol):
 
     def forget(self, sent: str) -> None:
         """Nobody waits for the reply to this request any more."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A post that can turn away what is too large before it has all of it."""
+
+    def bound(self, largest: int) -> None:
+        """From now on a reply has at most so many bytes."""
         ...
 
 
@@ -117,6 +126,7 @@ class Roll:
         lines: those that are connected -> their number and connection.
         missing: those that are not -> since when, of the clock :func:`time.monotonic`.
         status: site -> what it does.
+        members: who takes part; None before that is known.
     """
 
     def __init__(
@@ -133,6 +143,7 @@ class Roll:
         self.lines: dict[str, tuple[int, Connection]] = {}
         self.missing: dict[str, float] = {}
         self.status: dict[str, SiteStatus] = {}
+        self.members: frozenset[str] | None = None
         self.run = uuid4().hex
         self._audit, self._watch = audit, watch
         self._greeted: dict[int, Connection] = {}
@@ -157,6 +168,25 @@ class Roll:
             if (names and len(there) == len(names)) or enough:
                 return [self.clients[name] for name in there]
             time.sleep(self.patience.interval)
+
+    def farewell(self, wait: float) -> None:
+        """Tells the sites that are connected that the run is over.
+
+        Args:
+            wait: seconds after which nobody waits for those that have not heard it.
+        """
+        told: set[str] = set()
+        for name, (number, _) in self.lines.items():
+            head, body = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0).to_bytes(), seal(Message())
+            if (sent := self.post.send(number, GOODBYE, head, body, wait)) is not None:
+                told.add(sent)
+                self.log("out", name, GOODBYE, head, body)
+        began = time.monotonic()
+        while told and time.monotonic() - began < wait:
+            told = {sent for sent in told if self.post.receive(sent) is None}
+            time.sleep(self.patience.interval)
+        for sent in told:
+            self.post.forget(sent)
 
     def look(self, always: bool = False) -> None:
         """Finds out who is connected, and greets whoever is new.
@@ -223,7 +253,8 @@ class Roll:
         self.clients[claimed] = ClientInfo(claimed, examples, modalities, str(told.get("head", "")))
         self.lines[claimed] = (number, connection)
         self.missing.pop(claimed, None)
-        self.note(claimed, "idle")
+        late = self.members is not None and claimed not in self.members
+        self.note(claimed, "idle", "came after the run began: it takes part when the server is started again" * late)
 
     def note(self, name: str, state: str, note: str = "") -> None:
         """Writes down what a site does, and what went wrong there if anything did."""

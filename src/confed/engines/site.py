@@ -7,6 +7,7 @@ knows of, because its reply was late or the server was stopped, goes on from whe
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from confed.engines.agreement import Fingerprint, fingerprint
+from confed.engines.diary import Diary
 from confed.engines.envelope import (
+    GOODBYE,
     HELLO,
     Answer,
     Limits,
@@ -30,7 +33,7 @@ from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
-from confed.privacy.protections import actions
+from confed.privacy.protections import UPDATE, actions
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
 
@@ -62,8 +65,11 @@ class Site:
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         tell: told in words what is being done.
+        limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.diary`); None for no limit.
+        over: called when the server says that the run is over.
 
     Attributes:
+        diary: what this site remembers for good.
         problem: why this site cannot take part, as found out by the last hello; None where it can.
     """
 
@@ -77,14 +83,25 @@ class Site:
         limits: Limits | None = None,
         audit: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        limit: float | None = None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
+        privacy = setup.algorithm.update_privacy
+        self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
+        if limit is not None and self._privacy is None:
+            raise ValueError(
+                "a limit of epsilon needs a recipe whose clients add noise (algorithm.update_privacy with at = "
+                "'client'); without noise every update costs more than any limit"
+            )
         self.client = client
         self.problem: str | None = None
-        self._setup, self._root, self._audit, self._tell = setup, root, audit, tell
+        self._audit, self._tell, self._over = audit, tell, over
         self._last = root / "reply"
         # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
+        self.diary = Diary(root, self.fingerprint.terms[:16], limit)
+        self._setup = replace(setup, diary=self.diary)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
@@ -106,10 +123,13 @@ class Site:
             request = Request.from_bytes(head, self._limits)
             name = request.id
             self._log("in", request, head, body)
-            reply = self._greet(request, body) if request.action == HELLO else self._answer(request, head, body)
+            if request.action == GOODBYE:
+                reply = self._part(request)
+            else:
+                reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
         except Exception as error:
             self._tell(f"refused: {error}")
-            reply = Answer(name, f"{type(error).__name__}: {error}", False, 0.0), seal(Message())
+            reply = Answer(name, _discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
         answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
         head = answered.to_bytes()
         self._log("out", answered, head, data)
@@ -125,16 +145,27 @@ class Site:
         scalars = {**self.fingerprint.scalars(), **known, "modalities": ",".join(info.modalities)}
         return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
 
-    def _answer(self, request: Request, head: bytes, body: bytes) -> tuple[Answer, bytes]:
+    def _part(self, request: Request) -> tuple[Answer, bytes]:
+        """The run is over."""
+        self._tell("the run is over; the personal model stays here")
+        self._over()
+        return Answer(request.id, None, False, 0.0), seal(Message())
+
+    def _answer(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
         if request.client != self.client.id:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
         if request.action not in self.actions:
             raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
-        asked = digest(json.dumps([request.action, request.round, request.version, request.base]).encode(), body)
+        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
+        asked = digest(json.dumps(what).encode(), body)
         if (repeated := self._repeated(request, asked)) is not None:
             self._tell(f"round {request.round + 1}: {request.action} was done already, the reply goes out again")
             return repeated
         message = open_body(body, self._limits, self._known, self._allowed)
+        privacy = self._privacy if request.action == UPDATE else None
+        if privacy is not None:
+            self.diary.check(privacy)
+        self.diary.asked = asked
         self._tell(f"round {request.round + 1}: {request.action}")
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
@@ -142,9 +173,13 @@ class Site:
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
         data = seal(reply.message)
-        if reply.error is None:
-            self._remember(asked, saved, data)
-        return Answer(request.id, reply.error, saved, 0.0), data
+        if reply.error is not None:
+            self._tell(f"round {request.round + 1}: {request.action} failed: {reply.error}")
+            return Answer(request.id, _discreet(reply.error), saved, 0.0), data
+        if privacy is not None:
+            self.diary.release(privacy, request.round)
+        self._remember(asked, saved, data)
+        return Answer(request.id, None, saved, 0.0), data
 
     # The last reply ------------------------------------------------------------------------------------------
 
@@ -179,3 +214,9 @@ class Site:
             line |= {"action": what.action} if is_request else {"error": what.error, "seconds": what.seconds}
             with self._audit.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _discreet(error: str) -> str:
+    """An error as it is told to a server: without names of files, which may be those of people, and in one line."""
+    known = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
+    return known[0] if known else error.partition("\n")[0][:500]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
-from confed.federation.ownership import unowned
+from confed.federation.ownership import narrowed, unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Task
 from confed.federation.robust_mean import RobustMean
@@ -262,16 +262,23 @@ class Algorithm:
         crosses a machine's border offers this action. The reply holds tallies as ``evaluate`` under
         "examined", and two tensors of shape (N,): ``correct`` (float32) and ``prediction`` (int64), and the records of
         a task that keeps some (:class:`confed.federation.protocols.Counting`).
+
+        Scalars of the message: ``modalities``, such as "image+text": examples are shown with nothing but these, and
+        those that have none of them are left out; with ``complete`` also those that have some of them only.
         """
         names = list(message.tensors)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
         copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
         scores: list[tuple[Tensor, Tensor]] = []
         records: list[Mapping[str, Tensor]] = []
+        batches = client.data.test(client.local.eval_batch_size)
+        shown = str(message.scalars.get("modalities", ""))
+        if shown:
+            batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
         tallies = evaluate(
             client.model,
             client.task,
-            client.data.test(client.local.eval_batch_size),
+            batches,
             precision=client.local.precision,
             scores=scores,
             records=records,

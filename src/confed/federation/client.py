@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,19 @@ from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 from confed.federation.train import Local
 
-__all__ = ["Client"]
+__all__ = ["Client", "Diary"]
+
+
+class Diary(Protocol):
+    """What a client remembers for good: unlike its state, no server can have it go back to an earlier page."""
+
+    def use(self, secret: bytes) -> None:
+        """Writes down that a secret is used for the request in hand.
+
+        Raises:
+            ValueError: it was used for another request before.
+        """
+        ...
 
 
 @dataclass
@@ -43,6 +55,7 @@ class Client:
             a new process for every call, so that everything must be in ``state``.
         newcomer: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
+        diary: what a site of a federation across machines remembers for good; None in the simulator.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -62,11 +75,20 @@ class Client:
     session: dict[str, Any] | None = None
     newcomer: Callable[[Params], Params] = lambda shared: {}
     public: ClientData | None = None
+    diary: Diary | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator derived from (seed, round, client, purpose)."""
         return generator(self.seed, self.round, self.info.id, purpose)
+
+    def noise(self, purpose: str) -> torch.Generator | None:
+        """Where noise that hides something comes from (see :func:`confed.federation.randomness.normal`).
+
+        As :meth:`rng` in the simulator, whose runs are repeatable; None, the operating system, at a site of a
+        federation across machines: the other parties know the seed.
+        """
+        return self.rng(purpose) if self.diary is None else None
 
     def names(self, *wanted: Scope) -> list[str]:
         """The model's tensor names of the wanted scopes."""

@@ -17,12 +17,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
+from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
+from confed.federation.state import ServerState
 from confed.federation.train import Objective, needs_two, to_device, trained
 
-__all__ = ["adapt", "endless", "look_ahead", "meta_gradient"]
+__all__ = ["adapt", "adapt_everywhere", "endless", "keep_adapted", "look_ahead", "meta_gradient"]
 
 Loss = Callable[[Params, Batch], Tensor]
 """A batch's loss with given values of the parameters, a scalar."""
@@ -115,6 +118,29 @@ def adapt(client: Client, alpha: float, steps: int) -> float:
         gradients = torch.autograd.grad(loss, list(live.values()), allow_unused=True, materialize_grads=True)
         copy_into(list(live.values()), [p - alpha * g for p, g in zip(live.values(), gradients, strict=True)])
     return total / steps
+
+
+def keep_adapted(client: Client, shared: Params, alpha: float, steps: int) -> Message:
+    """What a client does when it is asked to adapt: :func:`adapt`, and it keeps the result; only the loss is sent.
+
+    Args:
+        client: who.
+        shared: the values from which it starts.
+        alpha: the rate.
+        steps: how many.
+    """
+    client.load(shared)
+    loss = adapt(client, alpha, steps)
+    client.keep_personal = True
+    client.remember()
+    return Message({}, {"loss": loss})
+
+
+def adapt_everywhere(method: Algorithm, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
+    """A method's ``finish``: every client is asked to ``personalise`` the final global model."""
+    for _ in (yield [Call(client, "personalise", method.broadcast(server, client)) for client in clients]):
+        pass
+    return server
 
 
 def endless(client: Client, purpose: str) -> Iterator[Batch]:

@@ -5,11 +5,11 @@ beside the backbone puts something before it); all others serve every modality. 
 whatever a method says: neither trained nor sent, so that their mean is the mean over the owners of m.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from confed.federation.protocols import Batch
 
-__all__ = ["KEYS", "MODALITIES", "modalities_of", "owned", "restricted", "unowned"]
+__all__ = ["KEYS", "MODALITIES", "modalities_of", "narrowed", "owned", "restricted", "unowned"]
 
 KEYS = {
     "image": ("image", "image2", "regions", "boxes"),
@@ -42,6 +42,20 @@ def unowned(names: Iterable[str], modalities: Sequence[str]) -> set[str]:
 def owned(batch: Batch) -> tuple[str, ...]:
     """The modalities of a batch, in the fixed order."""
     return tuple(m for m, keys in KEYS.items() if any(key in batch for key in keys))
+
+
+def narrowed(batches: Iterable[Batch], modalities: Sequence[str], *, complete: bool = False) -> Iterator[Batch]:
+    """Batches of which only some modalities are left, as far as there is something left.
+
+    Args:
+        batches: each of one set of modalities.
+        modalities: what may stay.
+        complete: batches that lack one of these are left out, too.
+    """
+    for batch in batches:
+        there = [name for name in owned(batch) if name in modalities]
+        if there and not (complete and len(there) < len(modalities)):
+            yield restricted(batch, modalities)
 
 
 def restricted(batch: Batch, modalities: Sequence[str]) -> Batch:

@@ -4,15 +4,18 @@ Hence exact resume, the same numbers for any number of workers, and a client's s
 who else takes part.
 """
 
+import math
+import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["derive", "generator", "isolated", "sample_cohort"]
+__all__ = ["derive", "generator", "isolated", "normal", "sample_cohort"]
 
 
 def derive(seed: int, round: int, client: str, purpose: str) -> int:
@@ -40,6 +43,31 @@ def isolated(seed: int) -> Generator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers, on the generator's device; or, without one, numbers that nobody can make again.
+
+    A generator of torch's is seeded by 32 bits on a CPU: who sees what its noise hides can try all of its seeds. Where
+    that matters the operating system gives 52 bits for every number, which become normal by the inverse of the normal
+    distribution function.
+
+    Args:
+        shape: of the result.
+        rng: None for the operating system's.
+        dtype: floating point.
+    """
+    if rng is not None:
+        return torch.randn(tuple(shape), generator=rng, dtype=dtype, device=rng.device)
+    count = math.prod(shape)
+    if not count:
+        return torch.zeros(tuple(shape), dtype=dtype)
+    drawn = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    # In the open interval: the half keeps both ends out.
+    uniform = ((drawn >> 12) & (2**52 - 1)).double().add_(0.5).mul_(2.0**-52)
+    special: Any = torch.special  # its functions have no types
+    found: Tensor = special.ndtri(uniform)
+    return found.reshape(tuple(shape)).to(dtype)
 
 
 def sample_cohort(

@@ -4,6 +4,7 @@ The client's side is :mod:`confed.federation.split`.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,10 @@ from confed.federation.split import restored, stored
 from confed.federation.state import ServerState
 from confed.federation.train import Local, make_optimizer, scheduled_step
 
-__all__ = ["ServerPart", "hand_out", "two_servers"]
+__all__ = ["MISFITS", "ServerPart", "hand_out", "left_out", "two_servers"]
+
+MISFITS = (RuntimeError, ValueError, KeyError, IndexError, TypeError)
+"""What comes of rows that do not fit a server's layers: a client that sends such is left out, the others go on."""
 
 
 def two_servers(params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
@@ -43,6 +47,12 @@ def hand_out(
         last = f"{failed[-1].client.id}: {failed[-1].error}"
         raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
     return server
+
+
+def left_out(client: str, error: Exception) -> Exception:
+    """Warns that a client is left out of a round because of what it sent; the error, for a message."""
+    warnings.warn(f"{client!r} is left out of the round: what it sent does not fit: {error}", stacklevel=2)
+    return error
 
 
 class ServerPart:
@@ -75,7 +85,14 @@ class ServerPart:
         self.step(loss.backward)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     def step(self, backward: Callable[[], None]) -> None:
-        """One step with the gradients that ``backward`` leaves behind."""
+        """One step with the gradients that ``backward`` leaves behind.
+
+        Raises:
+            ValueError: the client's examples make no more batches in a round; one that goes on without end would hold
+                the others up for good.
+        """
+        if self._step >= self._steps:
+            raise ValueError(f"more than the {self._steps} batches that its examples make")
         self._optimizer.zero_grad(set_to_none=True)
         backward()
         progress = (self._round + self._step / self._steps) / self._rounds

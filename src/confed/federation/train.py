@@ -257,7 +257,8 @@ def evaluate(
         batches: examples; moved to the model's device.
         limit: stop after at least this many examples.
         precision: "fp32" or "bf16".
-        scores: where given, receives per batch the examples' correctness and predictions, both (B,).
+        scores: where given, receives per batch the examples' correctness and predictions, both (B,); predictions
+            (B, L) where a model writes texts of tokens.
         counts: where given, receives the added counts of a task that has them
             (:class:`confed.federation.protocols.Counting`).
         records: where given, receives per batch what such a task keeps of each example.
@@ -272,7 +273,9 @@ def evaluate(
             batch = to_device(cpu_batch, device)
             output = model(batch)
             if scores is not None:
-                scores.append((task.predictions(output, batch), output.logits.argmax(-1)))
+                # Whole numbers are a text that was written, token by token.
+                chosen = output.logits.argmax(-1) if output.logits.is_floating_point() else output.logits
+                scores.append((task.predictions(output, batch), chosen))
             if counting is not None and counts is not None:
                 for name, value in counting.counts(output, batch).items():
                     counts[name] = counts[name] + value if name in counts else value

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from confed.federation.params import Params
+from confed.federation.randomness import normal
 
 __all__ = ["STATISTICS", "UpdatePrivacy", "origin"]
 
@@ -68,7 +69,7 @@ class UpdatePrivacy:
         adjacency: what two neighbouring federations differ in: a client is another one ("replace"), or its updates
             are zero ("zero-out").
         repeatable: noise is a function of the run's seed, so that a run can be repeated; whoever knows the seed can
-            subtract it. False: noise is seeded by the operating system, for federations that are real.
+            subtract it. False: the operating system draws every number, as it does across machines in any case.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
@@ -95,18 +96,11 @@ class UpdatePrivacy:
                     f"{where}.{name} must be one of {', '.join(get_args(valid))}, got {getattr(self, name)!r}"
                 )
 
-    def generator(self, derived: torch.Generator) -> torch.Generator:
-        """Where noise comes from: the generator given, or a new one that the operating system has seeded."""
-        if not self.repeatable:
-            derived = torch.Generator()
-            derived.seed()
-        return derived
-
     def release(
         self,
         sent: Params,
         start: Params,
-        rng: torch.Generator,
+        rng: torch.Generator | None,
         *,
         changes: Sequence[str] = (),
         among: Mapping[str, int] | None = None,
@@ -118,7 +112,8 @@ class UpdatePrivacy:
         Args:
             sent: x_k.
             start: w, for every name of ``sent`` that is no change.
-            rng: for the noise; not drawn from where ``noise`` is 0. Names are drawn in the order of ``sent``.
+            rng: for the noise, None for the operating system's; not drawn from where ``noise`` is 0. Names are drawn
+                in the order of ``sent``.
             changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
             among: at the server, name -> the number of clients that share its noise; at the client nobody does.
 
@@ -136,7 +131,7 @@ class UpdatePrivacy:
             kept = torch.lerp(origins[name].to(wide), tensor.to(wide), scales[name])
             if self.noise > 0:
                 spread = self.noise * self.clip / math.sqrt(1 if among is None else among[name])
-                kept = kept + spread * torch.randn(tensor.shape, generator=rng, dtype=wide)
+                kept = kept + spread * normal(tensor.shape, rng, wide)
             released[name] = kept.to(tensor.dtype)
         return released
 

@@ -215,7 +215,9 @@ class Encoder(nn.Module):
         mask = None if present is None else present[:, None, None, :]
         if mask is not None and causal:
             size = x.shape[1]
-            mask, causal = mask & torch.ones(size, size, dtype=torch.bool, device=x.device).tril(), False
+            earlier = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
+            # Padding in front of a row's first token looks at itself: a row of nothing would have no softmax.
+            mask, causal = (mask | torch.eye(size, dtype=torch.bool, device=x.device)) & earlier, False
         x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)

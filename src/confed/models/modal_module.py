@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import Batch, Output
+from confed.models.adapters import Host
+from confed.models.finetuning import Places
 from confed.models.magneto import Encoder
 from confed.models.modal_segments import Segmenter
 
@@ -172,9 +174,24 @@ class ModalTransformer(nn.Module):
     @property
     def frozen(self) -> set[str]:
         """Names of the parameters that do not learn, and of fixed modality vectors."""
-        learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        learning = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         # A method may add modules beside these, whose buffers are its own affair.
-        return {name for name in self.state_dict() if name.startswith("embed.")} - learned
+        fixed = {name for name in self.state_dict() if name.startswith("embed.") and name not in learning}
+        return fixed | {name for name, learns in learning.items() if not learns}
+
+    def places(self) -> Places:
+        """What can be finetuned: adapters sit behind the residual sum of every layer of the body.
+
+        Everything of a modality always learns, as the head does: it belongs to the data, and no body brings it along.
+        """
+        last = f"body.layers.{len(self.body.layers) - 1}."
+        return Places(
+            heads=("head", "embed"),
+            top=(last, "body.norm."),
+            hosts=[Host(layer, self.body.width) for layer in self.body.layers],
+            reduction=8,
+            lora=("attention.qkv",),
+        )
 
     def personalise_maps(self, lam: float) -> None:
         """Gives every modality a local map, with the values of the shared one: M = lam M_loc + (1 - lam) M_up.

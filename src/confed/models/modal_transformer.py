@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
+from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
 from confed.models.heads import count
 from confed.models.magneto import Block, Encoder, MagnetoInit
 from confed.models.modal_clip import ClipPatches, clip_encoder
@@ -113,6 +116,8 @@ def modal_transformer_tiny(
     vector: Vector = "learned",
     block: Block = "magneto",
     dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> ModalTransformer:
     """A multimodal Transformer of a few thousand parameters, for tests: one layer, d_model = 16 of which d_v = 4.
@@ -128,6 +133,8 @@ def modal_transformer_tiny(
         vector: learned modality vectors or fixed ones.
         block: layers of Magneto or ordinary pre-norm layers.
         dropout: dropout probability.
+        trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
+        peft: how, where a few parameters are added.
         seed: of the initial values.
 
     Raises:
@@ -142,7 +149,9 @@ def modal_transformer_tiny(
         "mels": 8,
     }
     body = {"layers": 1, "heads": 2, "hidden": 32, "dropout": dropout, "block": block}
-    return _assemble(answers, vocab_size, modalities, cuts, body, 16, 4, seed, vector=vector)
+    return _assemble(
+        answers, vocab_size, modalities, cuts, body, 16, 4, seed, vector=vector, trainable=trainable, peft=peft
+    )
 
 
 @register_model
@@ -174,6 +183,8 @@ def modal_transformer_mini(
     block: Block = "magneto",
     magneto_init: MagnetoInit = "torchscale",
     dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> ModalTransformer:
     """A multimodal Transformer for small pictures, short sounds and short texts, made for one CPU core.
@@ -205,6 +216,8 @@ def modal_transformer_mini(
         block: "magneto", or "prenorm" for ordinary layers.
         magneto_init: initial values of Magneto as released or as in its paper.
         dropout: dropout probability.
+        trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
+        peft: how, where a few parameters are added.
         seed: of the initial values.
 
     Raises:
@@ -228,8 +241,9 @@ def modal_transformer_mini(
     body: dict[str, Any] = {"layers": layers, "heads": attention_heads, "hidden": hidden, "dropout": dropout}
     body |= {"block": block, "magneto_init": magneto_init}
     return _assemble(
-        answers, vocab_size, modalities, cuts, body, width, vector_width, seed, vector=vector, positions=positions
-    )
+        answers, vocab_size, modalities, cuts, body, width, vector_width, seed, vector=vector, positions=positions,
+        trainable=trainable, peft=peft,
+    )  # fmt: skip
 
 
 @register_model
@@ -257,6 +271,8 @@ def modal_transformer(
     block: Block = "magneto",
     magneto_init: MagnetoInit = "torchscale",
     dropout: float = 0.1,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> ModalTransformer:
     """The paper's size: 12 Magneto layers, d_model = 2,048, 16 heads, feed-forward 4,096, pictures by CLIP ViT-L/14.
@@ -287,6 +303,8 @@ def modal_transformer(
         block: "magneto", or "prenorm" for ordinary layers.
         magneto_init: initial values of Magneto as released or as in its paper.
         dropout: dropout probability.
+        trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
+        peft: how, where a few parameters are added.
         seed: of the initial values.
 
     Raises:
@@ -311,7 +329,7 @@ def modal_transformer(
     pictures = ClipPatches(clip_encoder(pretrained, seed)) if "image" in modalities else None
     return _assemble(
         answers, vocab_size, modalities, cuts, body, 2048, vector_width, seed, pictures, vector=vector,
-        positions=positions,
+        positions=positions, trainable=trainable, peft=peft,
     )  # fmt: skip
 
 
@@ -325,6 +343,9 @@ def _assemble(
     vector_width: int,
     seed: int,
     pictures: Segmenter | None = None,
+    *,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
     **embedding: Any,
 ) -> ModalTransformer:
     """A model with its initial values.
@@ -339,6 +360,8 @@ def _assemble(
         vector_width: of which so many are the modality vector's.
         seed: of all initial values.
         pictures: what cuts pictures instead of patches.
+        trainable: what of the Transformer learns.
+        peft: how, where a few parameters are added.
         embedding: options of the embeddings.
     """
     names = checked_modalities(modalities)
@@ -351,7 +374,14 @@ def _assemble(
         whole = Encoder(width, **body)
         return ModalTransformer({name: embed(name) for name in names}, whole, count(answers))
 
-    return seeded(seed, build)
+    model = seeded(seed, build)
+    if trainable != "all":
+        # What a modality's module keeps as it is, such as CLIP below its last block, does not begin to learn.
+        still = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        finetune(model, trainable, peft, model.places(), torch.Generator().manual_seed(seed))
+        for parameter in still:
+            parameter.requires_grad_(False)
+    return model
 
 
 def _tokenizer(

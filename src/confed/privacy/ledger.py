@@ -5,7 +5,8 @@ every round in which it was asked, whether or not its update arrived, and nothin
 server adds the noise, what is released are the server's models. There, amplification by sampling is claimed if, and
 only if, cohorts are drawn uniformly without replacement and neighbours differ by the replacement of a client; every
 client then pays for every round in which it could have been drawn. It holds towards those who do not know who was
-drawn. In all other cases clients pay for the rounds in which they were asked.
+drawn. Who knows the run's seed does: nothing is claimed where the seed is no secret (``repeatable`` is false), as
+across machines, where all sites have it. In all other cases clients pay for the rounds in which they were asked.
 
 A ledger holds no state of its own: it is what a run's history says, so that it survives every interruption.
 """
@@ -33,7 +34,8 @@ class PrivacyLedger:
 
     def __init__(self, privacy: UpdatePrivacy, uniform: bool, present: Callable[[str, int], bool]) -> None:
         self.privacy, self._present = privacy, present
-        self._uniform = uniform and privacy.at == "server" and privacy.adjacency == "replace"
+        proved = privacy.at == "server" and privacy.adjacency == "replace"
+        self._uniform = uniform and proved and privacy.repeatable
         self._rounds: list[tuple[int, frozenset[str], int]] = []
 
     @property

@@ -21,7 +21,7 @@ from confed.privacy.secure_sum import masks
 from confed.privacy.secure_sum.client_actions import actions as secure_actions
 from confed.privacy.secure_sum.exchange import summing
 
-__all__ = ["actions", "check", "check_layouts", "protect"]
+__all__ = ["UPDATE", "actions", "check", "check_layouts", "protect"]
 
 UPDATE = "fit"
 """The action whose reply is an update."""
@@ -121,7 +121,9 @@ def actions(algorithm: Algorithm) -> dict[str, Action]:
     if UPDATE in guarded and privacy is not None and local:
         guarded[UPDATE] = _released(guarded[UPDATE], privacy, algorithm.changes)
     if algorithm.secure_sum is not None:
-        guarded |= secure_actions(guarded[UPDATE], algorithm.changes)
+        guarded |= secure_actions(
+            guarded[UPDATE], algorithm.changes, lambda info: algorithm.weight(Reply(info, Message()))
+        )
     return guarded
 
 
@@ -144,7 +146,7 @@ def _released(run: Action, privacy: UpdatePrivacy, changes: Sequence[str]) -> Ac
 
     def act(client: Client, message: Message) -> Message:
         reply = run(client, message)
-        rng = privacy.generator(client.rng(PURPOSE))
+        rng = client.noise(PURPOSE) if privacy.repeatable else None
         return Message(privacy.release(reply.tensors, message.tensors, rng, changes=changes), reply.scalars)
 
     return act
@@ -194,6 +196,6 @@ def _noised(
         start = {name: call.message.tensors.get(name, value) for name, value in call.expects.items()}
         failed = reply.error is not None
         sent = privacy.nothing(start, algorithm.changes) if failed else reply.message.tensors
-        rng = privacy.generator(generator(*stream, call.client.id, PURPOSE))
+        rng = generator(*stream, call.client.id, PURPOSE) if privacy.repeatable else None
         released = privacy.release(sent, start, rng, changes=algorithm.changes, among=among)
         yield Reply(call.client, Message(released, {} if failed else reply.message.scalars))

@@ -8,7 +8,7 @@ method minus reference.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table
 from confed.results.measured import metric_note, metric_of
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
+from confed.results.relative import Values, relative_drawing, relative_table
 from confed.results.remarks import remarks
-from confed.results.runs import Run, distinct_labels, load
+from confed.results.runs import Run, counted, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
 from confed.results.tables import LABELS
-from confed.results.writers import Table, joined, to_csv, to_latex, to_markdown, to_rich
+from confed.results.writers import Table, in_files, joined, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,6 +42,8 @@ class Comparison:
         differences: one per reference, measure and method that share a seed.
         warnings: settings in which the runs differ although only the algorithm and the seed should.
         remarks: how to read the figures.
+        clients_of: method -> client -> seed -> value of what is deployed at the client, where the study says so, or of
+            its personal model.
     """
 
     references: tuple[str, ...]
@@ -51,6 +54,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...]
     remarks: tuple[str, ...]
+    clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -80,6 +84,26 @@ class Comparison:
         """Wilcoxon over clients and seeds, and the bootstrap over seeds and examples; None if there is neither."""
         reference = reference or self.references[0]
         return extra_table(self.labels, self.against(reference), reference)
+
+    def relative(self, own: str) -> Table:
+        """How much better one method is than each other one, client by client (figure 7 of Cao et al., 2025).
+
+        Raises:
+            ValueError: the method is not among those with values for single clients.
+        """
+        return relative_table(self.clients_of, self.labels, self._own(own), self.metric)
+
+    def relative_files(self, own: str) -> dict[str, bytes]:
+        """Name of a file -> its content: that table in Markdown, CSV and LaTeX, and the same as bars."""
+        found = {name: text.encode() for name, text in in_files("relative", self.relative(own)).items()}
+        drawn = relative_drawing(self.clients_of, self.labels, own)
+        return found | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
+
+    def _own(self, own: str) -> str:
+        if own not in self.clients_of:
+            there = ", ".join(self.clients_of) or "none"
+            raise ValueError(f"relative must name a method with results for single clients, of {there}; got {own!r}")
+        return own
 
     def rich(self) -> "Group":
         """The main tables for a terminal, and where to find the others."""
@@ -177,7 +201,18 @@ def compare_runs(
         differences=tuple(found),
         warnings=tuple(_warnings(methods, references[0])),
         remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods, margin)),
+        clients_of=_clients_of(methods, "deployed" if values["deployed_mean"] else "personal"),
     )
+
+
+def _clients_of(methods: Methods, view: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Method -> client -> seed -> value, of clients that stayed to the end."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for method, runs in methods.items():
+        for seed, run in sorted(runs.items()):
+            for client, value in counted(run.summary, view).items():
+                found.setdefault(method, {}).setdefault(client, {})[seed] = value
+    return found
 
 
 def _warnings(methods: Methods, reference: str) -> list[str]:

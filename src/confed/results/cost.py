@@ -37,7 +37,8 @@ def cost_table(study: Study) -> Table | None:
         "processors. "
         "Memory: largest resident memory of a process. Parameters of one client: trained by it, sent "
         "each way in "
-        "a round, stored by it between rounds, and the whole model.",
+        "a round, stored by it between rounds, and the whole model; of the smallest and the largest client where "
+        "clients differ.",
     )
     return Table("Cost", columns, (rows,), notes)
 
@@ -85,13 +86,13 @@ def _row(study: Study, method: str) -> tuple[Cell, ...]:
         sent = [mean(partial(_total, "bytes_up")), mean(partial(_total, "bytes_down")), mean(_per_call)]
     seconds = [mean(partial(_stated, key)) for key in ("seconds", "seconds_per_round", "cpu_seconds")]
     memory = mean(partial(_stated, "peak_memory_bytes"))
-    counts = [mean(partial(_parameters, key)) for key in ("trained", "sent", "stored", "total")]
+    counts = [_count(study, method, key) for key in ("trained", "sent", "stored", "total")]
     return (
         Cell(study.labels[method]),
         *(Cell(formats.size(value), value) for value in sent),
         *(Cell(formats.duration(value), value) for value in seconds),
         Cell(formats.size(memory), memory),
-        *(Cell(formats.count(value), value) for value in counts),
+        *counts,
     )
 
 
@@ -114,5 +115,16 @@ def _stated(key: str, run: Run) -> float | None:
     return number(run.summary.get(key))
 
 
-def _parameters(key: str, run: Run) -> float | None:
-    return number(run.summary.get("parameters", {}).get(key))
+def _count(study: Study, method: str, key: str) -> Cell:
+    """A number of parameters: one client's, or from the smallest client's to the largest one's with their mean."""
+
+    def of_client(choose: Callable[[list[float]], float], run: Run) -> float | None:
+        each = run.summary.get("parameters_of", {})
+        found = [n for own in each.values() if (n := number(own.get(key))) is not None]
+        return choose(found) if found else None
+
+    value = study.mean(method, lambda run: number(run.summary.get("parameters", {}).get(key)))
+    low, high = (study.mean(method, partial(of_client, choose)) for choose in (min, max))
+    if low is None or high is None or low == high:
+        return Cell(formats.count(value), value)
+    return Cell(f"{formats.count(low)} to {formats.count(high)}", value)

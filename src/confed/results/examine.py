@@ -7,9 +7,11 @@ from torch import Tensor
 
 from confed.engines.local import Simulation
 from confed.federation.algorithm import Algorithm, read_tallies
+from confed.federation.messages import ClientInfo, Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.materials import Materials
+from confed.results.subsets import restriction, sets_at, sets_tried, widest, written
 from confed.tasks.vqa import summarise
 
 __all__ = ["Examination", "examine"]
@@ -26,6 +28,9 @@ LISTED = 50
 Key = tuple[str, str, str]
 """(view: "personal", "global" or "unseen"; the model's owner; the place whose data it is tried on)."""
 
+Job = tuple[Key, Mapping[str, Tensor], Mapping[str, Scalar]]
+"""What is tried where, the model's tensors, and what of the examples it is shown."""
+
 
 @dataclass
 class Examination:
@@ -33,11 +38,14 @@ class Examination:
 
     Attributes:
         results: key -> metric values and the per-example tensors ``correct`` and ``prediction``.
+        subsets: (view, place) -> set of modalities, such as "image+text" -> metric values where nothing else of the
+            place's examples is shown, and how many examples have all of these; of models at home only.
         personal: client -> the trained tensors of its personal model.
         notes: what a reader of the numbers must know.
     """
 
     results: dict[Key, tuple[dict[str, float], Mapping[str, Tensor]]] = field(default_factory=dict)
+    subsets: dict[tuple[str, str], dict[str, tuple[dict[str, float], int]]] = field(default_factory=dict)
     personal: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -47,6 +55,7 @@ def examine(
     servers: Mapping[str, ServerState],
     materials: Materials,
     tell: Callable[[str], None] = lambda _: None,
+    subsets: bool = False,
 ) -> Examination:
     """Tries the final models on all test examples.
 
@@ -55,11 +64,12 @@ def examine(
         servers: its servers' final states.
         materials: its data.
         tell: told about every model tried.
+        subsets: models are also tried with every set of modalities.
     """
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
     seen = [name for name, data in materials.clients.items() if len(data.tables[2])]
-    unseen = [name for name, data in materials.unseen.items() if len(data.tables[2])]
+    unseen = [name for name, data in materials.unseen.items() if name in setup.observers and len(data.tables[2])]
     if len(seen) < len(materials.clients):
         found.notes.append(_without_tests(sorted(set(materials.clients) - set(seen))))
     if len(seen) > MOST:
@@ -67,6 +77,47 @@ def examine(
         seen = [seen[number * len(seen) // MOST] for number in range(MOST)]
     wanted = set(seen)
     infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
+    common = _models(found, simulation, servers, seen, unseen, infos)
+    jobs: list[Job] = []
+    same = not materials.dataset.pools and not materials.dataset.tasks
+    several = not algorithm.pooled and algorithm.has_personal
+    # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
+    everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
+    found.notes += _on_personal(algorithm, same, several and not everywhere, len(seen) > MATRIX_LIMIT)
+    partly = False
+    for owner, tensors in found.personal.items():
+        for place in seen if everywhere else [owner]:
+            how = restriction(materials.clients[place], infos[owner].modalities) if place != owner else {}
+            partly |= bool(how) or how is None
+            jobs += [(("personal", owner, place), tensors, how)] if how is not None else []
+    if partly:
+        found.notes.append("of other clients' examples a personal model is shown the modalities that its owner has")
+    if algorithm.has_global:
+        jobs += [(("global", name, name), common[name], {}) for name in seen]
+        if algorithm.own_heads and unseen:
+            found.notes.append("unseen places have no head of their own, so the global model is not tried there")
+        jobs += [(("unseen", name, name), common[name], {}) for name in unseen if not algorithm.own_heads]
+    replies = simulation.examine([(key[2], tensors, how) for key, tensors, how in jobs], setup.rounds + 2)
+    for (key, _, _), message in zip(jobs, replies, strict=True):
+        found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
+        tell(f"evaluated the {key[0]} model on {key[2]}")
+    if subsets and len(seen) <= MATRIX_LIMIT:
+        at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
+        _with_less(found, simulation, at_home, materials, tell)
+    return found
+
+
+def _models(
+    found: Examination,
+    simulation: Simulation,
+    servers: Mapping[str, ServerState],
+    seen: Sequence[str],
+    unseen: Sequence[str],
+    infos: Mapping[str, ClientInfo],
+) -> dict[str, Mapping[str, Tensor]]:
+    """The global model as each place has it; the clients' own are put into ``found.personal``."""
+    setup = simulation.setup
+    algorithm = setup.algorithm
     common: dict[str, Mapping[str, Tensor]] = {}
     absent: list[str] = []
     for name in [*seen, *unseen]:
@@ -87,24 +138,36 @@ def examine(
     if absent:
         model = "global model" if algorithm.has_global else "shared part with untrained private values"
         found.notes.append(f"{len(absent)} clients never took part; the {model} stands in for their own")
-    jobs: list[tuple[Key, Mapping[str, Tensor]]] = []
-    same = not materials.dataset.pools and not materials.dataset.tasks
-    several = not algorithm.pooled and algorithm.has_personal
-    # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
-    everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
-    found.notes += _on_personal(algorithm, same, several and not everywhere, len(seen) > MATRIX_LIMIT)
-    for owner, tensors in found.personal.items():
-        jobs += [(("personal", owner, place), tensors) for place in (seen if everywhere else [owner])]
-    if algorithm.has_global:
-        jobs += [(("global", name, name), common[name]) for name in seen]
-        if algorithm.own_heads and unseen:
-            found.notes.append("unseen places have no head of their own, so the global model is not tried there")
-        jobs += [(("unseen", name, name), common[name]) for name in unseen if not algorithm.own_heads]
-    replies = simulation.examine([(key[2], tensors) for key, tensors in jobs], setup.rounds + 2)
-    for (key, _), message in zip(jobs, replies, strict=True):
-        found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
-        tell(f"evaluated the {key[0]} model on {key[2]}")
-    return found
+    return common
+
+
+def _with_less(
+    found: Examination,
+    simulation: Simulation,
+    at_home: Sequence[Job],
+    materials: Materials,
+    tell: Callable[[str], None],
+) -> None:
+    """Tries models at home with every set of modalities."""
+    broad = widest(materials.unseen)
+    jobs: list[tuple[Key, str, Mapping[str, Tensor]]] = []
+    for key, tensors, _ in at_home:
+        if key[0] == "unseen" and key[2] not in broad:
+            continue
+        sets = sets_at((materials.unseen if key[0] == "unseen" else materials.clients)[key[2]])
+        for tried in sets_tried(sets, tensors):
+            if sets == [tried]:  # all that there is: tried already
+                values, kept = found.results[key]
+                found.subsets.setdefault((key[0], key[2]), {})[written(tried)] = values, len(kept["correct"])
+            else:
+                jobs.append((key, written(tried), tensors))
+    trials = [(key[2], tensors, {"modalities": tried, "complete": True}) for key, tried, tensors in jobs]
+    for (key, tried, _), message in zip(jobs, simulation.examine(trials, simulation.setup.rounds + 2), strict=True):
+        count = len(message.tensors["correct"])
+        if count:  # what is asked for, such as a caption, is shown to nobody
+            values = summarise(read_tallies(message.scalars, "examined"))
+            found.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
+        tell(f"evaluated the {key[0]} model on {key[2]} with {tried} only")
 
 
 def _without_tests(names: Sequence[str]) -> str:

@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from confed.results import convergence, filter_size, label_figures, lines, plots, privacy_curve, similarity, steps
+from confed.results import (
+    convergence,
+    filter_size,
+    label_figures,
+    lines,
+    modality_matrix,
+    plots,
+    privacy_curve,
+    similarity,
+    steps,
+)
 from confed.results.drawing import Drawing
 from confed.results.runs import Study, load
 
@@ -16,6 +26,7 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
     "personal-against-unseen": plots.trade_off,
     "accuracy-by-traffic-and-time": lines.spending,
     "clients": plots.bars,
+    "modalities": modality_matrix.drawing,
     "average-precision-by-label": label_figures.precision_by_label,
     "labels-together": label_figures.co_occurrence_of,
     "filter-size": filter_size.drawing,

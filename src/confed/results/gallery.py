@@ -116,9 +116,16 @@ def _card(sample: Sample, album: Album) -> str:
         f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
         f"{escape(str(sample.get('question', '')))}</h3>"
         f"{_pictures(picture, second)}{_offered(sample)}"
-        f"<div class=answers><div class=truth>Correct answer: "
-        f"<b>{escape(truth)}</b></div>{answers}</div></div>"
+        f"<div class=answers>{_truth(sample)}{answers}</div></div>"
     )
+
+
+def _truth(sample: Sample) -> str:
+    """The right answer; of a picture to be described, what people say about it."""
+    said = sample.get("captions")
+    if isinstance(said, list):
+        return f"<div class=truth>People say: <b>{escape(' · '.join(map(str, said)))}</b></div>"
+    return f"<div class=truth>Correct answer: <b>{escape(str(sample.get('answer', '')))}</b></div>"
 
 
 def _pictures(first: str, second: str) -> str:
@@ -189,8 +196,10 @@ def _key(sample: Sample) -> tuple[str, ...]:
 
 
 def _verdict(given: Sample, truth: str) -> str:
-    """The answer, green with a tick or red with a cross."""
-    answer = str(given.get("answer", ""))
+    """The answer, green with a tick or red with a cross; a caption with its CIDEr, which says how near it is."""
+    answer, cider = str(given.get("answer", "")), number(given.get("cider"))
+    if cider is not None:
+        return f"<span>{escape(answer)}</span> <small>CIDEr {100 * cider:.0f}</small>"
     right = answer == truth
     return f"<span class={'right' if right else 'wrong'}>{'✓' if right else '✗'} {escape(answer)}</span>"
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confed.results import (
+    caption_sections,
     filter_size,
     forgotten,
     formats,
     label_gallery,
     label_sections,
+    modality_matrix,
     page,
     privacy_curve,
     sections,
@@ -95,15 +97,17 @@ def render(study: Study) -> str:
     labels = label_sections.labelled(study)
     about = label_sections if labels else sections
     tiles = label_sections.tiles(study) if labels else _tiles(study)
+    kinds = "Kinds of example" if labels or caption_sections.captioned(study) else "Types of question"
     entries = [
         ("results", "Results", tiles + about.results(study, tabs)),
         ("significance", "Differences between methods", significance(study, tabs)),
         ("learning", "Learning curves", sections.learning(study)),
         ("clients", "Clients", sections.clients(study)),
         ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
+        ("modalities", "With only some of the modalities", modality_matrix.section(study, tabs)),
         ("labels", "Labels, from frequent to rare", label_sections.labels(study)),
         ("together", "Labels that go together", label_sections.pairs(study, tabs)),
-        ("types", "Kinds of example" if labels else "Types of question", sections.question_types(study, tabs)),
+        ("types", kinds, sections.question_types(study, tabs)),
         ("calibration", "Calibration", sections.calibration(study)),
         ("cost", "Cost", sections.cost(study)),
         ("steps", "Steps of split learning", steps.section(study)),
@@ -111,6 +115,7 @@ def render(study: Study) -> str:
         ("spent", "Privacy of clients", spent.section(study)),
         ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
+        ("captions", "Written captions", caption_sections.section(study)),
         ("gallery", *_samples(study, tabs, album)),
         ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
         ("notes", "Errors and notes", _errors(study)),
@@ -125,7 +130,8 @@ def _samples(study: Study, tabs: Tabs, album: Album) -> tuple[str, str]:
     """Title and content of the gallery."""
     if label_sections.labelled(study):
         return f"Sample {label_sections.unit(study)}", label_gallery.gallery(study, tabs, album)
-    return "Sample answers", _wording(study, gallery(study, tabs, album))
+    title = "Sample captions" if caption_sections.captioned(study) else "Sample answers"
+    return title, _wording(study, gallery(study, tabs, album))
 
 
 def _glossary(labels: bool) -> Mapping[str, str]:
@@ -166,7 +172,7 @@ def _lead(study: Study) -> str:
         if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
     ]
     labels = label_sections.labelled(study)
-    things = label_sections.unit(study) if labels else "questions"
+    things = label_sections.unit(study) if labels else "texts" if caption_sections.captioned(study) else "questions"
     size = ""
     if sizes:
         low, high = int(min(sizes)), int(max(sizes))
@@ -183,13 +189,9 @@ def _lead(study: Study) -> str:
         text += "All data are in one place. "
     else:
         pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
-        text += f"{things.capitalize() if labels else 'Pictures and questions'} stay with their client"
+        text += f"{things.capitalize() if labels else f'Pictures and {things}'} stay with their client"
         text += f" (but with {_listed(pooled)}, for which all data are in one place); " if pooled else "; "
-        text += (
-            f"model tensors travel, and with {_listed(split)} activations and their gradients batch by batch. "
-            if split
-            else "only model tensors travel. "
-        )
+        text += _travelling(study, split)
     if study.single:
         text += f"The method is {first.label}. "
     else:
@@ -200,6 +202,27 @@ def _lead(study: Study) -> str:
         text += "started from the same model" if alike else "trained on the same data"
         text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
     return page.paragraph(text + _measured(study), "lead")
+
+
+def _travelling(study: Study, split: list[str]) -> str:
+    """What parties send each other.
+
+    Args:
+        study: what was run.
+        split: labels of the methods that send activations.
+    """
+    sent = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
+    # Something is sent, and nothing of a model.
+    other = [
+        label
+        for label, summary in sent.items()
+        if label not in split and number(summary.get("bytes_total")) and summary.get("parameters", {}).get("sent") == 0
+    ]
+    if other and len(other) == len(sent):
+        return "what the clients' models say of common examples travels, and nothing of a model. "
+    more = [f"with {_listed(split)} activations and their gradients batch by batch"] if split else []
+    more += [f"with {_listed(other)} what the clients' models say of common examples instead"] if other else []
+    return f"model tensors travel, and {' and '.join(more)}. " if more else "only model tensors travel. "
 
 
 def _clients(study: Study) -> int:
@@ -215,6 +238,8 @@ def _measured(study: Study) -> str:
             "What is measured after the last round is how well the labels of test examples are told: by how a model "
             "sorts the examples (AP), and by which labels it predicts (P, R, F1)."
         )
+    if caption_sections.captioned(study):
+        return caption_sections.measured(study)
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
     everybody = "how well the one shared model answers those of everybody"
     abroad = f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."

@@ -45,9 +45,15 @@ def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
 
 
 def answer(
-    workspace: Workspace, batch: Batch, answers: tuple[str, ...], network: nn.Module | None = None
+    workspace: Workspace,
+    batch: Batch,
+    answers: tuple[str, ...],
+    network: nn.Module | None = None,
+    task: Any = None,
 ) -> list[dict[str, Any]]:
     """The model's answer, its probability and its attention over the picture, per question.
+
+    Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
 
     Where a method answers with more than the model, ``network`` does (:func:`confed.inference.settle`). Attention is
     over the patches, rows and columns, or over regions, with their "boxes" beside it.
@@ -57,6 +63,8 @@ def answer(
     attend = getattr(workspace.model, "attention", None)
     with torch.no_grad():
         output: Output = (network or workspace.model)(batch)
+        if hasattr(task, "written"):
+            return task.written(output, batch)
         # Similarities are no logits: the temperature that the model was trained with makes them some.
         temperature = float(getattr(workspace.model, "temperature", 1.0))
         best = (output.logits[:, : len(answers)] / temperature).softmax(-1).max(-1)
@@ -118,15 +126,16 @@ def gallery(
     places = [(name, split.test, materials.clients[name], True) for name, split in materials.questions.clients.items()]
     places += [(name, test, materials.unseen[name], False) for name, test in materials.questions.unseen.items()]
     for number, (name, examples, data, seen) in enumerate(places):
+        task = None if task_of is None else task_of(name)
         rows = _spread(examples, count, first=number)
         if not rows:
             continue
         groups = _groups(data.tables[2], rows)
         rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
         answers = materials.dataset.answers
-        if task_of is not None:
+        if task is not None:
             answers = materials.dataset.pool(name)
-            workspace.turn_to(task_of(name))
+            workspace.turn_to(task)
         personal = folder.models / "personal" / name / "trained.safetensors"
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
         if own_heads and not seen:
@@ -137,7 +146,7 @@ def gallery(
         views = {
             view: None
             if tensors is None
-            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network)]
+            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network, task)]
             for view, tensors in (("global", common), ("personal", own))
         }
         for position, row in enumerate(rows):
@@ -195,6 +204,8 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         entry["image"] = png(examples.images[int(pictures[0])])
     if there and len(pictures) > 1:
         entry["image2"] = png(examples.images[int(pictures[1])])
+    if examples.captions is not None:
+        entry |= {"captions": list(examples.captions[row]), "answer": examples.captions[row][0]}
     if examples.choices is not None:
         entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
     return entry
@@ -219,9 +230,10 @@ def _answers(
     batch: Batch,
     answers: tuple[str, ...],
     network: nn.Module | None,
+    task: Task | None,
 ) -> list[dict[str, Any]]:
     fill(workspace, tensors)
-    return answer(workspace, batch, answers, network)
+    return answer(workspace, batch, answers, network, task)
 
 
 def _spread(examples: Examples, count: int, first: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""The results of a sweep: one table, one figure (FedDAT's figure 6) and the same as JSON."""
+"""The results of a sweep: one table, one figure (figure 6 of FedDAT, and of Cao et al., 2025) and the same as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,18 @@ from confed.metrics.statistics import mean
 from confed.results import formats
 from confed.results.compare import Comparison, compare_runs
 from confed.results.difference_tables import p_cell
-from confed.results.drawing import Drawing, Look, Pen, dress, looks, style
+from confed.results.drawing import HUES, Drawing, Look, Pen, dress, looks, style
 from confed.results.history import judged
 from confed.results.labels import End, at_ends
 from confed.results.paired import MEASURES, Difference
+from confed.results.relative import improvement, improvement_cell, mean_improvement
 from confed.results.runs import Study, load
 from confed.results.tables import spread_cell
 from confed.results.writers import Cell, Column, Table, in_files
 from confed.sweep import Point, Sweep, number_of, read_sweep
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["Stage", "figures", "sweep_drawing", "sweep_results", "sweep_table", "write_sweep"]
@@ -45,6 +47,10 @@ class Stage:
         """The swept setting's value."""
         return next(iter(self.point.settings.values()))
 
+    def line(self, by: str) -> str:
+        """What tells its line from others in the figure; "" where there is one line per method."""
+        return self.point.settings.get(by, "")
+
     @property
     def clients(self) -> int:
         """How many clients took part."""
@@ -64,6 +70,14 @@ class Stage:
     def values(self, method: str) -> Mapping[int, float]:
         """A method's value for each seed, a fraction."""
         return self.comparison.values.get(self.measure, {}).get(method, {})
+
+    def improvement(self, method: str) -> Mapping[int, float]:
+        """How much better a method is than the first reference, relative to it: seed -> mean over clients."""
+        of = self.comparison.clients_of
+        reference = self.comparison.references[0]
+        if method == reference or method not in of or reference not in of:
+            return {}
+        return mean_improvement(improvement(of[method], of[reference]))
 
     def difference(self, method: str) -> Difference | None:
         """A method against the first reference."""
@@ -101,12 +115,14 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         raise ValueError(f"the sweep over {sweep.key} has no finished run")
     columns = (
         Column(sweep.key, words=True),
+        *([Column(sweep.by, words=True)] if sweep.by else []),
         Column("clients"),
         Column("rounds", words=True),
         Column("method", words=True),
         Column("seeds"),
         Column("value", unit="%"),
         Column("difference", unit="points"),
+        Column("relative", unit="%"),
         Column("95 % CI", "over seeds", words=True),
         Column("p uncorrected", "over seeds", detail=True),
         Column("p", "over seeds"),
@@ -116,7 +132,8 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("p", "McNemar"),
     )
     sections = tuple(
-        tuple(_row(stage, method) for method in stage.study.methods if stage.values(method)) for stage in found
+        tuple(_row(stage, method, sweep.by) for method in stage.study.methods if stage.values(method))
+        for stage in found
     )
     kinds = dict.fromkeys(MEASURES[stage.measure].words for stage in found)
     metric = found[0].comparison.metric
@@ -124,10 +141,11 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
     return Table(title, columns, sections, tuple(_notes(found)))
 
 
-def _row(stage: Stage, method: str) -> tuple[Cell, ...]:
+def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     values, d = stage.values(method), stage.difference(method)
     start = (
         Cell(stage.value, number_of(stage.value)),
+        *([Cell(stage.line(by))] if by else []),
         Cell(str(stage.clients), stage.clients),
         Cell(stage.rounds),
         Cell(stage.comparison.labels[method]),
@@ -136,11 +154,12 @@ def _row(stage: Stage, method: str) -> tuple[Cell, ...]:
     )
     if d is None:
         reference = method == stage.comparison.references[0]
-        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(7)))
+        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(8)))
     t, b, m = d.over_seeds, d.over_examples, d.discordant
     return (
         *start,
         Cell(formats.points(d.points) + ("*" if d.significant else ""), 100 * d.points),
+        improvement_cell(list(stage.improvement(method).values())),
         _interval(t.low, t.high) if t else Cell(formats.MISSING),
         p_cell(t.p if t else None),
         p_cell(d.seeds_p),
@@ -159,7 +178,8 @@ def _notes(found: Sequence[Stage]) -> list[str]:
     references = dict.fromkeys(stage.comparison.labels[stage.comparison.references[0]] for stage in found)
     notes = [
         "Value: mean over clients, then mean ± sd over seeds. Differences are to "
-        f"{' or '.join(references)} of the same value, with Holm's correction over its methods.",
+        f"{' or '.join(references)} of the same value, with Holm's correction over its methods. Relative: "
+        "the improvement as a share of the reference's value, client by client, then the mean over clients.",
         "Round budgets: " + "; ".join(f"{_named(stage)}: {stage.rounds}" for stage in found) + ".",
     ]
     remarks = found[0].comparison.remarks  # they say how to read the tests, which are the same for all values
@@ -177,44 +197,85 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
     """What is judged against the number of clients where this grows with the values, else against the values.
 
     Points are means over seeds, thin lines one standard deviation to either side; below each value is its budget of
-    rounds.
+    rounds. Where the sweep has a line for each value of another setting, the improvement relative to the reference that
+    it names stands beside.
 
     Args:
         sweep: its index.
         found: its values; at least one.
     """
-    clients = [float(stage.clients) for stage in found]
-    numbers = [number_of(stage.value) for stage in found]
-    by_clients = len(found) > 1 and clients == sorted(set(clients))
-    x = clients if by_clients else [float(i) if n is None else n for i, n in enumerate(numbers)]
-    if not by_clients and None in numbers:
-        x = [float(i) for i in range(len(found))]
-    names = [str(stage.clients) if by_clients else stage.value for stage in found]
-    ticks = [
-        f"{name}\n{stage.rounds} round{'' if stage.rounds == '1' else 's'}"
-        for name, stage in zip(names, found, strict=True)
+    x, names = _places(sweep, found)
+    by_clients = names != [stage.value for stage in found]
+    ticks = {
+        place: f"{name}\n{stage.rounds} round{'' if stage.rounds == '1' else 's'}"
+        for place, name, stage in zip(x, names, found, strict=True)
+    }
+    lines = _lines(sweep, found)
+    metric, kind = found[0].comparison.metric, MEASURES[found[0].measure].words
+    panels: list[tuple[str, Callable[[Stage, str], Mapping[int, float]]]] = [
+        (f"{kind}, test {metric}, %", Stage.values)
     ]
-    styles = _looks(found)
+    first = found[0].comparison.references[0]
+    if sweep.by and first in sweep.references and any(stage.improvement(m) for stage in found for m, _ in lines):
+        panels.append((f"improvement relative to {found[0].comparison.labels[first]}, %", Stage.improvement))
 
     def draw(figure: "Figure", pen: Pen) -> None:
-        axes = figure.add_subplot()
-        ends: list[End] = []
-        for method, look in styles.items():
-            at = [(a, list(stage.values(method).values())) for a, stage in zip(x, found, strict=True)]
-            places = [a for a, values in at if values]
-            moments = [mean(values) for _, values in at if values]
-            heights = [100 * m.mean for m in moments]
-            spread = [100 * m.sd if m.n > 1 else 0.0 for m in moments]
-            axes.plot(places, heights, **style(look, pen, 4))
-            axes.errorbar(places, heights, spread, fmt="none", color=pen(look.colour), linewidth=0.9, capsize=2)
-            ends.append((look, places[-1], heights[-1]))
-        metric, kind = found[0].comparison.metric, MEASURES[found[0].measure].words
-        dress(axes, pen, "", "clients" if by_clients else sweep.key, f"{kind}, test {metric}, %")
-        axes.set_xticks(x, ticks)
-        axes.margins(x=0.06)
-        at_ends(figure, [(axes, ends)], pen)
+        every: list[tuple[Axes, list[End]]] = []
+        for number, (words, read) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), number + 1)
+            ends: list[End] = []
+            for (method, line), look in lines.items():
+                own = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
+                at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method))]
+                if at:
+                    ends.append(_curve(axes, at, look, pen))
+            dress(axes, pen, "", "clients" if by_clients else sweep.key, words)
+            axes.set_xticks(list(ticks), list(ticks.values()))
+            axes.margins(x=0.06)
+            if number:
+                axes.axhline(0, color=pen("muted"), linewidth=0.8)
+            every.append((axes, ends))
+        at_ends(figure, every, pen)
 
-    return Drawing(f"sweep {sweep.recipe} {sweep.key}", max(6.4, 1.5 + 1.1 * len(found)), 4.2, draw)
+    width = max(6.4, 1.5 + 1.1 * len(ticks)) * (1 if len(panels) == 1 else 1.7)
+    return Drawing(f"sweep {sweep.recipe} {sweep.key}", width, 4.2, draw)
+
+
+def _places(sweep: Sweep, found: Sequence[Stage]) -> tuple[list[float], list[str]]:
+    """Where the values stand on the axis, and what is written there."""
+    clients = [float(stage.clients) for stage in found]
+    if not sweep.by and len(found) > 1 and clients == sorted(set(clients)):
+        return clients, [str(stage.clients) for stage in found]
+    values = list(dict.fromkeys(stage.value for stage in found))
+    numbers = [number_of(value) for value in values]
+    known = [float(i) if n is None else n for i, n in enumerate(numbers)]
+    places = dict(zip(values, range(len(values)) if None in numbers else known, strict=True))
+    return [float(places[stage.value]) for stage in found], [stage.value for stage in found]
+
+
+def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], Look]:
+    """Method and value of the other setting -> how their line looks; methods by colour, unless there is only one."""
+    methods, others = _looks(found), list(dict.fromkeys(stage.line(sweep.by) for stage in found))
+    if not sweep.by:
+        return {(method, ""): look for method, look in methods.items()}
+    drawn: dict[tuple[str, str], Look] = {}
+    for method, look in methods.items():
+        for rank, other in enumerate(others):
+            label = f"{look.label}, {other}" if len(methods) > 1 else other
+            marker = "os^Dv"[rank % 5]
+            colour = look.colour if len(methods) > 1 else f"m{rank % HUES + 1}"
+            drawn[method, other] = replace(look, label=label, colour=colour, dashed=rank % 2 > 0, marker=marker)
+    return drawn
+
+
+def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], look: Look, pen: Pen) -> End:
+    """A line of means with standard deviations; where it ends."""
+    moments = [mean(values) for _, values in at]
+    places, heights = [place for place, _ in at], [100 * m.mean for m in moments]
+    spread = [100 * m.sd if m.n > 1 else 0.0 for m in moments]
+    axes.plot(places, heights, **style(look, pen, 4))
+    axes.errorbar(places, heights, spread, fmt="none", color=pen(look.colour), linewidth=0.9, capsize=2)
+    return look, places[-1], heights[-1]
 
 
 def _looks(found: Sequence[Stage]) -> dict[str, Look]:
@@ -234,6 +295,7 @@ def sweep_results(sweep: Sweep, found: Sequence[Stage]) -> dict[str, Any]:
     return {
         "recipe": sweep.recipe,
         "over": sweep.key,
+        "by": sweep.by,
         "points": [
             {
                 "settings": dict(stage.point.settings),
@@ -259,6 +321,7 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
         "seeds": {str(seed): value for seed, value in values.items()},
         "mean": summary.mean,
         "sd": summary.sd if summary.n > 1 else None,
+        "relative": {str(seed): value for seed, value in stage.improvement(method).items()},
     }
     if d is not None:
         result["difference"] = {

@@ -1,6 +1,7 @@
 """``summary.json``: a run's results in one machine-readable file."""
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from confed.engines.local import Presence
@@ -73,7 +74,6 @@ def summarise_run(
     ledger = ledger_of(setup.algorithm, recipe.run, lines)
     seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
-    info = setup.population.info(0)
     listed = [name for name, _ in zip(materials.clients, range(LISTED), strict=False)]
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     return {
@@ -103,6 +103,7 @@ def summarise_run(
         "ece": {
             keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()
         },
+        **_bleu({keys[view]: places for view, places in views.items()}),
         "examples": {
             name: dict(zip(("train", "validation", "test"), map(len, materials.clients[name].tables), strict=True))
             for name in listed
@@ -116,7 +117,7 @@ def summarise_run(
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
-        "parameters": count_parameters(workspace, workspace.scopes(setup.algorithm, info), setup.algorithm.carried),
+        **_parameters(setup, workspace),
         "own_heads": setup.algorithm.own_heads,
         "has_personal": setup.algorithm.has_personal,
         "trainable": recipe.sections["model"].get("trainable", "all"),
@@ -131,10 +132,44 @@ def summarise_run(
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
         **({"left": left} if left else {}),
+        **_with_subsets(examined, metrics, keys),
         **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
     }
+
+
+def _with_subsets(examined: Examination, metrics: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, Any]:
+    """View -> client or place -> set of modalities -> value, and how many examples it is of; nothing without any."""
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    examples: dict[str, dict[str, int]] = {}
+    for (view, place), sets in examined.subsets.items():
+        values.setdefault(keys[view], {})[place] = {tried: own[metrics[place]] for tried, (own, _) in sets.items()}
+        examples[place] = {tried: count for tried, (_, count) in sets.items()}
+    return {"modality_matrix": {**values, "examples": examples}} if values else {}
+
+
+def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
+    """Numbers of values of one client; where clients differ, the means over them and each one's own beside these."""
+    counts: dict[str, dict[str, int]] = {}
+    known: dict[int, dict[str, int]] = {}
+    for number in range(min(len(setup.population), LISTED)):
+        info = setup.population.info(number)
+        scopes = workspace.scopes(setup.algorithm, info)
+        if id(scopes) not in known:
+            known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.carried)
+        counts[info.id] = known[id(scopes)]
+    first = next(iter(counts.values()))
+    if all(own == first for own in counts.values()):
+        return {"parameters": first}
+    means = {key: round(sum(own[key] for own in counts.values()) / len(counts)) for key in first}
+    return {"parameters": means, "parameters_of": counts}
+
+
+def _bleu(views: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """BLEU-4 of each place's captions, where models write some."""
+    found = {view: {p: v["bleu4"] for p, v in places.items() if "bleu4" in v} for view, places in views.items()}
+    return {"bleu4": found} if any(found.values()) else {}
 
 
 def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

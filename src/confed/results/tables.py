@@ -365,8 +365,8 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
 
     The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
-    files of their own. Multi-label studies have ``table-personal`` and ``table-unseen`` besides, where there are such
-    models and places.
+    files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
+    ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
 
     Args:
         folder: a run or study folder.
@@ -380,13 +380,16 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     Raises:
         ValueError: the folder is neither a run nor a study, or a reference is not among the methods.
     """
-    from confed.results.compare import compare_runs  # here: it builds on this module
+    from confed.results import modality_matrix  # here: these build on this module
+    from confed.results.compare import compare_runs
 
     study = load(Path(folder))
     table = paper_table(study)
     texts = in_files("table", table)
-    for name, other in label_tables(_labelled(study)).items() if _labelled(study) else ():
+    for name, other in label_tables(_labelled(study), every=True).items() if _labelled(study) else ():
         texts |= in_files(name, other)
+    if (matrix := modality_matrix.table(study)) is not None:
+        texts |= in_files(modality_matrix.FILE, matrix)
     if len(study.methods) > 1:
         texts |= compare_runs(study.runs, references, margin).files()
     paths: list[Path] = []

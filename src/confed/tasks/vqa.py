@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
 from confed.metrics.calibration import calibration_tally, expected_calibration_error
+from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
 
 __all__ = ["VQA", "Objective", "summarise"]
@@ -246,12 +247,14 @@ class VQA:
 
 
 def summarise(tally: Tally) -> dict[str, float]:
-    """Values of an added tally: each metric's sum over its weight, and ``ece`` from its calibration bins.
+    """Values of an added tally: each metric's sum over its weight, ``ece`` from its calibration bins, and ``bleu4``
+    from counts of words.
 
     Metrics of weight zero are left out.
     """
-    plain = {key: pair for key, pair in tally.items() if not key.startswith("calibration/")}
+    plain = {key: pair for key, pair in tally.items() if not key.startswith(("calibration/", BLEU))}
     values = {key: total / weight for key, (total, weight) in plain.items() if weight}
-    if any(tally[key][1] for key in tally.keys() - plain.keys()):
+    if any(weight for key, (_, weight) in tally.items() if key.startswith("calibration/")):
         values["ece"] = expected_calibration_error(tally)
-    return values
+    bleu = bleu4(tally)
+    return values if bleu is None else {**values, "bleu4": bleu}

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Sequence
 
+import torch
+
 from confed.federation.client import Client
-from confed.federation.messages import Message, Scalar
+from confed.federation.messages import ClientInfo, Message, Scalar
 from confed.federation.params import Params
 from confed.federation.update_privacy import origin
 from confed.privacy.secure_sum.fixed_point import encode, to_wire
@@ -12,6 +14,7 @@ from confed.privacy.secure_sum.masks import Integers
 from confed.privacy.secure_sum.member import Keys, Member
 from confed.privacy.secure_sum.memory import as_tensor, forget, recall, remember, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
+from confed.privacy.secure_sum.shamir import SHARE
 
 __all__ = ["PREFIX", "UPDATE", "actions"]
 
@@ -23,12 +26,14 @@ PREFIX = "secure sum/"
 Action = Callable[[Client, Message], Message]
 
 
-def actions(fit: Action, changes: Sequence[str]) -> dict[str, Action]:
+def actions(fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], float]) -> dict[str, Action]:
     """What a client offers; its update is sent in no other way.
 
     Args:
         fit: the method's action, with noise where there is some.
         changes: globs of tensors that the update holds as changes.
+        weigh: a client's weight in the mean. With a weight of its own choice a server could lift one client's update
+            out of the sum.
     """
 
     def masked(client: Client, message: Message) -> Message:
@@ -41,8 +46,13 @@ def actions(fit: Action, changes: Sequence[str]) -> dict[str, Action]:
             raise ValueError(
                 f"client {client.info.id!r} gives its update to a secure sum only, and is asked for it bare"
             )
-        member, reply = recall(client.state), fit(client, own)
-        weight = int(message.scalars[f"{PREFIX}weight"])
+        member, weight = recall(client.state), message.scalars[f"{PREFIX}weight"]
+        if type(weight) is not int or weight != weigh(client.info):
+            raise ValueError(
+                f"client {client.info.id!r} has the weight {weigh(client.info)}, and is asked for {weight}"
+            )
+        _once(client, member, "masked")
+        reply = fit(client, own)
         blocks = {number: member.plan.blocks[number] for number in member.seeds}
         vectors = {
             number: _encoded(member.plan, block, reply.tensors, own.tensors, changes, weight)
@@ -66,6 +76,7 @@ def _keys(client: Client, message: Message) -> Message:
 def _shares(client: Client, message: Message) -> Message:
     """Sealed shares for everybody who sent keys, a row each."""
     member, names = recall(client.state), _names(message.scalars["members"])
+    _once(client, member, "shares")
     pairs = zip(rows(message.tensors["seal"]), rows(message.tensors["mask"]), strict=True)
     parcels = member.share({name: Keys(*pair) for name, pair in zip(names, pairs, strict=True)})
     remember(client.state, member)
@@ -73,12 +84,22 @@ def _shares(client: Client, message: Message) -> Message:
 
 
 def _unmask(client: Client, message: Message) -> Message:
-    """Shares of what takes the masks off the sum, by whose they are and of which block; then all is forgotten."""
-    given = recall(client.state).unmask(_names(message.scalars["survivors"]))
+    """Shares of what takes the masks off the sum, as the plan orders them; then all is forgotten."""
+    member = recall(client.state)
+    _once(client, member, "unmask")
+    given = member.unmask(_names(message.scalars["survivors"]))
     forget(client.state)
-    flat = [(owner, block, share) for owner, shares in given.items() for block, share in shares.items()]
-    index = json.dumps([(owner, block) for owner, block, _ in flat])
-    return Message({"shares": stacked([share for _, _, share in flat])}, {"index": index})
+    flat = [share for shares in given.values() for share in shares.values()]
+    return Message({"shares": stacked(flat) if flat else torch.zeros(0, SHARE, dtype=torch.uint8)})
+
+
+def _once(client: Client, member: Member, step: str) -> None:
+    """A step is taken once with the same keys, whatever state a server has the client go back to.
+
+    Two vectors behind one mask tell their difference, and shares for two sets of survivors both secrets of a client.
+    """
+    if client.diary is not None:
+        client.diary.use(step.encode() + member.mask_key)
 
 
 def _encoded(plan: Plan, block: Block, sent: Params, received: Params, changes: Sequence[str], weight: int) -> Integers:

@@ -28,10 +28,11 @@ from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
 from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
 from confed.privacy.secure_sum.fixed_point import decode, from_wire
-from confed.privacy.secure_sum.masks import KEY, Integers
-from confed.privacy.secure_sum.member import Keys, parcel_size
+from confed.privacy.secure_sum.masks import KEY, Integers, usable
+from confed.privacy.secure_sum.member import Keys, needed, parcel_size
 from confed.privacy.secure_sum.memory import as_bytes, rows
 from confed.privacy.secure_sum.plan import Block, Plan
+from confed.privacy.secure_sum.shamir import SHARE
 from confed.privacy.secure_sum.tally import Tally
 
 __all__ = ["summing"]
@@ -44,7 +45,7 @@ def summing(algorithm: Algorithm, options: SecureSum, exchange: Exchange, round:
     """An exchange that answers every call of ``fit`` with the mean of the clients' answers, or the client's error.
 
     It raises ValueError where a tensor has fewer than three senders or weights are no whole numbers, and RuntimeError
-    where too few clients stay to the end of the four calls.
+    where too few clients stay to the end of the four calls, or the sum is none of updates.
 
     Args:
         algorithm: the method.
@@ -95,6 +96,10 @@ class _Round:
         key = torch.zeros(KEY, dtype=torch.uint8)
         begin = Message({}, {"plan": self.plan.to_json()})
         said = dict(self._ask("secure_keys", dict.fromkeys(self.calls, begin), lambda _: {"seal": key, "mask": key}))
+        for name in [n for n, m in said.items() if not all(usable(as_bytes(t)) for t in m.tensors.values())]:
+            self.errors[name] = "ValueError: update refused: its public keys are none"
+            warnings.warn(f"{self.title}: {name!r} is left out of the secure sum: its keys are none", stacklevel=2)
+            del said[name]
         keyed = list(said)
         public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
         announced = Message(public, {"members": json.dumps(keyed)})
@@ -114,12 +119,14 @@ class _Round:
     def _shares(self, tally: Tally) -> dict[int, Integers]:
         """Block -> its sum, without masks."""
         asked = Message({}, {"survivors": json.dumps(tally.survivors)})
+        index = list(needed(self.plan, tally.sharers, tally.survivors))
+        shares = torch.zeros(len(index), SHARE, dtype=torch.uint8)
         given: dict[str, dict[str, dict[int, bytes]]] = {}
-        for name, reply in self._ask("secure_unmask", dict.fromkeys(tally.survivors, asked), lambda _: None):
-            shares = rows(reply.tensors["shares"])
+        messages = dict.fromkeys(tally.survivors, asked)
+        for name, reply in self._ask("secure_unmask", messages, lambda _: {"shares": shares}):
             given[name] = {}
-            for (owner, block), share in zip(json.loads(str(reply.scalars["index"])), shares, strict=True):
-                given[name].setdefault(str(owner), {})[int(block)] = share
+            for (owner, block), share in zip(index, rows(reply.tensors["shares"]), strict=True):
+                given[name].setdefault(owner, {})[block] = share
         return tally.sums(given)
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:
@@ -165,6 +172,13 @@ class _Round:
             starts = self._starts(block, senders)
             weights = sum(self.weights[name] for name in senders)
             moved = decode(sums[number], weights, self.plan.fraction, [starts[n].shape for n in block.names])
+            largest = max((float(d.abs().max()) for d in moved if d.numel()), default=0.0)
+            # Every coordinate of a client's is within reach; a sum with a mask still on it is anywhere.
+            if largest > self.plan.reach + 2.0**-self.plan.fraction:
+                raise RuntimeError(
+                    f"the secure sum of {self.title} is spoiled: a client sent a wrong share or vector. Start again to "
+                    "do the round once more; if it happens again, leave sites out one by one to find which"
+                )
             like = self.sent[senders[0]]
             means |= {n: (starts[n] + d).to(like[n].dtype) for n, d in zip(block.names, moved, strict=True)}
         return means

@@ -17,6 +17,7 @@ __all__ = [
     "pair_secret",
     "public_key",
     "sealed",
+    "usable",
 ]
 
 KEY = 32
@@ -61,6 +62,15 @@ def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
 
     shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), KEY, salt=None, info=f"confed secure sum\x1f{purpose}".encode()).derive(shared)
+
+
+def usable(public: bytes) -> bool:
+    """Whether a public key gives a secret with another; with one that does not, nobody could go on."""
+    try:
+        pair_secret(new_key(), public, "trial")
+    except ValueError:
+        return False
+    return True
 
 
 def sealed(key: bytes, text: bytes) -> bytes:

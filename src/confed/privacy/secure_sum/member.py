@@ -3,7 +3,7 @@
 Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,7 +12,7 @@ from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import SEAL, Integers, add_mask, new_key, opened, pair_secret, public_key, sealed
 from confed.privacy.secure_sum.plan import Plan
 
-__all__ = ["Keys", "Member", "mask_purpose", "parcel_size"]
+__all__ = ["Keys", "Member", "mask_purpose", "needed", "parcel_size"]
 
 
 @dataclass(frozen=True)
@@ -134,16 +134,15 @@ class Member:
             raise ValueError(f"{self.name!r} has given its shares for the secure sum {self.plan.label!r} before")
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
         self.done = True
-        stayed, given = set(survivors), dict[str, dict[int, bytes]]()
-        open_blocks = [b for b, block in enumerate(self.plan.blocks) if len(stayed & set(block.senders)) >= LEAST]
+        given: dict[str, dict[int, bytes]] = {name: {} for name in self.parcels}
+        wanted = list(needed(self.plan, self.parcels, survivors))
         for owner, parcel in self.parcels.items():
             purpose = f"seal\x1f{self.plan.label}\x1f{owner}\x1f{self.name}"
             text = opened(pair_secret(self.seal_key, self.keys[owner].seal, purpose), parcel)
             shares = [text[i : i + shamir.SHARE] for i in range(0, len(text), shamir.SHARE)]
             if len(shares) != 1 + len(self.plan.blocks):
                 raise ValueError(f"{owner!r} shared {len(shares)} secrets, expected {1 + len(self.plan.blocks)}")
-            wanted = [b for b in open_blocks if b in self.plan.of(owner)] if owner in stayed else [-1]
-            given[owner] = {block: shares[1 + block] if block >= 0 else shares[0] for block in wanted}
+            given[owner] = {block: shares[1 + block] for name, block in wanted if name == owner}
         return given
 
     def _holders(self) -> list[str]:
@@ -157,6 +156,22 @@ class Member:
             raise ValueError(
                 f"only {len(heard)} clients {what} for the secure sum {self.plan.label!r}, {self.plan.threshold} must"
             )
+
+
+def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """What takes the masks off the sums: a client of U_2 and a block, or -1 for the mask key of one that dropped out.
+
+    Args:
+        plan: the sum.
+        sharers: U_2, in the order in which the server names them.
+        survivors: U_3.
+    """
+    stayed = set(survivors)
+    open_blocks = [b for b, block in enumerate(plan.blocks) if len(stayed & set(block.senders)) >= LEAST]
+    for owner in sharers:
+        own = set(plan.of(owner))
+        for block in [b for b in open_blocks if b in own] if owner in stayed else [-1]:
+            yield owner, block
 
 
 def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:

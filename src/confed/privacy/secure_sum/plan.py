@@ -44,7 +44,8 @@ class Plan:
         blocks: each with at least three of the members.
 
     Raises:
-        ValueError: the threshold is not more than half of the members, or a block has too few senders or strangers.
+        ValueError: the threshold is not more than half of the members, a block has too few senders or strangers, or
+            the integers are others.
     """
 
     label: str
@@ -62,6 +63,10 @@ class Plan:
         if not count // 2 < self.threshold <= count:
             raise ValueError(
                 f"the threshold of a secure sum of {count} must be more than half of them, got {self.threshold}"
+            )
+        if self.bits not in (32, 64) or not 0 <= self.fraction < self.bits:
+            raise ValueError(
+                f"a secure sum has 32 or 64 bits, some of them behind the point, got {self.bits} and {self.fraction}"
             )
         for block in self.blocks:
             if not set(block.senders) <= set(self.members):

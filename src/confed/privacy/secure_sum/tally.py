@@ -18,10 +18,14 @@ class Tally:
         plan: the sum.
         keys: U_1 and their public keys.
         sharers: U_2.
+
+    Attributes:
+        sharers: U_2.
+        survivors: U_3 so far.
     """
 
     def __init__(self, plan: Plan, keys: Mapping[str, Keys], sharers: Iterable[str]) -> None:
-        self.plan, self._keys, self._sharers = plan, dict(keys), set(sharers)
+        self.plan, self._keys, self.sharers = plan, dict(keys), tuple(sharers)
         self._totals: dict[int, Integers] = {}
         self.survivors: list[str] = []
 
@@ -31,7 +35,7 @@ class Tally:
         Raises:
             ValueError: it sent no shares, or was added before, or its blocks are others.
         """
-        if sender not in self._sharers or sender in self.survivors:
+        if sender not in self.sharers or sender in self.survivors:
             raise ValueError(f"{sender!r} cannot be added to the secure sum {self.plan.label!r}")
         if sorted(vectors) != self.plan.of(sender):
             raise ValueError(f"{sender!r} must send the blocks {self.plan.of(sender)}, got {sorted(vectors)}")
@@ -80,7 +84,7 @@ class Tally:
 
     def _gone(self) -> list[str]:
         """Who sent shares and then no vector."""
-        return sorted(self._sharers - set(self.survivors))
+        return sorted(set(self.sharers) - set(self.survivors))
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:
         key = shamir.join(shares)

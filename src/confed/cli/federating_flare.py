@@ -1,0 +1,90 @@
+"""The verbs of a federation across machines where FLARE is the transport."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from confed.cli.app import console, interruptible, say, show
+
+if TYPE_CHECKING:
+    import threading
+
+    from confed.engines.roll import Patience
+    from confed.founding import Federation
+    from confed.recipe import Recipe
+
+__all__ = ["found", "join", "serve"]
+
+
+def serve(
+    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, patience: "Patience", wait: float, whole: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Leads a federation: ``confed server --engine flare``.
+
+    Args:
+        recipe: a single-run recipe.
+        kit: the server's folder, as ``confed federation new --engine flare`` made it.
+        sites: the list of sites and FLARE's names of them; None for that in the kit.
+        state: the run folder.
+        patience: how long to wait for whom.
+        wait: seconds to wait for all sites before the first round.
+        whole: evaluate split methods too.
+        as_json: print nothing but the result.
+    """
+    _need_flare()
+    from confed.cli.federation_page import StatusPage
+    from confed.flare_apps import LeaderSettings
+    from confed.flare_serving import serve
+    from confed.founding import SITES, read_sites
+
+    if kit is None or not (kit / "startup" / "fed_server.json").is_file():
+        raise ValueError("with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it")
+    kit = kit.resolve()
+    settings = LeaderSettings(
+        recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
+        minimum=patience.minimum, deadline=patience.deadline, away=patience.away, wait=wait, whole=whole,
+    )  # fmt: skip
+    with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
+        summary = serve(recipe, kit, settings, watch=page.watch, status=page.status, tell=page.line)
+    show(state, [summary], as_json)
+
+
+def join(
+    recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool
+) -> None:  # fmt: skip
+    """Takes part in a federation: ``confed client --engine flare``.
+
+    Args:
+        recipe: the federation's, with this site's data.
+        kit: this site's folder, as ``confed federation new --engine flare`` made it.
+        private: the folder for what must not leave this machine.
+        site: which of the data's clients this is; empty where FLARE calls it the same.
+        stop: set when this is to end.
+        epsilon: what this site's updates may cost in all; None for no limit.
+        once: end when the server says that the run is over.
+    """
+    _need_flare()
+    from confed.flare_joining import join
+
+    def tell(text: str) -> None:
+        say(escape(text))
+
+    join(recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, once=once, tell=tell)
+
+
+def found(folder: Path, federation: "Federation") -> None:
+    """Makes the folders of a federation: ``confed federation new --engine flare``."""
+    _need_flare()
+    from confed.flare_founding import found_flare
+
+    found_flare(folder, federation)
+
+
+def _need_flare() -> None:
+    """Raises ValueError where FLARE is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("nvflare") is None:
+        raise ValueError("a federation over FLARE needs it: pip install 'confed[flare]'")

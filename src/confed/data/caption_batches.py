@@ -1,0 +1,87 @@
+"""What batches of texts to be written look like: their parts, and which token follows where.
+
+A batch may be *mixed* of texts alone, pictures with texts, and documents (pictures and texts in turns). The keys of
+each but the second then have a beginning of their own, and rows stand part by part.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confed.federation.protocols import Batch
+
+__all__ = ["GROUPS", "groups", "next_tokens", "pack_texts", "text_masks", "unpack_texts"]
+
+GROUPS = ("texts.", "", "documents.")
+"""What the keys of texts alone, of pictures with texts and of documents begin with in a mixed batch."""
+
+
+def groups(batch: Batch) -> list[Batch]:
+    """The parts of a mixed batch, in the order of their rows; any other batch itself."""
+    beginnings = tuple(prefix for prefix in GROUPS if prefix)
+    if not any(key.startswith(beginnings) for key in batch):
+        return [batch]
+    parts: list[Batch] = []
+    for prefix in GROUPS:
+        own = {
+            key.removeprefix(prefix): tensor
+            for key, tensor in batch.items()
+            if (key.startswith(prefix) if prefix else not key.startswith(beginnings))
+        }
+        if "text" in own:
+            parts.append(own)
+    return parts
+
+
+def text_masks(batch: Batch) -> list[tuple[str, Tensor]]:
+    """The masks of a plain batch's texts, in the order in which they stand: "before 0 text", ..., "text"."""
+    named: list[tuple[str, Tensor]] = []
+    if "before_text_mask" in batch:
+        named += [(f"before {turn} text", mask) for turn, mask in enumerate(batch["before_text_mask"].unbind(1))]
+    return [*named, ("text", batch["text_mask"])] if "text" in batch else named
+
+
+def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The tokens that follow another one of their text, row after row and part after part.
+
+    Returns:
+        Token ids (M,), and which of the batch's rows they are in (M,), both int64.
+
+    Raises:
+        ValueError: the batch has no text.
+    """
+    tokens: list[Tensor] = []
+    rows: list[Tensor] = []
+    before = 0
+    for part in groups(batch):
+        if "text" not in part:
+            raise ValueError(f"learning to write needs batches with text, got {', '.join(sorted(part)) or 'none'}")
+        text = part["text"]
+        ids, known = [text[:, 1:]], [mask[:, 1:] != 0 for _, mask in text_masks(part)]
+        if "before_text" in part:
+            ids = [*part["before_text"][:, :, 1:].unbind(1), *ids]
+        there = torch.cat(known, 1)
+        tokens.append(torch.cat(ids, 1)[there])
+        rows.append(there.nonzero()[:, 0] + before)
+        before += len(text)
+    return torch.cat(tokens), torch.cat(rows)
+
+
+def pack_texts(texts: Sequence[Sequence[str]]) -> Tensor:
+    """Several texts per row as uint8 (N, R, K): UTF-8, with zeros behind each text and behind the last one."""
+    coded = [[text.encode() for text in row] for row in texts]
+    most = max((len(row) for row in coded), default=0)
+    longest = max((len(text) for row in coded for text in row), default=0)
+    packed = np.zeros((len(coded), most, longest), dtype=np.uint8)
+    for n, row in enumerate(coded):
+        for r, text in enumerate(row):
+            packed[n, r, : len(text)] = np.frombuffer(text, dtype=np.uint8)
+    return torch.from_numpy(packed)
+
+
+def unpack_texts(packed: Tensor) -> list[list[str]]:
+    """The texts of :func:`pack_texts`."""
+    rows = packed.cpu().numpy()
+    return [[text for line in row if (text := line.tobytes().rstrip(b"\0").decode())] for row in rows]

@@ -1,0 +1,167 @@
+"""Captions of COCO and of Flickr30k: the official files, the split of Karpathy, and Flickr30k's list of tokens.
+
+Chen et al., "Microsoft COCO captions", arXiv:1504.00325; Young et al., "From image descriptions to visual denotations",
+TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR 2015.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confed.data.caption_files.records import Captioned
+from confed.data.vl_files.records import Distinct, number, text
+from confed.data.vl_files.stream import Window, json_items
+
+__all__ = ["caption_records", "coco_caption_records", "karpathy_records", "token_records"]
+
+
+def caption_records(file: Path) -> Iterator[Captioned]:
+    """The pictures of a captions file of any of the known layouts, told apart by what is in it.
+
+    Raises:
+        ValueError: as the reader of the layout, or the file has none of them.
+    """
+    if not file.is_file():
+        raise ValueError(f"the file of captions {file} does not exist")
+    if file.suffix.lower() in (".token", ".txt", ".tsv"):
+        return token_records(file)
+    with file.open("rb") as stream:
+        window = Window(file, stream)
+        if window.peek() != "{":
+            raise ValueError(f"{file}: expected an object with images (and annotations), as COCO and Karpathy have it")
+        for key in window.members():
+            if key == "annotations":
+                return coco_caption_records(file)
+            if key != "images":
+                window.value()
+                continue
+            if window.peek() == "[":
+                first: Any = next(window.items(), (0, None))[1]
+                split = isinstance(first, dict) and "sentences" in first
+                return karpathy_records(file) if split else coco_caption_records(file)
+            break
+    raise ValueError(f"{file}: expected a list under 'images', as COCO and Karpathy have it")
+
+
+def coco_caption_records(file: Path) -> Iterator[Captioned]:
+    """The pictures of an official ``captions_*.json`` in its order; those without a caption are left out.
+
+    The captions are in memory, as those of a picture do not stand together.
+
+    Raises:
+        ValueError: a missing or cut-off file, a faulty entry, an id twice, or a caption of an unknown picture.
+    """
+    content = _Content()
+    for key, row, entry in _two_lists(file):
+        content.add(key, row, entry, file)
+    missing = [key for key in ("images", "annotations") if key not in content.found]
+    if missing:
+        raise ValueError(f"{file}: expected an object with the key {missing[0]!r}")
+    strange = next((image for image in content.captions if image not in content.names), None)
+    if strange is not None:
+        raise ValueError(f"{file}: a caption is about the picture {strange}, which is not among images")
+    for image, name in content.names.items():
+        if image in content.captions:
+            yield Captioned(file, content.rows[image], f"coco-{image}", name, tuple(content.captions[image]))
+
+
+@dataclass
+class _Content:
+    """What a captions file of COCO says: pictures by id, their rows, and their captions."""
+
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    rows: dict[int, int] = field(default_factory=dict[int, int])
+    captions: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    found: set[str] = field(default_factory=set[str])
+    distinct: Distinct = field(default_factory=lambda: Distinct("id"))
+
+    def add(self, key: str, row: int, entry: Any, file: Path) -> None:
+        """Takes over one entry of a list; -1 for the list itself."""
+        self.found.add(key)
+        if row < 0:
+            return
+        own = number(entry, "id", file, row)
+        if key == "annotations":
+            self.distinct.add(own, file, row)
+            image = number(entry, "image_id", file, row)
+            self.captions.setdefault(image, []).append(text(entry, "caption", file, row).strip())
+            return
+        if own in self.names:
+            raise ValueError(f"{file}, row {row} of images: the id {own} is that of row {self.rows[own]} already")
+        self.names[own], self.rows[own] = text(entry, "file_name", file, row), row
+
+
+def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
+    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1."""
+    if not file.is_file():
+        raise ValueError(f"the file of captions {file} does not exist")
+    with file.open("rb") as stream:
+        window = Window(file, stream)
+        if window.peek() != "{":
+            raise ValueError(f"{file}: expected an object with images and annotations")
+        for key in window.members():
+            if key not in ("images", "annotations"):
+                window.value()
+                continue
+            if window.peek() != "[":
+                raise ValueError(f"{file}: expected a list under {key!r}")
+            yield key, -1, None
+            for row, entry in window.items():
+                yield key, row, entry
+        window.finish()
+
+
+def karpathy_records(file: Path) -> Iterator[Captioned]:
+    """The pictures of a split file of Karpathy, ``dataset_coco.json`` or ``dataset_flickr30k.json``, one by one.
+
+    Its splits are train, restval, val and test; "restval" are pictures of COCO's validation part that are trained on.
+
+    Raises:
+        ValueError: a missing or cut-off file, a faulty entry, or a picture twice.
+    """
+    distinct = Distinct("filename")
+    for row, entry in json_items(file, "images"):
+        name, split = text(entry, "filename", file, row), text(entry, "split", file, row)
+        distinct.add(name, file, row)
+        sentences = entry.get("sentences")
+        if not isinstance(sentences, list) or not sentences:
+            raise ValueError(f"{file}, row {row}: expected a list of sentences, got {sentences!r:.80}")
+        folder = entry.get("filepath") or ""
+        yield Captioned(
+            file,
+            row,
+            Path(name).stem,
+            f"{folder}/{name}" if folder else name,
+            tuple(text(sentence, "raw", file, row).strip() for sentence in sentences),
+            split,
+        )
+
+
+def token_records(file: Path) -> Iterator[Captioned]:
+    """The pictures of Flickr30k's list "file.jpg#n<TAB>caption", whose captions of a picture stand together.
+
+    Raises:
+        ValueError: a missing file, one that is no UTF-8, a faulty line, or captions of a picture in two places.
+    """
+    if not file.is_file():
+        raise ValueError(f"the file of captions {file} does not exist")
+    distinct = Distinct("picture")
+    picture, first, captions = "", 0, list[str]()
+    with file.open(encoding="utf-8") as lines:
+        try:
+            for row, line in enumerate(lines):
+                key, tab, caption = line.rstrip("\n").partition("\t")
+                name, sign, place = key.rpartition("#")
+                if not tab or not sign or not place.isdigit() or not caption.strip():
+                    raise ValueError(f"{file}, row {row}: expected 'file.jpg#n<TAB>caption', got {line.rstrip()!r:.80}")
+                if name != picture:
+                    if captions:
+                        yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))
+                    distinct.add(name, file, row)
+                    picture, first, captions = name, row, []
+                captions.append(caption.strip())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    if captions:
+        yield Captioned(file, first, Path(picture).stem, picture, tuple(captions))

@@ -1,0 +1,89 @@
+"""A picture with its captions, a text, or a document, as any file has them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+__all__ = ["Captioned", "Piece", "Story", "check_captions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """A picture with what people say about it.
+
+    Attributes:
+        file: the annotation file.
+        row: its row there, from 0.
+        name: identifier, distinct within the file.
+        picture: a path below the dataset's folder of pictures.
+        captions: one at least.
+        split: empty if the file has no splits.
+    """
+
+    file: Path
+    row: int
+    name: str
+    picture: str
+    captions: tuple[str, ...]
+    split: str = ""
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.picture)
+        if path.is_absolute() or ".." in path.parts or not path.name:
+            raise ValueError(
+                f"{self.where}: expected a picture's name, without a way out of its folder, got {self.picture!r}"
+            )
+        check_captions(self.captions, self.where)
+
+    @property
+    def where(self) -> str:
+        """File and row, for messages."""
+        return f"{self.file}, row {self.row}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document: a picture, or a text.
+
+    Attributes:
+        picture: a path below the dataset's folder of pictures; empty for a text.
+        text: empty for a picture.
+    """
+
+    picture: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A document of pictures and texts in the order in which they stand.
+
+    Attributes:
+        file: where it stands.
+        row: its row there, from 0.
+        pieces: one at least.
+    """
+
+    file: Path
+    row: int
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        if not any(piece.text.strip() for piece in self.pieces):
+            raise ValueError(f"{self.file}, row {self.row}: expected a document with a text at least, found none")
+        for piece in self.pieces:
+            path = PurePosixPath(piece.picture)
+            if piece.picture and (path.is_absolute() or ".." in path.parts or not path.name):
+                raise ValueError(
+                    f"{self.file}, row {self.row}: expected a picture's name, without a way out of its folder, got "
+                    f"{piece.picture!r}"
+                )
+
+
+def check_captions(captions: Sequence[str], where: str) -> None:
+    """Raises ValueError if there is no caption, or an empty one."""
+    if not captions:
+        raise ValueError(f"{where}: expected a caption at least, got none")
+    for caption in captions:
+        if not caption.strip():
+            raise ValueError(f"{where}: expected captions that are not empty, got {caption!r}")

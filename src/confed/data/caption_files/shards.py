@@ -1,0 +1,275 @@
+"""Shards of pictures with captions: tar archives as WebDataset has them, and Parquet files.
+
+In a tar archive a picture ``KEY.jpg`` (``.jpeg``, ``.png``, ``.webp``) and its caption ``KEY.txt``, or ``KEY.json``
+with "caption" or "text", have one key. A Parquet file has columns of pictures (bytes, or a struct with "bytes") and of
+captions. Captions are read in one pass; pictures stay where they are until a batch asks for them.
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from confed.data.caption_files.records import check_captions
+from confed.data.pictures import read_picture, resize
+
+__all__ = ["Place", "ShardPictures", "Shown", "parquet_pairs", "shard_pairs", "tar_pairs"]
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+_PICTURES = ("image", "jpg", "png", "image_bytes")
+_CAPTIONS = ("caption", "text", "txt", "TEXT")
+_END = 2 * tarfile.BLOCKSIZE
+"""Bytes of zeros behind the last file of a tar archive, at least."""
+_SIDE_BY_SIDE = 64
+"""Rows of a Parquet file that are in memory at once while captions are read."""
+
+
+class Place(NamedTuple):
+    """Where the bytes of a picture are.
+
+    Attributes:
+        file: the shard.
+        first: of a tar archive the first byte; of a Parquet file the row.
+        size: bytes; -1 in a Parquet file.
+    """
+
+    file: Path
+    first: int
+    size: int
+
+
+class Shown(NamedTuple):
+    """A picture of a shard with its caption.
+
+    Attributes:
+        name: identifier, distinct within the shard.
+        place: where the picture is.
+        caption: what is said about it.
+    """
+
+    name: str
+    place: Place
+    caption: str
+
+
+def shard_pairs(file: Path) -> Iterator[Shown]:
+    """The pictures of a shard, ``.tar`` or ``.parquet``, with their captions.
+
+    Raises:
+        ValueError: another ending, or as of the two layouts.
+    """
+    readers = {".tar": tar_pairs, ".parquet": parquet_pairs}
+    if file.suffix.lower() not in readers:
+        raise ValueError(f"{file}: expected a shard of pictures with captions, .tar or .parquet")
+    yield from readers[file.suffix.lower()](file)
+
+
+def tar_pairs(file: Path) -> Iterator[Shown]:
+    """The pictures of an uncompressed tar archive whose files of one key stand together.
+
+    Raises:
+        ValueError: the archive is missing or cut off, a picture has no caption or a caption no picture, or a caption is
+            empty or damaged (names archive and key).
+    """
+    if not file.is_file():
+        raise ValueError(f"the shard {file} does not exist")
+    size = file.stat().st_size
+    key, picture, caption = "", None, None
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                if not member.isfile():
+                    continue
+                if member.offset_data + member.size > size:
+                    raise ValueError(f"{file}: ends inside {member.name!r}; is it cut off?")
+                path = PurePosixPath(member.name)
+                # The key is what stands in front of the first dot of the file's name.
+                own = str(path.parent / path.name.partition(".")[0])
+                if own != key:
+                    if key:
+                        yield _shown(file, key, picture, caption)
+                    key, picture, caption = own, None, None
+                ending = path.suffix.lower()
+                if ending in _ENDINGS:
+                    picture = Place(file, member.offset_data, member.size)
+                elif ending == ".txt" or (ending == ".json" and caption is None):
+                    handle = archive.extractfile(member)
+                    content = b"" if handle is None else handle.read()
+                    caption = _read_caption(content, ending, f"{file}:{member.name}")
+    except tarfile.TarError as error:
+        raise ValueError(f"{file}: expected a complete, uncompressed tar archive, got: {error}") from error
+    if key:
+        yield _shown(file, key, picture, caption)
+    with file.open("rb") as stream:
+        stream.seek(max(0, size - _END))
+        ends = size >= _END and not any(stream.read(_END))
+    if not ends:
+        raise ValueError(f"{file}: has no end mark of a tar archive; is it cut off?")
+
+
+def parquet_pairs(file: Path) -> Iterator[Shown]:
+    """The pictures of a Parquet file, whose column of captions alone is read, part by part.
+
+    Raises:
+        ValueError: the file is missing or cut off, it has no such columns, a caption is empty, or pyarrow is not
+            installed.
+    """
+    parquet = _opened(file, _state(file))
+    names = parquet.schema_arrow.names
+    caption = next((name for name in _CAPTIONS if name in names), None)
+    if caption is None or _picture_column(names) is None:
+        raise ValueError(
+            f"{file}: expected a column of pictures ({', '.join(_PICTURES)}) and one of captions "
+            f"({', '.join(_CAPTIONS)}), found {', '.join(names)}"
+        )
+    row = 0
+    for part in parquet.iter_batches(batch_size=_SIDE_BY_SIDE, columns=[caption], use_threads=False):
+        for words in part.column(0).to_pylist():
+            where = f"{file}, row {row}"
+            if not isinstance(words, str):
+                raise ValueError(f"{where}: expected a text as {caption!r}, got {words!r:.80}")
+            check_captions([words], where)
+            yield Shown(f"{file.stem}/{row:08d}", Place(file, row, -1), words.strip())
+            row += 1
+
+
+class ShardPictures:
+    """Pictures of shards, read when a batch asks for them; :class:`confed.data.picture_tables.Pictures`.
+
+    Nothing is kept but the last part of a Parquet file that was read, and no archive stays open.
+
+    Args:
+        places: where they are, M.
+        size: side of the square pictures in pixels; other proportions are squeezed.
+
+    Raises:
+        ValueError: ``size`` is not positive.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, places: Sequence[Place], size: int) -> None:
+        if size < 1:
+            raise ValueError(f"image_size must be at least 1 pixel, got {size}")
+        self.files = tuple(dict.fromkeys(place.file for place in places))
+        number = {file: i for i, file in enumerate(self.files)}
+        rows = [(number[place.file], place.first, place.size) for place in places]
+        self._places = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, S, S, 3)."""
+        return len(self), self.size, self.size, 3
+
+    def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
+        """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
+
+        Raises:
+            ValueError: a shard is missing or has changed, or a picture cannot be read (names it).
+        """
+        if isinstance(index, int | np.integer):
+            return self._read(int(index))
+        rows = np.asarray(index).tolist()
+        if not rows:
+            return np.zeros((0, *self.shape[1:]), dtype=np.uint8)
+        # Neighbours in a shard are read behind each other.
+        order = sorted(range(len(rows)), key=lambda i: tuple(self._places[rows[i]].tolist()))
+        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
+        for i in order:
+            pictures[i] = self._read(rows[i])
+        return pictures
+
+    def _read(self, row: int) -> np.ndarray:
+        number, first, size = self._places[row].tolist()
+        file = self.files[number]
+        if size < 0:
+            content, name = _parquet_picture(file, first), f"{file}, row {first}"
+        else:
+            try:
+                with file.open("rb") as archive:
+                    archive.seek(first)
+                    content, name = archive.read(size), f"{file}, byte {first}"
+            except OSError as error:
+                raise ValueError(f"the shard {file} cannot be read: {error}") from error
+        return resize(read_picture(content, name=name), self.size)
+
+
+def _shown(file: Path, key: str, picture: Place | None, caption: str | None) -> Shown:
+    if picture is None or caption is None:
+        lacks = "a picture" if picture is None else "a caption (.txt or .json)"
+        raise ValueError(f"{file}: {key!r} lacks {lacks}; the files of one key must stand together")
+    check_captions([caption], f"{file}:{key}")
+    return Shown(key, picture, caption)
+
+
+def _read_caption(content: bytes, ending: str, where: str) -> str | None:
+    try:
+        words = content.decode("utf-8")
+        if ending == ".txt":
+            return words.strip()
+        entry: Any = json.loads(words)
+    except ValueError as error:
+        raise ValueError(f"{where}: expected a caption in UTF-8, got: {error}") from error
+    found: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    return next((str(found[key]).strip() for key in _CAPTIONS if isinstance(found.get(key), str)), None)
+
+
+def _picture_column(names: Sequence[str]) -> str | None:
+    return next((name for name in _PICTURES if name in names), None)
+
+
+def _parquet_picture(file: Path, row: int) -> bytes:
+    """The bytes of one picture of a Parquet file."""
+    parquet = _opened(file, _state(file))
+    group, first = 0, 0
+    while row >= first + parquet.metadata.row_group(group).num_rows:
+        first += parquet.metadata.row_group(group).num_rows
+        group += 1
+    value: Any = _group(file, _state(file), group)[row - first].as_py()
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes) or not content:
+        raise ValueError(f"{file}, row {row}: expected the bytes of a picture, got {value!r:.80}")
+    return content
+
+
+@lru_cache(maxsize=1)
+def _group(file: Path, state: tuple[int, int], group: int) -> Any:
+    """The pictures of one group of rows; the last one is kept, as neighbours are asked for."""
+    parquet = _opened(file, state)
+    column = _picture_column(parquet.schema_arrow.names)
+    return parquet.read_row_group(group, columns=[column], use_threads=False).column(0)
+
+
+@lru_cache(maxsize=8)
+def _opened(file: Path, state: tuple[int, int]) -> Any:
+    """A Parquet file's description; its content stays on disk."""
+    del state  # tells one state of the file from another
+    if not file.is_file():
+        raise ValueError(f"the shard {file} does not exist")
+    try:
+        library: Any = import_module("pyarrow.parquet")
+        arrow: Any = import_module("pyarrow")
+    except ImportError as error:
+        raise ValueError(f"reading {file} needs the package pyarrow: pip install 'confed[captions]'") from error
+    try:
+        return library.ParquetFile(file)
+    except (arrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{file}: expected a complete Parquet file, got: {error}; is it cut off?") from error
+
+
+def _state(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,115 @@
+"""What a site writes down for good: secrets that it has used, and what its updates have cost in privacy.
+
+A server may have a site go back to an earlier state; it must, when it was killed itself and does a round again. What
+has left the site cannot go back. Of that this book is kept: it only grows, it is on disk before the reply is sent, and
+nothing that a server asks for takes a page out.
+"""
+
+import json
+import math
+import os
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy.accountant import epsilon
+
+__all__ = ["Diary"]
+
+
+class Diary:
+    """A site's book; see :class:`confed.federation.client.Diary`.
+
+    Args:
+        root: the folder for ``used.jsonl`` and ``privacy.jsonl``; made if missing.
+        run: which recipe the next entries belong to.
+        limit: epsilon that this site's updates may cost in all; None for no limit.
+
+    Attributes:
+        asked: the digest of the request in hand.
+    """
+
+    def __init__(self, root: Path, run: str, limit: float | None = None) -> None:
+        if limit is not None and not 0 < limit < math.inf:
+            raise ValueError(f"the limit of epsilon must be positive and finite, got {limit}")
+        root.mkdir(parents=True, exist_ok=True)
+        self.asked = ""
+        self._run, self._limit = run, limit
+        self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
+        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in _read(self._secrets)}
+        self._multipliers: list[float] = [line["noise"] for line in _read(self._costs)]
+
+    def use(self, secret: bytes) -> None:
+        """See :class:`confed.federation.client.Diary`; the same request may come again, as its reply may be lost."""
+        name = blake2b(secret, digest_size=16).hexdigest()
+        if self._used.setdefault(name, self.asked) != self.asked:
+            raise ValueError("this was done before, for another request; the same secret is not used twice")
+        _append(self._secrets, {"secret": name, "asked": self.asked})
+
+    def epsilon(self, privacy: UpdatePrivacy, more: int = 0) -> float:
+        """What all updates have cost, of whichever recipe and run: they tell of the same examples.
+
+        Gaussian mechanisms of multipliers z_i are together one of (sum of z_i^-2)^(-1/2) (Dong, Roth and Su, "Gaussian
+        differential privacy", 2022).
+
+        Args:
+            privacy: says delta and the neighbours; and the noise of the updates to come.
+            more: how many of these are added.
+
+        Raises:
+            ValueError: dp-accounting is not installed.
+        """
+        multipliers = [*self._multipliers, *[privacy.noise] * more]
+        total = sum(1 / z**2 if z else math.inf for z in multipliers)
+        return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
+
+    def check(self, privacy: UpdatePrivacy) -> None:
+        """Checks that one more update is within the limit.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self._limit is not None and (cost := self.epsilon(privacy, 1)) > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
+                f"with one more update {cost:.4g}"
+            )
+
+    def release(self, privacy: UpdatePrivacy, round: int) -> None:
+        """Writes down that an update leaves.
+
+        Args:
+            privacy: how it was protected.
+            round: number of finished rounds.
+        """
+        self._multipliers.append(privacy.noise)
+        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "clip": privacy.clip}
+        line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
+        cost = self.epsilon(privacy)
+        _append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line, and returns when it is on disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
+
+    Raises:
+        ValueError: another line is damaged.
+    """
+    data = path.read_bytes() if path.is_file() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        os.truncate(path, len(whole))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; a site does not go on without its book") from error

@@ -1,0 +1,169 @@
+"""How near written captions are to people's: CIDEr-D and BLEU-4.
+
+CIDEr-D: Vedantam, Zitnick and Parikh, "CIDEr: Consensus-based image description evaluation", CVPR 2015, as the official
+evaluation of COCO captions computes it. BLEU: Papineni et al., ACL 2002, by the library sacrebleu.
+
+Words are runs of letters and digits in lower case. The official evaluation splits words by a Java program of its own
+(PTBTokenizer), so that published numbers are near these and not equal to them.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+__all__ = ["BLEU", "Cider", "bleu4", "bleu_tally", "caption_words", "load_sacrebleu"]
+
+BLEU = "bleu/"
+"""What the names of BLEU's counts in a tally begin with."""
+
+ORDER = 4
+"""The longest n-grams that count."""
+SIGMA = 6.0
+"""Of CIDEr-D's penalty on another length, in words."""
+
+Gram = tuple[str, ...]
+
+
+def caption_words(caption: str) -> list[str]:
+    """The words of a caption that are compared."""
+    return re.findall(r"[^\W_]+", caption.lower())
+
+
+@dataclass(frozen=True)
+class Cider:
+    """CIDEr-D with the weights that follow from a corpus of references.
+
+    With n-grams weighted by how often they occur and by the logarithm of the number of pictures over that of pictures
+    whose references have them, the score of a caption is
+
+        10 / R sum_r 1/4 sum_n exp(-(l - l_r)^2 / (2 sigma^2)) <min(g_n, g_n^r), g_n^r> / (|g_n| |g_n^r|)
+
+    over its R references, with sigma = 6 and lengths l counted in bigrams, as the official code has it.
+
+    Attributes:
+        pictures: of the corpus.
+        found: n-gram -> in how many pictures' references it is.
+    """
+
+    pictures: int
+    found: Mapping[Gram, int]
+
+    @staticmethod
+    def of(references: Iterable[Sequence[str]]) -> "Cider":
+        """The weights of a corpus.
+
+        Args:
+            references: each picture's captions.
+
+        Raises:
+            ValueError: no picture, or one without captions.
+        """
+        found: Counter[Gram] = Counter()
+        pictures = 0
+        for captions in references:
+            if not captions:
+                raise ValueError("every picture of the corpus must have a reference caption at least, one has none")
+            found.update({gram for caption in captions for gram in _grams(caption)})
+            pictures += 1
+        if not pictures:
+            raise ValueError("CIDEr needs a corpus of at least one picture with captions, got none")
+        return Cider(pictures, found)
+
+    def score(self, caption: str, references: Sequence[str]) -> float:
+        """CIDEr-D of one caption, from 0 to 10.
+
+        Raises:
+            ValueError: no reference.
+        """
+        if not references:
+            raise ValueError("a caption needs a reference at least to be compared with, got none")
+        own = self._vectors(caption)
+        return 10 * sum(_likeness(own, self._vectors(reference)) for reference in references) / len(references)
+
+    def _vectors(self, caption: str) -> tuple[list[dict[Gram, float]], int]:
+        """The weighted n-grams of a caption by n, and its number of bigrams."""
+        vectors: list[dict[Gram, float]] = [{} for _ in range(ORDER)]
+        counts = _grams(caption)
+        for gram, count in counts.items():
+            rarity = math.log(self.pictures) - math.log(max(1, self.found.get(gram, 0)))
+            vectors[len(gram) - 1][gram] = count * rarity
+        return vectors, sum(count for gram, count in counts.items() if len(gram) == 2)
+
+
+def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[float, float]]:
+    """What BLEU-4 of captions is made of; adds up over batches, clients and processes.
+
+    Args:
+        captions: N.
+        references: those of each.
+
+    Returns:
+        ``bleu/<n>`` -> (n-grams that are in a reference, n-grams) for n = 1 to 4, and ``bleu/length`` -> (words
+        written, words of the references whose length is nearest).
+
+    Raises:
+        ValueError: another number of references, a caption without any, or sacrebleu is not installed.
+    """
+    if len(captions) != len(references) or not all(references):
+        raise ValueError(
+            f"each of {len(captions)} captions needs a reference at least, got references of {len(references)}, "
+            f"{sum(not some for some in references)} of them empty"
+        )
+    if not captions:
+        return {}
+    deepest = max(map(len, references))
+    streams = [[" ".join(caption_words(r[k])) if k < len(r) else None for r in references] for k in range(deepest)]
+    metric = load_sacrebleu().BLEU(tokenize="none", smooth_method="none", max_ngram_order=ORDER)
+    found = metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], streams)
+    pairs = zip(found.counts, found.totals, strict=True)
+    grams = {f"{BLEU}{n}": (float(right), float(total)) for n, (right, total) in enumerate(pairs, 1)}
+    return {**grams, f"{BLEU}length": (float(found.sys_len), float(found.ref_len))}
+
+
+def bleu4(tally: Mapping[str, tuple[float, float]]) -> float | None:
+    """BLEU-4 in [0, 1] of an added tally; None of one without its counts."""
+    if f"{BLEU}length" not in tally:
+        return None
+    counts = [tally[f"{BLEU}{n}"] for n in range(1, ORDER + 1)]
+    written, wanted = tally[f"{BLEU}length"]
+    found = load_sacrebleu().BLEU.compute_bleu(
+        [int(right) for right, _ in counts],
+        [int(total) for _, total in counts],
+        int(written),
+        int(wanted),
+        smooth_method="none",
+        max_ngram_order=ORDER,
+    )
+    return found.score / 100
+
+
+def load_sacrebleu() -> Any:
+    """The library that counts for BLEU.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return import_module("sacrebleu.metrics")
+    except ImportError as error:
+        raise ValueError("BLEU-4 of captions needs the package sacrebleu: pip install 'confed[captions]'") from error
+
+
+def _grams(caption: str) -> Counter[Gram]:
+    words = caption_words(caption)
+    return Counter(tuple(words[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(words) - n + 1))
+
+
+def _likeness(own: tuple[list[dict[Gram, float]], int], other: tuple[list[dict[Gram, float]], int]) -> float:
+    """The sum over n of a caption's clipped cosines with one reference, over their number, with the penalty."""
+    (mine, length), (theirs, their_length) = own, other
+    total = 0.0
+    for a, b in zip(mine, theirs, strict=True):
+        norms = math.sqrt(sum(x * x for x in a.values())) * math.sqrt(sum(x * x for x in b.values()))
+        shared = sum(min(weight, b[gram]) * b[gram] for gram, weight in a.items() if gram in b)
+        total += shared / norms if norms else 0.0
+    return math.exp(-((length - their_length) ** 2) / (2 * SIGMA**2)) * total / ORDER

@@ -1,0 +1,208 @@
+"""Tokens of texts that a model writes: words of a list, or the pieces of a SentencePiece model.
+
+Token ids begin with those of :data:`confed.models.tokenizer.SPECIAL_TOKENS` in both: a text is ``[CLS] tokens [SEP]``,
+and 0 stands behind its end.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confed.models.tokenizer import SPECIAL_TOKENS, SUFFIXES, WordTokenizer
+
+__all__ = ["END", "NEVER", "START", "Pieces", "WrittenWords", "caption_tokenizer", "train_pieces"]
+
+START, END = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
+NEVER = tuple(SPECIAL_TOKENS.index(name) for name in ("[PAD]", "[UNK]", "[CLS]", "[MASK]"))
+"""Tokens that are in no text which a model writes."""
+
+_SHOWN = 60
+"""Characters of a text that a message quotes."""
+
+
+class WrittenWords:
+    """Words of a list as tokens, both ways; implements :class:`confed.data.examples.Tokenizer`.
+
+    Args:
+        words: the vocabulary, in order.
+        max_length: L, the first and the last token included; a longer text is an error and loses nothing unseen.
+
+    Raises:
+        ValueError: the word list is empty, or ``max_length`` leaves no room for a word.
+    """
+
+    def __init__(self, words: Sequence[str], max_length: int = 24) -> None:
+        # Room for one token more shows which texts are too long.
+        self._words = WordTokenizer(words, max_length + 1)
+        if max_length < 3:
+            raise ValueError(f"max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+        self.max_length, self.vocab_size, self.words = max_length, self._words.vocab_size, self._words.words
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
+
+        Raises:
+            ValueError: a text has more tokens (quotes it).
+        """
+        ids, mask = self._words(texts)
+        _refuse_long(texts, mask.sum(1), self.max_length)
+        return ids[:, : self.max_length], mask[:, : self.max_length]
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        """The texts of token ids, int64 (N, L), up to the end token; special tokens are left out."""
+        return [self._text(_behind_start(row)) for row in tokens.tolist()]
+
+    def _text(self, row: Sequence[int]) -> str:
+        words: list[str] = []
+        for number in row:
+            word = self._words.vocabulary[number]
+            if word in SUFFIXES and words:
+                words[-1] += word.removeprefix("##")
+            elif word not in (*SUFFIXES, *SPECIAL_TOKENS):
+                words.append(word)
+        return " ".join(words)
+
+    def save(self, directory: Path | str) -> None:
+        """Writes the tokenizer's folder; see :meth:`confed.models.tokenizer.WordTokenizer.save`."""
+        self._words.save(directory)
+
+
+class Pieces:
+    """Pieces of words by SentencePiece (Kudo and Richardson, EMNLP 2018), both ways.
+
+    The model's piece i has the token id ``len(SPECIAL_TOKENS) + i``; an unknown piece is ``[UNK]``.
+
+    Args:
+        file: a model file of SentencePiece.
+        max_length: L, the first and the last token included; a longer text is an error.
+
+    Raises:
+        ValueError: no such file, no such model in it, a length without room for a piece, or sentencepiece is not
+            installed.
+    """
+
+    def __init__(self, file: Path | str, max_length: int = 24) -> None:
+        path = Path(file)
+        if not path.is_file():
+            raise ValueError(f"model.pieces must be a SentencePiece model file, found none at {path}")
+        if max_length < 3:
+            raise ValueError(f"max_length must be at least 3 ([CLS], a piece, [SEP]), got {max_length}")
+        self._content = path.read_bytes()
+        self._model: Any = _sentencepiece().SentencePieceProcessor()
+        try:
+            self._model.LoadFromSerializedProto(self._content)
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} must be a SentencePiece model file: {error}") from error
+        self.max_length, self.words = max_length, ()
+        self.vocab_size = len(SPECIAL_TOKENS) + int(self._model.GetPieceSize())
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
+
+        Raises:
+            ValueError: a text has more tokens (quotes it).
+        """
+        unknown, shift = int(self._model.unk_id()), len(SPECIAL_TOKENS)
+        rows = [
+            [START, *(shift + piece if piece != unknown else SPECIAL_TOKENS.index("[UNK]") for piece in row), END]
+            for row in self._model.EncodeAsIds(list(texts))
+        ]
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        _refuse_long(texts, lengths, self.max_length)
+        ids = torch.zeros(len(rows), self.max_length, dtype=torch.int64)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = torch.tensor(row)
+        return ids, (torch.arange(self.max_length) < lengths.unsqueeze(1)).long()
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        """The texts of token ids, int64 (N, L), up to the end token; special tokens are left out."""
+        shift = len(SPECIAL_TOKENS)
+        return [
+            str(self._model.DecodeIds([number - shift for number in _behind_start(row) if number >= shift]))
+            for row in tokens.tolist()
+        ]
+
+    def save(self, directory: Path | str) -> None:
+        """Writes ``pieces.model``, which is this tokenizer's file again."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        (Path(directory) / "pieces.model").write_bytes(self._content)
+
+
+def caption_tokenizer(
+    words: Sequence[str], max_length: int = 24, pieces: Path | str | None = None
+) -> WrittenWords | Pieces:
+    """Pieces where there is a model file of them, else the dataset's words.
+
+    Raises:
+        ValueError: as of the two classes.
+    """
+    return WrittenWords(words or ("nothing",), max_length) if pieces is None else Pieces(pieces, max_length)
+
+
+def train_pieces(texts: Iterable[str], file: Path, size: int) -> int:
+    """Trains a SentencePiece model (byte pairs) and writes it.
+
+    Texts are read one after the other; at most a million of them, drawn by the library with a fixed seed, decide.
+
+    Args:
+        texts: what to learn from: texts that are nobody's secret, such as a federation's public split.
+        file: the model file to write.
+        size: number of pieces.
+
+    Returns:
+        Number of pieces.
+
+    Raises:
+        ValueError: the texts have fewer pieces than wanted, there are none, or sentencepiece is not installed.
+    """
+    library = _sentencepiece()
+    given = iter(texts)
+    first = next(given, None)
+    if first is None:
+        raise ValueError("pieces are learned from texts, got none")
+
+    def everything() -> Iterable[str]:
+        yield first
+        yield from given
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with file.open("wb") as stream:
+            library.SentencePieceTrainer.Train(
+                sentence_iterator=iter(everything()), model_writer=stream, vocab_size=size, model_type="bpe",
+                normalization_rule_name="nmt_nfkc_cf", character_coverage=1.0, input_sentence_size=1_000_000,
+                num_threads=1, minloglevel=2,
+            )  # fmt: skip
+    except RuntimeError as error:
+        file.unlink(missing_ok=True)
+        raise ValueError(f"no SentencePiece model of {size} pieces can be made of these texts: {error}") from error
+    model = library.SentencePieceProcessor()
+    model.LoadFromSerializedProto(file.read_bytes())
+    return int(model.GetPieceSize())
+
+
+def _behind_start(row: Sequence[int]) -> list[int]:
+    """The ids of a text without its start token, what is behind its end, and padding."""
+    stop = row.index(END) if END in row else len(row)
+    return [number for number in row[:stop] if number not in (0, START)]
+
+
+def _refuse_long(texts: Sequence[str], lengths: Tensor, most: int) -> None:
+    for text, length in zip(texts, lengths.tolist(), strict=True):
+        if length > most:
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+            raise ValueError(
+                f"a text must have at most {most} tokens (model.max_length; its first and last one count), this one "
+                f"has more: {shown!r}"
+            )
+
+
+def _sentencepiece() -> Any:
+    try:
+        return import_module("sentencepiece")
+    except ImportError as error:
+        raise ValueError("pieces of words need the package sentencepiece: pip install 'confed[captions]'") from error

@@ -1,0 +1,145 @@
+"""How much more each client knows with one method than with another, as a share of what it knows with that.
+
+Figures 5 and 7 of Cao, Sun and Yu ("Multimodal personalized federated learning based on Transformer", 2025) show
+(a - b) / b for each client and nothing else, a being their method's accuracy and b the other's. Where b is small this
+is large whatever a is, so that here the accuracies themselves stand beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from confed.results import formats
+from confed.results.drawing import Drawing, Pen, dress
+from confed.results.hurting import BySeed
+from confed.results.marks import spread_cell
+from confed.results.runs import average
+from confed.results.writers import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Values", "improvement", "improvement_cell", "mean_improvement", "relative_drawing", "relative_table"]
+
+Values = Mapping[str, BySeed]
+"""Method -> client -> seed -> value."""
+
+MANY = 8
+"""With more clients than this their columns are in the CSV file only."""
+
+MEAN = "mean"
+"""Heading of what is the mean over clients."""
+
+
+def improvement(own: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
+    """(a - b) / b of each client and seed that both have, where b is not 0; clients without any are left out.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    found = {
+        client: {seed: (a - b) / b for seed, a in seeds.items() if (b := other.get(client, {}).get(seed, 0.0))}
+        for client, seeds in own.items()
+    }
+    return {client: seeds for client, seeds in found.items() if seeds}
+
+
+def mean_improvement(found: BySeed) -> dict[int, float]:
+    """The mean over clients, for every seed that all of them have."""
+    seeds = sorted(set[int].intersection(*map(set, found.values()))) if found else []
+    return {seed: sum(values[seed] for values in found.values()) / len(found) for seed in seeds}
+
+
+def improvement_cell(values: Sequence[float]) -> Cell:
+    """Mean and standard deviation over seeds of shares, in percent with their sign."""
+    if not values:
+        return Cell(formats.MISSING)
+    middle, sd = _moments(values)
+    text = formats.points(middle) + (f" ± {100 * sd:.1f}" if len(values) > 1 else "")
+    return Cell(text, 100 * middle, 100 * sd if len(values) > 1 else None)
+
+
+def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: str) -> Table:
+    """What every method reaches at each client, and how much better one of them does, relative to it.
+
+    Args:
+        values: of all methods; ``own`` is one of them.
+        labels: method -> its name as people write it, in order.
+        own: the method whose improvement it is.
+        metric: name of the values.
+    """
+    clients = list(dict.fromkeys(client for of in values.values() for client in of))
+    many = len(clients) > MANY
+    columns = (
+        Column("method", words=True),
+        *(
+            Column(title, client, "%", detail=many and client != MEAN)
+            for client in (*clients, MEAN)
+            for title in (metric, "relative")
+        ),
+    )
+    rows = [own, *(method for method in labels if method != own and method in values)]
+    sections = tuple(
+        tuple(_row(values, labels, own, method, clients) for method in part) for part in (rows[:1], rows[1:])
+    )
+    note = (
+        f"Relative: (a − b) / b in %, a with {labels[own]} and b with the row's method, client by client and seed by "
+        "seed; then the mean over seeds. The mean over clients is of their shares."
+    )
+    return Table(
+        f"{labels[own]} against each method: {metric} in %, and improvement relative to it", columns, sections, (note,)
+    )
+
+
+def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Drawing | None:
+    """Bars of a method's improvement at each client, a panel per other method; None without another one.
+
+    Args:
+        values: of all methods; ``own`` is one of them.
+        labels: method -> its name as people write it, in order.
+        own: the method whose improvement it is.
+    """
+    found = {m: improvement(values[own], values[m]) for m in labels if m != own and m in values}
+    found = {method: shares for method, shares in found.items() if shares}
+    if not found:
+        return None
+    clients = list(values[own])
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        first = None
+        for number, (method, shares) in enumerate(found.items()):
+            axes = first = figure.add_subplot(lines, columns, number + 1, sharey=first)
+            for place, client in enumerate(clients):
+                middle, sd = _moments(list(shares.get(client, {}).values()))
+                axes.bar(place, 100 * middle, 0.7, color=pen("m1"), alpha=0.9)
+                if sd:
+                    axes.errorbar(place, 100 * middle, 100 * sd, color=pen("ink"), linewidth=0.9, capsize=1.8)
+            axes.axhline(0, color=pen("muted"), linewidth=0.8)
+            dress(axes, pen, f"over {labels[method]}", "", "relative improvement, %" if number % columns == 0 else "")
+            last = number + columns >= len(found)
+            axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
+
+    return Drawing(f"relative {labels[own]}", 3.5 * columns, 2.3 * lines + 0.7, draw)
+
+
+def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clients: Sequence[str]) -> tuple[Cell, ...]:
+    shares = improvement(values[own], values[method]) if method != own else {}
+    cells = [Cell(labels[method])]
+    for client in clients:
+        cells.append(spread_cell(list(values[method].get(client, {}).values())))
+        cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
+    seeds = sorted({seed for of in values[method].values() for seed in of})
+    means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
+    cells += [spread_cell(means), improvement_cell(list(mean_improvement(shares).values())) if shares else Cell("")]
+    return tuple(cells)
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation, 0 for one value or none."""
+    if not values:
+        return 0.0, 0.0
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

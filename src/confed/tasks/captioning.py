@@ -1,0 +1,170 @@
+"""Captioning: a text about a picture, learned token by token and compared with what people wrote.
+
+Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025, test captions written by a
+beam search of width 5. Metrics are those of :mod:`confed.metrics.captions`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.data.caption_batches import next_tokens, unpack_texts
+from confed.federation.protocols import Batch, Output, Tally
+from confed.metrics.captions import Cider, bleu_tally, load_sacrebleu
+from confed.registry import register_task
+
+__all__ = ["Captioning", "Decoder"]
+
+
+class Decoder(Protocol):
+    """What turns tokens back into texts."""
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        """The texts of token ids, int64 (B, L)."""
+        ...
+
+
+@register_task
+@dataclass(frozen=True)
+class Captioning:
+    """Texts about pictures; implements :class:`confed.federation.protocols.Task`.
+
+    Models are those of :mod:`confed.models.caption_writer`. Training batches carry ``text`` and ``text_mask``; the
+    model then gives scores of the M next tokens, logits (M, V), and the loss is the mean of -log p over them. Batches
+    of evaluations carry ``references``, uint8 (B, R, K), and no text; the model writes, logits int64 (B, L).
+
+    Args:
+        answers: not used; the data say 1.
+        types: names of the kinds of pictures; each gets a line of CIDEr.
+        beams: width of the search when captions are written.
+        length_penalty: power of the length that a caption's log-probability is divided by, to compare it with others.
+
+    Attributes:
+        decoder: turns written tokens into texts, once :meth:`reading` has given it.
+        cider: the weights of CIDEr's n-grams, likewise.
+
+    Raises:
+        ValueError: a width or a power out of range, or sacrebleu is not installed.
+    """
+
+    answers: int = 1
+    types: tuple[str, ...] = ()
+    beams: int = 5
+    length_penalty: float = 1.0
+    decoder: Decoder | None = field(default=None, init=False, compare=False, repr=False)
+    cider: Cider | None = field(default=None, init=False, compare=False, repr=False)
+
+    name: ClassVar[str] = "captioning"
+    head: ClassVar[str] = "answers"
+    metric: ClassVar[str] = "cider"
+    single_label: ClassVar[bool] = False
+    """Scores are of tokens, so that losses over one right class do not apply."""
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise ValueError(f"task.beams must be at least 1, got {self.beams}")
+        if self.length_penalty < 0:
+            raise ValueError(f"task.length_penalty must not be negative, got {self.length_penalty}")
+        load_sacrebleu()
+
+    def reading(self, decoder: Decoder, references: Sequence[Sequence[str]]) -> "Captioning":
+        """The same task for some data.
+
+        Args:
+            decoder: the model's tokenizer.
+            references: the captions of every picture that evaluations ask about; CIDEr weights words by how many of
+                these have them, the same for all places, so that values of places can be compared.
+
+        Raises:
+            ValueError: no picture, or one without a caption.
+        """
+        task = replace(self)
+        object.__setattr__(task, "decoder", decoder)
+        object.__setattr__(task, "cider", Cider.of(references))
+        return task
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """-log p of the next token in at least single precision, a scalar: the mean over all of the batch's.
+
+        Raises:
+            ValueError: the batch has no text, or the scores are not as many as its tokens.
+        """
+        logits, target, _ = self._scored(output, batch)
+        return functional.cross_entropy(logits, target)
+
+    def tally(self, output: Output, batch: Batch) -> Tally:
+        """Sums and weights of every metric on this batch.
+
+        Of written captions ``cider`` (0 to 10), also by type, and what BLEU-4 is made of; of token scores ``loss`` and
+        ``token_accuracy``, with a weight per token.
+
+        Raises:
+            ValueError: as :meth:`loss`; or the captions cannot be read as :meth:`reading` was not called, or there are
+                no references.
+        """
+        if output.logits.is_floating_point():
+            logits, target, _ = self._scored(output, batch)
+            count = float(len(target))
+            right = (logits.argmax(1) == target).sum().item()
+            loss = functional.cross_entropy(logits, target, reduction="sum").item()
+            return {"loss": (loss, count), "token_accuracy": (float(right), count)}
+        captions, references = self._texts(output, batch)
+        scores = self._cider(captions, references)
+        tally: dict[str, tuple[float, float]] = {"cider": (sum(scores), float(len(scores)))}
+        for kind, score in zip(batch["type"].tolist() if "type" in batch else (), scores, strict="type" in batch):
+            if 0 <= kind < len(self.types):
+                total, weight = tally.get(f"cider/{self.types[kind]}", (0.0, 0.0))
+                tally[f"cider/{self.types[kind]}"] = (total + score, weight + 1.0)
+        return {**tally, **bleu_tally(captions, references)}
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """Each example's CIDEr, 0 to 10, of which the headline is the mean; of token scores its share of right tokens.
+
+        Raises:
+            ValueError: as :meth:`tally`.
+        """
+        if not output.logits.is_floating_point():
+            return torch.tensor(self._cider(*self._texts(output, batch)), device=output.logits.device)
+        logits, target, rows = self._scored(output, batch)
+        right = (logits.argmax(1) == target).float()
+        size = len(output.features)
+        count = torch.zeros(size, device=right.device).index_add_(0, rows, torch.ones_like(right))
+        return torch.zeros(size, device=right.device).index_add_(0, rows, right) / count.clamp_min(1)
+
+    def written(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
+        """What a model wrote about each picture: ``answer``, the caption, and ``cider``.
+
+        Raises:
+            ValueError: as :meth:`tally`.
+        """
+        captions, references = self._texts(output, batch)
+        scores = self._cider(captions, references)
+        return [{"answer": text, "cider": round(score, 4)} for text, score in zip(captions, scores, strict=True)]
+
+    def _scored(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (M, V), the tokens that they are about (M,), and the rows of these (M,)."""
+        if not output.logits.is_floating_point():
+            raise ValueError("a caption that was written has no loss: the batch must have the text to learn")
+        target, rows = next_tokens(batch)
+        if output.logits.ndim != 2 or len(output.logits) != len(target):
+            raise ValueError(
+                f"captioning reads scores of the batch's {len(target)} next tokens, ({len(target)}, V), got "
+                f"{tuple(output.logits.shape)}: it needs a model that writes, such as caption_transformer_mini"
+            )
+        return output.logits.to(torch.promote_types(output.logits.dtype, torch.float32)), target, rows
+
+    def _texts(self, output: Output, batch: Batch) -> tuple[list[str], list[list[str]]]:
+        if self.decoder is None or "references" not in batch:
+            raise ValueError(
+                "written captions are compared with those of people: "
+                + ("reading(decoder, references) comes first" if self.decoder is None else "the batch has none")
+            )
+        return self.decoder.decode(output.logits), unpack_texts(batch["references"])
+
+    def _cider(self, captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        assert self.cider is not None  # comes with the decoder
+        return [self.cider.score(caption, own) for caption, own in zip(captions, references, strict=True)]

@@ -1,0 +1,130 @@
+"""FLARE with real processes, certificates and sockets: the simulator's numbers, and what survives being killed."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import psutil
+
+from confed.demonstration import free_port, started
+from confed.experiment import run
+from confed.flare_founding import found_flare
+from confed.founding import Federation
+from confed.recipe import Recipe, load_recipe
+from test_federation_processes import ended, recipe_of, same_as_simulated, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SITES = ("warm", "cold")
+Commands = dict[str, tuple[Sequence[str], Path]]
+BICSL = """
+[model]
+name = "vilt_tiny"
+width = 16
+layers = 1
+
+[data]
+name = "scenes"
+preset = "random"
+types = "answers"
+clients = 2
+train = 64
+validation = 16
+test = 32
+
+[task]
+name = "contrastive"
+width = 16
+hidden = 32
+embedding = 16
+
+[algorithm]
+name = "bicsl"
+
+[local]
+epochs = 1
+batch_size = 16
+lr = 1e-3
+
+[run]
+rounds = 2
+gallery = 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path(__file__).parent)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
+
+
+def made(root: Path, recipe: Recipe, sites: Sequence[str], *options: str) -> Commands:
+    found_flare(root, Federation(tuple(sites), "localhost", free_port(), recipe.to_toml()))
+    confed = [sys.executable, "-m", "confed.cli"]
+    lead = ["server", "recipe.toml", "--engine", "flare", "--state", "state", "--tls", ".", *options]
+    commands: Commands = {"server": ([*confed, *lead], root / "server")}
+    for name in sites:
+        commands[name] = ([*confed, "client", "recipe.toml", "--engine", "flare"], root / "sites" / name)
+    return commands
+
+
+def of_jobs(kit: Path) -> list[psutil.Process]:
+    """The processes that FLARE started for a party's job."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(kit.resolve()) in words and any(word.endswith(("worker_process", "runner_process")) for word in words):
+            found.append(process)
+    return found
+
+
+def test_a_run_survives_a_killed_job_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+    recipe = recipe_of("fedper", "run.rounds=8", "local.epochs=4", 'run.without=["both"]')
+    root = tmp_path / "fed"
+    commands = made(root, recipe, SITES, "--minimum", "2")
+    commands["warm"] = ([*commands["warm"][0], "--once"], commands["warm"][1])
+    log, cold = root / "server" / "log.txt", {"cold": commands["cold"]}
+    with started(commands) as running:
+        until(log, "round 2/8: loss", 600)
+        [job] = of_jobs(root / "sites" / "cold")
+        job.kill()
+        until(log, "going on from the last checkpoint", 600)
+        until(log, "round 4/8: loss", 600)
+        for process in [*psutil.Process(running["cold"].pid).children(recursive=True), running["cold"]]:
+            process.kill()
+        running["cold"].wait()
+        with started(cold):
+            until(log, "round 6/8: loss", 600)
+            running["server"].kill()
+            running["server"].wait()
+            with started({"server": commands["server"]}) as again:
+                ended(again["server"], log)
+                ended(running["warm"], root / "sites" / "warm" / "log.txt", 120)
+    assert "the run is over" in (root / "sites" / "warm" / "log.txt").read_text()
+    summary = same_as_simulated(recipe, root)
+    assert any("resumed" in note for note in summary["notes"])
+    assert not (root / "server" / "state" / "models" / "personal").exists()
+    assert not of_jobs(root / "server")
+
+
+def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
+    (tmp_path / "bicsl.toml").write_text(BICSL)
+    recipe = load_recipe(tmp_path / "bicsl.toml")
+    root = tmp_path / "fed"
+    commands = made(root, recipe, ("client-01", "client-02"), "--minimum", "2", "--whole")
+    with started(commands) as running:
+        ended(running["server"], root / "server" / "log.txt")
+    simulated: Mapping[str, Any] = run(recipe, root / "simulated")
+    state = root / "server" / "state"
+    assert (state / "metrics.jsonl").read_bytes() == (root / "simulated" / "metrics.jsonl").read_bytes()
+    summary = json.loads((state / "summary.json").read_text())
+    for key in ("global_seen", "bytes_up", "bytes_down", "errors"):
+        assert summary[key] == simulated[key], key

@@ -1,0 +1,73 @@
+"""Relative improvement, client by client: golden values, the table beside accuracies, bars, and the command."""
+
+import csv
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from confed.results.compare import compare
+from confed.results.relative import improvement, improvement_cell, mean_improvement, relative_drawing, relative_table
+from test_results_runs import CLIENTS, make_study
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+OURS = {"a": {0: 0.6, 1: 0.5}, "b": {0: 0.3}}
+THEIRS = {"a": {0: 0.5, 1: 0.4, 2: 0.9}, "b": {0: 0.4}}
+
+
+def test_golden_values() -> None:
+    found = improvement(OURS, THEIRS)
+    assert found["a"] == pytest.approx({0: 0.2, 1: 0.25})
+    assert found["b"] == pytest.approx({0: -0.25})
+    assert mean_improvement(found) == pytest.approx({0: (0.2 - 0.25) / 2})  # seed 1 lacks a client
+    cell = improvement_cell([0.2, 0.25])
+    assert (cell.text, cell.value, cell.sd) == ("+22.5 ± 3.5", pytest.approx(22.5), pytest.approx(3.5355, abs=1e-4))
+    assert improvement_cell([-0.25]).text == "−25.0"
+
+
+def test_nothing_is_relative_to_nothing() -> None:
+    assert improvement({"a": {0: 0.6}}, {"a": {0: 0.0}}) == {}
+    assert improvement({"a": {0: 0.6}}, {"b": {0: 0.5}}) == {}
+    assert mean_improvement({}) == {}
+    assert improvement_cell([]).text == "–"
+    assert relative_drawing({"x": OURS}, {"x": "X"}, "x") is None
+
+
+def test_each_row_is_a_method_and_the_first_one_is_ours() -> None:
+    table = relative_table({"y": THEIRS, "x": OURS}, {"y": "Y", "x": "X"}, "x", "accuracy")
+    titles = [column.full_title for column in table.columns]
+    assert titles[1:] == [f"{c} {what}" for c in ("a", "b", "mean") for what in ("accuracy", "relative")]
+    ours, theirs = table.rows
+    assert [cell.text for cell in ours] == ["X", "55.0 ± 7.1", "", "30.0", "", "47.5 ± 3.5", ""]
+    assert [cell.text for cell in theirs[:1]] == ["Y"]
+    assert theirs[2].value == pytest.approx(22.5)
+    assert theirs[4].value == pytest.approx(-25.0)
+    assert theirs[6].value == pytest.approx(-2.5)
+
+
+def test_a_comparison_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_study(tmp_path / "study", seeds=2)
+    own, base = ({seed: _personal(study, m, seed) for seed in (0, 1)} for m in ("fedp3", "fedavg"))
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", str(study), "--relative", "fedp3", "--out", str(tmp_path / "out")])
+    assert stop.value.code == 0
+    assert "against each method" in capsys.readouterr().out
+    rows = {r["method"]: r for r in csv.DictReader((tmp_path / "out/relative.csv").read_text().splitlines())}
+    for client in CLIENTS:
+        shares = [(own[s][client] - base[s][client]) / base[s][client] for s in (0, 1)]
+        assert float(rows["FedAvg"][f"{client} relative (%)"]) == pytest.approx(50 * sum(shares), abs=1e-6)
+        level = 50 * sum(base[s][client] for s in (0, 1))
+        assert float(rows["FedAvg"][f"{client} accuracy (%)"]) == pytest.approx(level)
+    svg = (tmp_path / "out/relative.svg").read_text()
+    assert ">over FedAvg<" in svg
+    assert all(f">{client}<" in svg for client in CLIENTS)
+    with pytest.raises(ValueError, match=r"relative must name a method .* got 'fedfoo'"):
+        compare([study]).relative("fedfoo")
+
+
+def _personal(study: Path, method: str, seed: int) -> dict[str, float]:
+    return json.loads((study / method / f"seed-{seed}/summary.json").read_text())["personal"]
