@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from confed.cards import card_of_recipe, merge_cards, write_card
 from confed.demonstration import demonstrate, free_port, parties, started
 from confed.experiment import run
 from confed.founding import Federation, found, make_key, read_sites, write_sites
@@ -58,6 +59,31 @@ def ended(process: Any, log: Path, seconds: float = 600) -> None:
     assert process.wait(timeout=seconds) == 0, log.read_text()[-2000:]
 
 
+OWN = ("data.name=toy_federation:own_squares", "data.train=8", "data.test=4")
+
+
+def on_cards(commands: Commands, folder: Path) -> Path:
+    """Has the server run on a card and every site put its own data in its terms; returns the card."""
+    folder.mkdir()
+    for name in SITES:
+        write_card(card_of_recipe(recipe_of("fedavg", *OWN, f"data.only={name}")), folder / f"{name}.json")
+    card = folder / "all.json"
+    write_card(merge_cards([folder / f"{name}.json" for name in SITES]), card)
+    for name, (command, where) in commands.items():
+        own = [] if name == "server" else ["--data", f"only={name}"]
+        commands[name] = ([*command, "--card", str(card), *own], where)
+    return card
+
+
+def led_as_simulated(recipe: Recipe, card: Path, root: Path) -> None:
+    """The model of a server without data is the simulator's, to the bit."""
+    run(recipe_of("fedavg", *OWN, f"data.card={card}"), root / "simulated")
+    model, state = Path("models/global/trained.safetensors"), root / "server" / "state"
+    assert (state / model).read_bytes() == (root / "simulated" / model).read_bytes()
+    assert recipe.sections["data"]["name"] not in (state / "recipe.toml").read_text()
+    assert json.loads((state / "summary.json").read_text())["scenes"] == []
+
+
 def same_as_simulated(recipe: Recipe, root: Path) -> Mapping[str, Any]:
     """The run folder's history has the simulator's bytes, and its results the simulator's numbers."""
     simulated = run(recipe, root / "simulated")
@@ -93,6 +119,15 @@ def test_a_federation_gives_the_simulators_results(tmp_path: Path, recipe: Recip
         assert {line["action"] for line in lines if line["way"] == "in"} >= {"hello", "fit", "evaluate"}
         secret = (root / "sites" / name / "key").read_text().splitlines()[1]
         assert secret not in (root / "server" / "log.txt").read_text()
+
+
+def test_a_server_without_examples_gives_the_simulators_model(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", *OWN, "data.only=nobody")
+    commands = made(tmp_path / "fed", recipe, "--minimum", "3")
+    card = on_cards(commands, tmp_path / "cards")
+    with started(commands) as running:
+        ended(running["server"], tmp_path / "fed" / "server" / "log.txt")
+    led_as_simulated(recipe, card, tmp_path / "fed")
 
 
 def test_a_server_killed_in_a_round_and_started_again_resumes_it(tmp_path: Path) -> None:

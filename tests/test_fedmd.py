@@ -1,13 +1,16 @@
 """FedMD: who sees what of the public examples, the mean of the scores, and the digestion, by hand."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from confed.algorithms.fedmd import FedMD
 from confed.data.examples import FederatedDataset, TableData
+from confed.engines.envelope import seal
 from confed.engines.local import InProcess, Setup, Simulation, simulate
 from confed.engines.perform import Workspace, perform
 from confed.federation.messages import Call, ClientInfo, Message, Reply, drive
@@ -16,6 +19,7 @@ from confed.federation.train import Local
 from confed.modality_checks import public_data
 from confed.toy import toy_clients, toy_setup
 from confed.toy_modalities import modal_clients
+from letters import Letters, remote_of, rounds
 
 STILL = Local(epochs=1, batch_size=100, lr=1e-12, optimizer="sgd", weight_decay=0.0)
 PUBLIC = 10
@@ -66,6 +70,24 @@ def test_scores_of_another_shape_are_left_out() -> None:
     with pytest.warns(UserWarning, match="leaves out a reply of '[ac]': no scores like the others'"):
         drive(FedMD().round(ServerState(0, {}), cohort), exchange)
     assert heard == ["b", "d"]
+
+
+def test_replies_must_look_as_the_public_examples_say_from_the_first_one_on(tmp_path: Path) -> None:
+    """Nobody is left out because another site was heard first."""
+    method = FedMD(items=4, public_epochs=0).published(PUBLIC, 3)
+    letters = Letters(toy_setup(method, rounds=1), tmp_path)
+
+    def longer(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        return head, seal(Message({"logits": torch.zeros(5, 3)}))
+
+    letters.tamper[0] = longer
+    (record,) = rounds(letters.setup, remote_of(letters))
+    assert record.errors.keys() == {"client-0"}
+    assert re.search(r"'logits' must be .* of shape \(4, 3\)", record.errors["client-0"])
+    asked = next(method.round(ServerState(0, {}), [ClientInfo("a", 1)]))
+    assert {name: tuple(t.shape) for name, t in asked[0].expects.items()} == {"logits": (4, 3)}
+    few = next(FedMD(items=40).published(PUBLIC, 3).round(ServerState(0, {}), [ClientInfo("a", 1)]))
+    assert few[0].expects["logits"].shape == (PUBLIC, 3)
 
 
 def test_scores_are_those_of_the_clients_model_in_the_order_of_the_public_examples() -> None:

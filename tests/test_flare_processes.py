@@ -13,12 +13,12 @@ pytest.importorskip("nvflare")
 
 import psutil
 
-from confed.demonstration import free_port, started
+from confed.demonstration import demonstrate, free_port, started
 from confed.experiment import run
 from confed.flare_founding import found_flare
 from confed.founding import Federation
 from confed.recipe import Recipe, load_recipe
-from test_federation_processes import ended, recipe_of, same_as_simulated, until
+from test_federation_processes import OWN, ended, led_as_simulated, on_cards, recipe_of, same_as_simulated, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -113,6 +113,24 @@ def test_a_run_survives_a_killed_job_a_killed_site_and_a_killed_server(tmp_path:
     assert any("resumed" in note for note in summary["notes"])
     assert not (root / "server" / "state" / "models" / "personal").exists()
     assert not of_jobs(root / "server")
+
+
+def test_the_demo_gives_the_simulators_results(tmp_path: Path) -> None:
+    recipe, said = recipe_of("fedavg", 'run.without=["both"]'), list[str]()
+    demonstrate(recipe, tmp_path / "demo", 2, said.append, "flare")
+    assert "all processes have ended" in said[-1]
+    assert any("handed in job" in line for line in said)
+    same_as_simulated(recipe, tmp_path / "demo")
+    assert not of_jobs(tmp_path / "demo" / "server")
+
+
+def test_a_server_without_examples_gives_the_simulators_model(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", *OWN, "data.only=nobody")
+    commands = made(tmp_path / "fed", recipe, ("warm", "cold", "both"), "--minimum", "3")
+    card = on_cards(commands, tmp_path / "cards")
+    with started(commands) as running:
+        ended(running["server"], tmp_path / "fed" / "server" / "log.txt")
+    led_as_simulated(recipe, card, tmp_path / "fed")
 
 
 def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def read_public_of(key: object) -> bytes:
         ({"sites": ()}, "sites must be different names"),
         ({"sites": ("a", "a")}, "sites must be different names"),
         ({"sites": ("../a",)}, "letters, digits"),
+        ({"sites": ("a", "Server")}, "no site can be called 'Server'"),
         ({"host": "x y"}, "host must be"),
         ({"port": 0}, "port must lie"),
         ({"days": 0}, "at least a day"),

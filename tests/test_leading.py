@@ -133,6 +133,7 @@ def test_the_simulator_does_not_go_on_with_a_federation(tmp_path: Path, capsys: 
         (["client", "fedvqa_scenes", "--insecure", "--site", "a", "--key", "nowhere"], "is no private key"),
         (["client", "fedvqa_scenes", "--insecure", "--site", "a", "--method", "x"], "--method must be one of"),
         (["federation", "new", "x", "--sites", " "], "sites must be different names"),
+        (["federation", "new", "x", "--sites", "a,server"], "no site can be called 'server'"),
     ],
 )  # fmt: skip
 def test_faulty_arguments_are_named(

@@ -105,6 +105,27 @@ def test_the_model_must_read_something_of_every_client() -> None:
         prepare(load_recipe("modalities", [*FEW, f"run.without={deaf}"]))
 
 
+def test_series_that_nobody_has_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match=r"model\.modalities names series, of which 'modalities' has none"):
+        prepare(load_recipe("modalities", [*FEW, 'model.modalities=["image", "text", "audio", "series"]']))
+
+
+def test_texts_longer_than_the_limit_lose_their_end_and_it_is_said_once() -> None:
+    # [CLS], four words, [SEP]: "there was one red ball" has a word too many, "there was one ball" fits.
+    with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'modalities' .*max_length = 6 ") as said:
+        _, materials = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
+    assert len([warning for warning in said if "lose their end" in str(warning.message)]) == 1
+    texts = dict.fromkeys(
+        text
+        for split in materials.questions.clients.values()
+        for part in (split.train, split.validation, split.test)
+        for text in part.questions
+    ) | dict.fromkeys(text for part in materials.questions.unseen.values() for text in part.questions)
+    long = sum(len(text.split()) > 4 for text in texts)
+    assert long
+    assert str(said[0].message).startswith(f"{long} of {len(texts)} ")
+
+
 def heard(longest_sound: int, *, seed: int = 0) -> FederatedDataset:
     """One client with sounds, of which a place's is the longest."""
     del seed

@@ -19,6 +19,7 @@ from confed.recipe import load_recipe
 from confed.results import modality_matrix
 from confed.results.cost import cost_table
 from confed.results.figures import save_figures
+from confed.results.page import Tabs
 from confed.results.report import render
 from confed.results.runs import load
 from confed.results.subsets import restriction, sets_at, sets_tried, widest
@@ -210,8 +211,22 @@ def test_parameters_are_counted_for_each_client_where_these_differ(folder: Path)
 def test_a_report_does_not_say_that_a_model_travels_where_none_does(folder: Path, tmp_path: Path) -> None:
     assert "only model tensors travel" in render(load(folder))
     (tmp_path / "recipe.toml").write_text((folder / "recipe.toml").read_text())
-    content = summary(folder) | {"bytes_total": 10, "parameters": {"sent": 0}}
+    content = summary(folder) | {"bytes_total": 10, "parameters": {"sent": 0}, "public_place": "new"}
     (tmp_path / "summary.json").write_text(json.dumps(content))
     html = render(load(tmp_path))
     assert "common examples travels, and nothing of a model" in html
     assert "only model tensors" not in html
+    del content["public_place"]  # a few bytes say that a client is done, and nothing else
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    html = render(load(tmp_path))
+    assert "every client trains alone" in html
+    assert "common examples" not in html
+
+
+def test_a_matrix_without_a_model_for_everybody_speaks_of_none(folder: Path, tmp_path: Path) -> None:
+    assert "below the rule the global model" in modality_matrix.section(load(folder), Tabs())
+    (tmp_path / "recipe.toml").write_text((folder / "recipe.toml").read_text())
+    matrix = {"personal": summary(folder)["modality_matrix"]["personal"]}
+    content = summary(folder) | {"has_global": False, "modality_matrix": matrix}
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    assert "global" not in modality_matrix.section(load(tmp_path), Tabs())

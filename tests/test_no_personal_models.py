@@ -1,4 +1,4 @@
-"""What reports say of methods without models of the clients' own, and of rows that share less than others do."""
+"""What reports say of methods that make no models of the clients' own, or none for everybody."""
 
 import json
 from html import escape
@@ -10,7 +10,15 @@ import pytest
 from confed.progress import headline
 from confed.results import formats
 from confed.results.compare import compare
-from confed.results.deployed import deployed_note, personal_note, with_deployed, without_personal
+from confed.results.deployed import (
+    deployed_note,
+    global_note,
+    personal_note,
+    public_place,
+    with_deployed,
+    without_global,
+    without_personal,
+)
 from confed.results.page import Tabs
 from confed.results.report import render
 from confed.results.runs import load
@@ -60,6 +68,41 @@ def test_a_run_on_its_own_has_no_figure_of_personal_models(folder: Path) -> None
     line = headline({"personal_mean": 0.4, "personal_worst": 0.3, "global_seen_mean": 0.4, "has_personal": False,
                      "seconds": 1.0})  # fmt: skip
     assert line == "worst client 30.0%, global on seen 40.0%, 1 s"
+
+
+def test_methods_without_a_model_for_everybody_are_known_and_named() -> None:
+    assert without_global({"algorithm": "local"})
+    assert without_global({"algorithm": "fedper"})
+    assert not without_global({"algorithm": "fedavg"})
+    assert not without_global({"algorithm": "of somebody else"})
+    assert without_global({"algorithm": "of somebody else", "has_global": False})
+    note = global_note({"Alone": {"algorithm": "local"}, "FedAvg": {"algorithm": "fedavg"}})
+    assert note == "Alone: no model for everybody, so nothing stands under global."
+    assert public_place({}, {"algorithm": {"public": "new"}}) == "new"
+    assert public_place({"public_place": "shop"}, {}) == "shop"
+    assert public_place({}, {"algorithm": {"public": 3}}) == ""
+
+
+def test_a_run_without_a_model_for_everybody_is_not_spoken_of_as_if_it_had_one(tmp_path: Path) -> None:
+    study = load(make_run(tmp_path / "seed-0", "local", 0))
+    html = render(study)
+    lead = html.split("<p class=lead>", maxsplit=1)[1].split("</p>", maxsplit=1)[0]
+    assert "One thing is measured" in lead
+    assert "There is no model for everybody." in lead
+    assert "shared model" not in lead
+    assert "every client trains alone" in lead
+    assert "global model on the clients' data (%)" not in html
+    assert "than the global model" not in html
+    assert "and the global one" not in html
+    assert any(note.startswith("Local: no model for everybody") for note in table_of(study).notes)
+
+
+def test_among_others_it_is_named(folder: Path) -> None:
+    make_run(folder / "local" / "seed-0", "local", 0)
+    html = render(load(folder))
+    assert "Two things are measured" in html
+    assert "and with Local nothing" in html
+    assert "Local: no model for everybody, so nothing stands under global." in html
 
 
 def test_heads_of_ones_own_are_spoken_of_only_where_there_are_some() -> None:

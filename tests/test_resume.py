@@ -150,6 +150,7 @@ def test_killed_at_random_moments(tmp_path: Path, reference: dict[str, bytes]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_many_times(tmp_path: Path, reference: dict[str, bytes]) -> None:
     rng, total = random.Random(0), 0
     for number in range(10):

@@ -22,7 +22,9 @@ def test_ids_by_hand():
 
 
 def test_long_questions_keep_their_separator():
-    ids, mask = WordTokenizer(WORDS, max_length=4)([" ".join(WORDS)])
+    tokenizer = WordTokenizer(WORDS, max_length=4)
+    assert tokenizer.shortened([" ".join(WORDS), " ".join(WORDS[:2]), ""]) == 1
+    ids, mask = tokenizer([" ".join(WORDS)])
     assert ids.tolist() == [[CLS, FIRST, FIRST + 1, SEP]]
     assert mask.all()
 

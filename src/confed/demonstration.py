@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from confed.founding import Federation, found
 from confed.preparing import prepare
 from confed.recipe import Recipe
 
-__all__ = ["Party", "demonstrate", "free_port", "parties"]
+__all__ = ["Party", "demonstrate", "flare_parties", "free_port", "parties", "started"]
 
 Party = subprocess.Popen[bytes]
 
@@ -53,6 +53,20 @@ def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
     return commands
 
 
+def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
+    """The same of a federation over FLARE, whose kits know the port.
+
+    Args:
+        root: what :func:`confed.flare_founding.found_flare` made.
+    """
+    confed, flare = [sys.executable, "-m", "confed.cli"], ["recipe.toml", "--engine", "flare"]
+    lead = [*confed, "server", *flare, "--state", "state", "--tls", "."]
+    commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
+    for folder in sorted((root / "sites").iterdir()):
+        commands[folder.name] = ([*confed, "client", *flare, "--kit", ".", "--once"], folder)
+    return commands
+
+
 @contextmanager
 def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict[str, Party]]:
     """Runs commands for as long as the ``with`` block lasts; what each says goes to ``log.txt`` where it is run."""
@@ -78,7 +92,9 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
                 process.wait()
 
 
-def demonstrate(recipe: Recipe, root: Path, sites: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def demonstrate(
+    recipe: Recipe, root: Path, sites: int, tell: Callable[[str], None], engine: Literal["flower", "flare"] = "flower"
+) -> dict[str, Any]:
     """Founds a federation of the first clients of a recipe's data, and runs it to its end.
 
     Args:
@@ -86,12 +102,13 @@ def demonstrate(recipe: Recipe, root: Path, sites: int, tell: Callable[[str], No
         root: a folder for everything.
         sites: how many clients.
         tell: told what happens.
+        engine: whose network carries the messages.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        ValueError: the folder is not empty, or the data have not as many clients.
+        ValueError: the folder is not empty, the data have not as many clients, or a client cannot be a site's name.
         RuntimeError: the server failed; the message has the end of what it said.
     """
     setup, _ = prepare(recipe)
@@ -99,9 +116,15 @@ def demonstrate(recipe: Recipe, root: Path, sites: int, tell: Callable[[str], No
     if not 1 <= sites <= len(names):
         raise ValueError(f"the recipe's data have {len(names)} clients, got --sites {sites}")
     port = free_port()
-    found(root, Federation(names[:sites], "localhost", port, recipe.to_toml()))
+    federation = Federation(names[:sites], "localhost", port, recipe.to_toml())
+    if engine == "flare":
+        from confed.flare_founding import found_flare
+
+        found_flare(root, federation)
+    else:
+        found(root, federation)
     tell(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}")
-    commands = parties(root, port)
+    commands = flare_parties(root) if engine == "flare" else parties(root, port)
     lead, where = commands["server"]
     commands["server"] = ([*lead, "--minimum", str(sites)], where)
     began = time.monotonic()
@@ -125,7 +148,7 @@ def _follow(log: Path, told: int, tell: Callable[[str], None]) -> int:
     data = log.read_bytes()
     whole = data.rfind(b"\n") + 1
     for line in data[told:whole].decode(errors="replace").splitlines():
-        if line.startswith(("round", "site", "warning")):
+        if line.startswith(("round", "site", "warning", "handed in", "FLARE", "going on")):
             tell(f"  server: {line}")
     return max(told, whole)
 

@@ -65,6 +65,11 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     keep_freed_memory()
     setup, materials = prepare(recipe)
+    if materials.dataset.elsewhere is not None:
+        raise ValueError(
+            f"a card stands for the data {materials.dataset.name!r}, so that there are no examples to run on; only a "
+            "federation's server, `confed server --card`, works with that"
+        )
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
     return Runner(recipe, setup, materials, folder, watch).run()

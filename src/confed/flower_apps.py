@@ -6,6 +6,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from confed.cards import with_card
 from confed.engines.flower import GridPost, client_app, server_app
 from confed.engines.roll import Patience
 from confed.engines.site import Site
@@ -19,8 +20,9 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     """The server's application and the clients'.
 
     The server's run configuration: ``state`` (the run folder), ``sites`` (how many must answer), ``wait`` and
-    ``deadline`` (seconds). A SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for
-    what stays there), and ``data-KEY`` for keys of the recipe's section ``[data]``.
+    ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A SuperNode's own configuration:
+    ``site`` (which client it is), ``private`` (the folder for what stays there), and ``data-KEY`` for keys of the
+    recipe's section ``[data]``.
 
     Args:
         recipe: a single-run recipe's file.
@@ -42,6 +44,8 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         config = context.run_config
         patience = Patience(minimum=int(config.get("sites", 1)), deadline=float(config.get("deadline", 3600.0)))
         state = Path(str(config.get("state", "federation-state")))
-        lead(site_recipe(recipe), state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
+        led, card = site_recipe(recipe), str(config.get("card", ""))
+        led = with_card(led, Path(card)) if card else led
+        lead(led, state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
 
     return server_app(main), client_app(site)

@@ -47,6 +47,8 @@ class Federation:
         for name in self.sites:
             if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
                 raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+            if name.lower() == "server":
+                raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
             raise ValueError(f"host must be a name or an address, got {self.host!r}")
         if not 0 < self.port < 65536:

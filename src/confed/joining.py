@@ -53,11 +53,14 @@ def open_site(
         over: called when the server says that the run is over.
 
     Raises:
-        ValueError: faulty recipe or data, no such client, or a limit where clients add no noise.
+        ValueError: faulty recipe or data, no such client, one without training examples, or a limit where clients add
+            no noise.
     """
     torch.set_num_threads(recipe.run.threads)
     setup, materials = prepare(recipe)
     info = client_named(setup, client)
+    if not info.num_examples:
+        raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     return Site(

@@ -55,6 +55,7 @@ def common_ground(recipe: Recipe, materials: Materials) -> str:
         "answers": list(answers),
         "types": list(materials.types),
         "tokens": materials.tokenizer.vocab_size,
+        "words": list(getattr(materials.tokenizer, "words", ())),
         "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
         "tasks": dict(getattr(dataset, "tasks", {})),
     }
@@ -77,7 +78,7 @@ def lead(
     """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
 
     Args:
-        recipe: a single-run recipe.
+        recipe: a single-run recipe; :func:`confed.cards.with_card` makes it one for a server without data.
         root: the run folder; where it holds a part of this run, that is continued.
         post: the transport.
         names: the clients that may take part; empty for all of the recipe's data.
@@ -103,6 +104,9 @@ def lead(
         # A round that is done again would show a second model with other noise, which nobody counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, materials = prepare(recipe)
+    absent = list(materials.unseen) if materials.dataset.elsewhere is not None else []
+    if materials.dataset.elsewhere is not None:
+        setup, materials = replace(setup, observers={}), replace(materials, unseen={})
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
     if setup.algorithm.pooled:
         raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
@@ -128,6 +132,7 @@ def lead(
     here = replace(setup, population=Registered(members), algorithm=_secretly(setup.algorithm))
     leader = _Leader(recipe, here, materials, folder, watch, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
+    leader.absent = absent
     summary = leader.run()
     remote.roll.farewell(10.0)
     return summary
@@ -199,9 +204,11 @@ class _Leader(Runner):
 
     Attributes:
         whole: whether models are evaluated.
+        absent: unseen places of whose examples the server holds none.
     """
 
     whole = True
+    absent: Sequence[str] = ()
 
     def __init__(
         self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch, remote: Remote
@@ -225,6 +232,8 @@ class _Leader(Runner):
         found = Examination(
             notes=["across machines: personal models, and answers to single questions, are at the sites"]
         )
+        if self.absent:
+            found.notes.append(f"not tried on unseen places, as their examples are not here: {listed(self.absent)}")
         if not self.whole:
             found.notes.append("not evaluated: a part of the model is the server's, and was not sent to the sites")
             return found
@@ -269,6 +278,9 @@ class _Leader(Runner):
         )  # fmt: skip
         # Answers to single questions are not here; what reads this file finds none.
         self.folder.write_tensors(self.folder.predictions, {})
+        if self.materials.dataset.elsewhere is not None:
+            members = map(self.setup.population.info, range(len(self.setup.population)))
+            summary["examples"] = {info.id: {"train": info.num_examples} for info in members}
         summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
         self.folder.write_json(self.folder.summary, summary)
         self._tell(self.setup.rounds, "done")

@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 from inspect import signature
 from typing import Any, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,18 +21,14 @@ from confed.data.examples import (
     channels_first,
     encode,
 )
-from confed.data.filling import Fill, filled
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
-from confed.data.missing import lose, missing_of
 from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
-from confed.data.presence import check_ownership, in_turns, is_modal
-from confed.data.regions import Regions
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
-from confed.models.grid_features import grid_features
-from confed.registry import datasets, models
+from confed.registry import models
+from confed.sources import load_source, whose
 
 __all__ = [
     "TOKENIZER_KEYS",
@@ -123,7 +118,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
             the dataset has any nor can they be made.
     """
-    options, source = json.loads(model), _load(data, seed)
+    options, source = json.loads(model), load_source(data, seed)
     if isinstance(source.dataset, LabelDataset):
         return _with_labels(source.dataset, options)
     gaps = source.modal and reads_absent(options["name"])
@@ -135,7 +130,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
     parts = source.parts
-    types = tuple(sorted({t for part in parts for t in part.types}))
+    types = tuple(sorted({t for part in parts for t in part.types} | {*dataset.types}))
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
     regions = source.regions if getattr(models[options["name"]], "reads", "") == "regions" else None
@@ -150,7 +145,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
-            own = regions[_whose(examples)]
+            own = regions[whose(examples)]
             rows = encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
             return modal(rows, examples)
         # Examples often share one picture table; it becomes one tensor.
@@ -192,8 +187,9 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     read = next(iter(regions.values())) if regions else None
     return Materials(
-        dataset, clients, unseen, types, tokenizer, tokens, read.shape[2] if read else 0, read.encoder if read else ""
-    )
+        dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
+        "" if read is None else read.encoder,
+    )  # fmt: skip
 
 
 def _with_labels(dataset: LabelDataset, options: Mapping[str, Any]) -> Materials:
@@ -290,61 +286,6 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
     return given | ({"answers": answers} if "answers" in accepted else {})
 
 
-class _Source:
-    """A dataset, and the regions of its pictures once a model asks for them; models of one study share both."""
-
-    def __init__(self, dataset: FederatedDataset | LabelDataset, fill: Fill = "zero") -> None:
-        self.dataset = dataset
-        self.fill: Fill = fill
-        self.modal = isinstance(dataset, FederatedDataset) and is_modal(dataset)
-        self.parts: list[Examples] = []
-        if isinstance(dataset, FederatedDataset):
-            self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
-            self.parts += list(dataset.unseen.values())
-
-    @property
-    def questions(self) -> FederatedDataset:
-        """The dataset, where it has questions with answers."""
-        assert isinstance(self.dataset, FederatedDataset)
-        return self.dataset
-
-    @cached_property
-    def whole(self) -> "_Source":
-        """The same with what stands in for missing pictures; itself where none is missing."""
-        complete = filled(self.questions, self.fill) if self.modal else self.questions
-        return self if complete is self.dataset else _Source(complete, self.fill)
-
-    @cached_property
-    def regions(self) -> dict[int, Regions]:
-        """The dataset's features by the identity of their tables; where it has none, made of each table of pictures.
-
-        Raises:
-            ValueError: some tables have features and others have not, their widths or makers differ, the dataset has
-                pairs of pictures, or features cannot be made of its pictures.
-        """
-        name = self.dataset.name
-        if any(np.ndim(part.image_index) > 1 for part in self.parts):
-            raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
-        if {part.regions is None for part in self.parts} == {True, False}:
-            raise ValueError(f"either all examples of {name!r} must have regions, or none")
-        found: dict[int, Regions] = {}
-        for part in self.parts:
-            if _whose(part) not in found:
-                found[_whose(part)] = grid_features(part.images) if part.regions is None else part.regions
-        widths = sorted({regions.shape[2] for regions in found.values()})
-        if len(widths) > 1:
-            raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
-        encoders = sorted({regions.encoder for regions in found.values()})
-        if len(encoders) > 1:
-            raise ValueError(f"all regions of {name!r} must be made by one encoder, got {encoders}")
-        return found
-
-
-def _whose(examples: Examples) -> int:
-    """The identity of the table of regions, or of the pictures that they are made of."""
-    return id(examples.images if examples.regions is None else examples.regions)
-
-
 def reads_absent(model: str) -> bool:
     """Whether a model takes batches without some of the modalities.
 
@@ -369,21 +310,3 @@ def _says(model: str, attribute: str) -> bool:
     said = getattr(function, attribute, None)
     returned = get_type_hints(function).get("return") if said is None else None
     return bool(getattr(returned, attribute, False) if said is None else said)
-
-
-@lru_cache(maxsize=2)
-def _load(data: str, seed: int) -> _Source:
-    values = json.loads(data)
-    constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
-    if "seed" in signature(constructor).parameters:
-        values["seed"] = seed
-    dataset: FederatedDataset | LabelDataset = constructor(**values)
-    if isinstance(dataset, LabelDataset):
-        if missing.loses:
-            raise ValueError(
-                f"data.missing is for questions with answers; the examples of {dataset.name!r} have labels"
-            )
-        return _Source(dataset)
-    check_ownership(dataset)
-    dataset = lose(dataset, missing, seed)
-    return _Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)

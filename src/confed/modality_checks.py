@@ -6,10 +6,10 @@ from math import ceil
 
 from torch import nn
 
-from confed.data.examples import FederatedDataset, TableData
+from confed.data.examples import FederatedDataset, TableData, Tokenizer
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
-from confed.data.presence import longest
+from confed.data.presence import is_modal, longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.ownership import unowned
@@ -49,12 +49,22 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
         )
 
 
-def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
-    """Raises ValueError if some sound or series is longer than the model reads."""
+def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if some sound or series is longer than the model reads, or it reads series and there are none.
+
+    Warns if texts are longer: these lose their end.
+    """
     if not isinstance(dataset, FederatedDataset) or not reads_absent(recipe.sections["model"]["name"]):
         return
     options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
-    for modality, (length, unit) in longest(dataset).items():
+    found = longest(dataset)
+    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in found:
+        raise ValueError(
+            f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
+            "to read"
+        )
+    _warn_of_long_texts(dataset, tokenizer)
+    for modality, (length, unit) in found.items():
         key, what = options[modality]
         most = recipe.sections["model"].get(key)
         if most is not None and length > round(most * unit):
@@ -62,6 +72,21 @@ def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> N
                 f"model.{key} must be at least {ceil(100 * length / unit) / 100:g}, as long as the longest of the "
                 f"{what} of {dataset.name!r}, got {most}"
             )
+
+
+def _warn_of_long_texts(dataset: FederatedDataset, tokenizer: Tokenizer) -> None:
+    """Says once how many different texts of examples of several modalities lose their end."""
+    count = getattr(tokenizer, "shortened", None)
+    if count is None or not is_modal(dataset):
+        return
+    parts = [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
+    texts = dict.fromkeys(text for part in (*parts, *dataset.unseen.values()) for text in part.questions)
+    if cut := count(list(texts)):
+        warnings.warn(
+            f"{cut} of {len(texts)} different texts of {dataset.name!r} are longer than model.max_length = "
+            f"{getattr(tokenizer, 'max_length', '?')} tokens and lose their end",
+            stacklevel=4,
+        )
 
 
 def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:

@@ -73,7 +73,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
     build = _builder(recipe, materials, task, heads)
     _check_task(task, recipe, dataset)
-    check_lengths(recipe, dataset)
+    check_lengths(recipe, dataset, materials.tokenizer)
     writes = materials.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
         raise ValueError(
@@ -104,6 +104,9 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     observers: Mapping[str, ClientData] = materials.unseen
     owned = _modalities(dataset)
     public, observers = public_data(algorithm, dataset, observers, owned)
+    if public is not None:
+        elsewhere = dataset.elsewhere or {}
+        algorithm = algorithm.published(elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest)
     _check_method(algorithm, run, materials.clients)
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.partial and not isinstance(owned, tuple):
@@ -245,7 +248,9 @@ def _reading(task: Any, recipe: Recipe, materials: Materials) -> Any:
         )
     asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
     parts = [*asked, *dataset.unseen.values()]
-    return task.reading(materials.tokenizer, [own for part in parts for own in part.captions or ()])
+    captions = [own for part in parts for own in part.captions or ()]
+    # Where all examples are elsewhere, so is whoever compares a text with captions.
+    return task.reading(materials.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
 
 
 def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:

@@ -1,7 +1,8 @@
 """Recipes: a TOML file whose sections name constructors and give exactly their keyword arguments.
 
 ``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
-any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`);
+any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`), and ``card``, a file in whose terms
+they are put (:mod:`confed.data.card_terms`);
 ``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of
 :class:`confed.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same data;
 ``[methods.NAME]`` are the keywords of one.
@@ -272,13 +273,16 @@ def _named(section: str, values: Mapping[str, Any], where: str | None = None) ->
         raise ValueError(
             f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}"
         )
-    # What examples lose at random is no dataset's own affair.
+    # What examples lose at random, and in whose terms they are put, is no dataset's own affair.
     missing = values.pop("missing", None) if section == "data" else None
+    card = values.pop("card", None) if section == "data" else None
     checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
-    if missing is None:
-        return {"name": name, **checked}
-    missing_of(missing, f"{where}.missing")
-    return {"name": name, **checked, "missing": plain(missing)}
+    if card is not None and not (isinstance(card, str) and card):
+        raise ValueError(f"{where}.card must name a card's file, got {card!r}")
+    if missing is not None:
+        missing_of(missing, f"{where}.missing")
+        checked = {**checked, "missing": plain(missing)}
+    return {"name": name, **checked, **({} if card is None else {"card": card})}
 
 
 def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ passes; numbers of passes are options and ``local.epochs``, the optimiser is ``l
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +53,8 @@ class FedMD(Algorithm):
         items: public examples per round; 0 for all.
         public_epochs: passes over the public examples, with their answers, before the first exchange.
         digest_epochs: passes over a round's public examples towards the mean of the scores.
+        scored: all public examples, and scores of each, once the data have told (:meth:`published`): then replies of
+            any other shape are refused. None where nobody did: then the first reply says what shape scores have.
     """
 
     label: ClassVar[str] = "FedMD"
@@ -60,6 +62,7 @@ class FedMD(Algorithm):
     items: int = 0
     public_epochs: int = 1
     digest_epochs: int = 1
+    scored: tuple[int, int] | None = field(default=None, init=False)
 
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "scores are shared and no values of models, so it never becomes FedAvg"
@@ -74,6 +77,12 @@ class FedMD(Algorithm):
         """The place that the recipe names."""
         return self.public
 
+    def published(self, examples: int, answers: int) -> "FedMD":
+        """Remembers what shape scores of the public examples have."""
+        told = replace(self)
+        object.__setattr__(told, "scored", (examples, answers))
+        return told
+
     def refuses(self, protection: Protection) -> str:
         """Every protection of updates: there are none."""
         return "clients send scores of public examples, and no updates of a model"
@@ -86,13 +95,16 @@ class FedMD(Algorithm):
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """Asks for scores, averages them, and hands the mean to those who gave some."""
-        replies = yield [Call(client, "predict", Message()) for client in cohort]
+        expects = None
+        if self.scored is not None:
+            examples, answers = self.scored
+            expects = {SCORES: torch.empty(min(self.items or examples, examples), answers, device="meta")}
+        replies = yield [Call(client, "predict", Message(), expects=expects) for client in cohort]
         mean, heard = Mean(getattr(torch, self.accumulator)), list[ClientInfo]()
         like: Params = {}
         for reply in replies:
             if reply.error is not None:
                 continue
-            # The server does not know the public examples: the first scores say what shape scores have.
             if not _alike(reply.message.tensors, like):
                 warnings.warn(
                     f"FedMD leaves out a reply of {reply.client.id!r}: no scores like the others'", stacklevel=2

@@ -17,6 +17,7 @@ from confed.cli import datasets
 from confed.cli import converting
 from confed.cli import pretraining
 from confed.cli import federating
+from confed.cli import federation_cards
 # isort: on
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "converting",
     "datasets",
     "federating",
+    "federation_cards",
     "forgetting",
     "looking",
     "main",

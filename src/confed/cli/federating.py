@@ -1,5 +1,6 @@
 """Verbs of a federation across machines: server, client, federation new, key and demo."""
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
     ] = False,
+    card: Annotated[
+        Path | None, typer.Option(help="Hold no examples: what of the data the server must know (federation card).")
+    ] = None,
     engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +75,7 @@ def server(
 
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
-        loaded, patience = _single(recipe, list(overrides or []), method), Patience(minimum, deadline, away)
+        loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
         with _terminable():
             federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json)
         return
@@ -91,7 +95,7 @@ def server(
     keys = {read_public(key): name for name, key in named.items()}
     if len(keys) < len(named):
         raise ValueError(f"every site has a key of its own; in {listed} some have the same")
-    loaded = _single(recipe, list(overrides or []), method)
+    loaded = _led(recipe, list(overrides or []), method, card)
     patience = Patience(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
     waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
@@ -121,6 +125,9 @@ def client(
     data: Annotated[
         list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
     ] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="Put this site's data in a card's terms, where it lacks answers or words.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
     method: Method = None,
     epsilon: Annotated[
@@ -140,6 +147,7 @@ def client(
     Dials out only. Ctrl-C stops; the same command goes on. Needs the extra "flower", or with --engine flare "flare".
     """
     given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
+    given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
     if engine is Engine.flare:
         from confed.cli import federating_flare
 
@@ -222,21 +230,35 @@ def demo(
     recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
     method: Method = None,
     out: Annotated[Path, typer.Option(help="Folder for everything; must not exist.")] = Path("federation-demo"),
+    engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
     """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
-    need_flower()
+    if engine is Engine.flare:
+        from confed.cli.federating_flare import need_flare
+
+        need_flare()
+    else:
+        need_flower()
     from confed.demonstration import demonstrate
 
     loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
     with _terminable():
-        summary = demonstrate(loaded, out, sites, say)
+        summary = demonstrate(loaded, out, sites, say, engine.value)
     show(out / "server" / "state", [summary], as_json)
 
 
 _SMALL = (
     "model.name=vilt_tiny", "data.train=200", "data.validation=40", "data.test=100", "run.rounds=3", "local.epochs=1",
 )  # fmt: skip
+
+
+def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
+    """A recipe of one run, with a card in place of its data where there is one."""
+    from confed.cards import with_card
+
+    loaded = _single(source, overrides, method)
+    return loaded if card is None else with_card(loaded, card)
 
 
 def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from confed.founding import Federation
     from confed.recipe import Recipe
 
-__all__ = ["found", "join", "serve"]
+__all__ = ["found", "join", "need_flare", "serve"]
 
 
 def serve(
@@ -33,7 +33,7 @@ def serve(
         whole: evaluate split methods too.
         as_json: print nothing but the result.
     """
-    _need_flare()
+    need_flare()
     from confed.cli.federation_page import StatusPage
     from confed.flare_apps import LeaderSettings
     from confed.flare_serving import serve
@@ -65,7 +65,7 @@ def join(
         epsilon: what this site's updates may cost in all; None for no limit.
         once: end when the server says that the run is over.
     """
-    _need_flare()
+    need_flare()
     from confed.flare_joining import join
 
     def tell(text: str) -> None:
@@ -76,13 +76,13 @@ def join(
 
 def found(folder: Path, federation: "Federation") -> None:
     """Makes the folders of a federation: ``confed federation new --engine flare``."""
-    _need_flare()
+    need_flare()
     from confed.flare_founding import found_flare
 
     found_flare(folder, federation)
 
 
-def _need_flare() -> None:
+def need_flare() -> None:
     """Raises ValueError where FLARE is not installed."""
     from importlib.util import find_spec
 

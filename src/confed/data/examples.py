@@ -193,6 +193,9 @@ class FederatedDataset:
         mixture: where texts are learned, the shares of texts alone, of pictures with texts, and of documents in every
             training batch; empty where rows come as they are.
         public: texts that are nobody's secret, from which pieces of words may be learned.
+        types: question types that there are besides those of the examples here.
+        elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
+            number of its examples; None where they are here.
     """
 
     name: str
@@ -207,6 +210,8 @@ class FederatedDataset:
     modalities: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     mixture: tuple[float, ...] = ()
     public: Sequence[str] = ()
+    types: tuple[str, ...] = ()
+    elsewhere: Mapping[str, int] | None = None
 
     @property
     def captioned(self) -> bool:

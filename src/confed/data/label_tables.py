@@ -14,7 +14,10 @@ from confed.data.ml_files.table import multi_hot
 from confed.data.picture_tables import StoredPictures, channels_first
 from confed.losses.label_states import label_states
 
-__all__ = ["Both", "LabelData", "LabelTable", "LazyTables", "Selected", "SparseLabels", "encode_labels", "pool_labels"]
+__all__ = [
+    "Both", "LabelData", "LabelTable", "LazyTables", "Selected", "SparseLabels", "encode_labels", "kinds_of",
+    "pool_labels",
+]  # fmt: skip
 
 Value = TypeVar("Value")
 
@@ -214,17 +217,14 @@ def encode_labels(
     if not dataset.clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     sizes: np.ndarray | None = getattr(dataset.clients, "sizes", None)
-    looked_at = [name for name, _ in zip(dataset.clients, range(_LOOKED_AT), strict=False)]
-    splits = {name: dataset.clients[name] for name in looked_at}
-    parts = {name: (split.train, split.validation, split.test) for name, split in splits.items()}
+    parts = _looked_at(dataset)
     for name, roles in parts.items():
         for examples in roles:
             dataset.check(name, examples)
-    if sizes is None and len(looked_at) == len(dataset.clients):
-        sizes = np.array([len(split.train) for split in splits.values()], dtype=np.int64)
+    if sizes is None and len(parts) == len(dataset.clients):
+        sizes = np.array([len(train) for train, _, _ in parts.values()], dtype=np.int64)
     everything = [*(examples for roles in parts.values() for examples in roles), *dataset.unseen.values()]
-    kinds = {id(e.types): e.types for e in everything if e.types is not None}
-    types = tuple(sorted({str(kind) for own in kinds.values() for kind in np.unique(own)}))
+    types = _kinds(dataset, everything)
     encoder = _Encoder(tokenizer, types)
 
     def make(client: str) -> LabelData:
@@ -239,6 +239,23 @@ def encode_labels(
     unseen = {name: encoder.table(examples) for name, examples in dataset.unseen.items()}
     places: dict[str, TableData] = {name: LabelData(rows, rows, rows) for name, rows in unseen.items()}
     return LazyTables(dataset.clients, make, sizes), places, types
+
+
+def kinds_of(dataset: LabelDataset) -> tuple[str, ...]:
+    """The names of the kinds of examples of the first thousand clients and of unseen places, sorted."""
+    parts = [examples for roles in _looked_at(dataset).values() for examples in roles]
+    return _kinds(dataset, [*parts, *dataset.unseen.values()])
+
+
+def _looked_at(dataset: LabelDataset) -> dict[str, tuple[LabelExamples, LabelExamples, LabelExamples]]:
+    names = [name for name, _ in zip(dataset.clients, range(_LOOKED_AT), strict=False)]
+    splits = {name: dataset.clients[name] for name in names}
+    return {name: (split.train, split.validation, split.test) for name, split in splits.items()}
+
+
+def _kinds(dataset: LabelDataset, parts: Sequence[LabelExamples]) -> tuple[str, ...]:
+    kinds = {id(e.types): e.types for e in parts if e.types is not None}
+    return tuple(sorted({*dataset.types, *(str(kind) for own in kinds.values() for kind in np.unique(own))}))
 
 
 class _Encoder:

@@ -94,6 +94,9 @@ class LabelDataset:
         facts: what ``confed data describe`` prints beside the counts.
         words: of texts, the words that a tokenizer must know.
         coarse: label -> its coarse label, where there are two levels.
+        types: kinds of examples that there are besides those of the examples here.
+        elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
+            number of its examples; None where they are here.
 
     Raises:
         ValueError: a label is repeated, an unseen place has other labels, or ``coarse`` names one that is not a label.
@@ -106,6 +109,8 @@ class LabelDataset:
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     words: tuple[str, ...] = ()
     coarse: Mapping[str, str] = field(default_factory=dict[str, str])
+    types: tuple[str, ...] = ()
+    elsewhere: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) != len(self.labels):

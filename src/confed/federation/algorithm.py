@@ -117,6 +117,18 @@ class Algorithm:
         """
         return None
 
+    def published(self, examples: int, answers: int) -> Self:
+        """The method, told what every client holds besides its own; itself by default.
+
+        Called once per run, before any training, where :meth:`public_place` names a place.
+
+        Args:
+            examples: how many there are.
+            answers: scores that a model gives each.
+        """
+        del examples, answers
+        return self
+
     def refuses(self, protection: Protection) -> str:
         """Why a protection of updates has no meaning for this method, as the end of a sentence; "" where it has.
 

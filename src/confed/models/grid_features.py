@@ -60,7 +60,8 @@ def grid_features(images: np.ndarray | Pictures) -> HeldRegions:
     try:
         with torch.inference_mode():
             for rows in torch.arange(len(table)).split(_CHUNK):
-                found[rows[0] : rows[-1] + 1] = _patch_states(model, table[rows]).numpy()
+                if len(rows):  # a table without pictures has one part without rows
+                    found[rows[0] : rows[-1] + 1] = _patch_states(model, table[rows]).numpy()
     finally:
         torch.set_num_threads(threads)
     boxes = np.broadcast_to(grid_boxes(side, side), (len(table), side * side, 4))

@@ -77,6 +77,10 @@ class WordTokenizer:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         return _encode(self._tokenizer, texts, self.max_length)
 
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
+        return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
+
     def save(self, directory: Path | str) -> None:
         """Writes the two files of a tokenizer folder, for :meth:`load` and for ``AutoTokenizer``."""
         directory = Path(directory)
@@ -126,6 +130,10 @@ class BertTokenizer:
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length)."""
         return _encode(self._tokenizer, texts, self.max_length)
+
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of some texts are longer than ``max_length`` tokens and so lose their end."""
+        return sum(bool(row.overflowing) for row in self._tokenizer.encode_batch(list(texts)))
 
     def save(self, directory: Path | str) -> None:
         """Writes ``tokenizer.json``; :func:`bert_tokenizer` reads the folder."""

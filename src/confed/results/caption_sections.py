@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from confed.results.deployed import global_note, without_global
 from confed.results.marks import spread_cell
 from confed.results.runs import Study, average, counted, numbers
 from confed.results.writers import Cell, Column, Table, to_html
@@ -58,9 +59,13 @@ def section(study: Study) -> str:
 def measured(study: Study) -> str:
     """What is measured, in a sentence."""
     abroad = " and of unseen places" if study.scenes else ""
+    firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
+    nobodys, note = all(map(without_global, firsts.values())), global_note(firsts)
+    who = "." if nobodys else ", and those of the one shared model."
     return (
-        f"What is measured after the last round is how near captions of the clients' test pictures{abroad} are to "
-        "those of people: captions that each client's own model writes, and those of the one shared model."
+        f"What is measured after the last round is how near captions of the clients' test pictures"
+        f"{'' if nobodys else abroad} are to those of people: captions that each client's own model writes{who}"
+        + (f" {note}" if note and not nobodys else "")
     )
 
 

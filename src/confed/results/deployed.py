@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from confed.results.runs import Run
 
 __all__ = [
-    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "is_shown", "personal_note",
-    "with_deployed", "with_deployed_of", "without_personal",
+    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "global_note", "is_shown", "personal_note",
+    "public_place", "with_deployed", "with_deployed_of", "without_global", "without_personal",
 ]  # fmt: skip
 
 HEADLINES = ("personal", "global_seen")
@@ -126,6 +126,32 @@ def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
     if not labels:
         return ""
     return f"{formats.names(labels)}: no models of the clients' own, so under personal stands the global model."
+
+
+def without_global(summary: Mapping[str, Any]) -> bool:
+    """Whether a run's method makes no model for everybody: clients train alone, or keep parts of it to themselves."""
+    return not _property(summary, "has_global", True)
+
+
+def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which methods have nothing under global, in a sentence; the empty text if all have.
+
+    Args:
+        firsts: label of a method -> a summary of one of its runs.
+    """
+    labels = [label for label, summary in firsts.items() if without_global(summary)]
+    return f"{formats.names(labels)}: no model for everybody, so nothing stands under global." if labels else ""
+
+
+def public_place(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The unseen place whose examples every client holds; the empty text where a run's method has no such place.
+
+    Args:
+        summary: of a run.
+        recipe: its resolved recipe, where older summaries do not state it.
+    """
+    stated = summary.get("public_place", recipe.get("algorithm", {}).get("public"))
+    return stated if isinstance(stated, str) else ""
 
 
 def _own_heads(summary: Mapping[str, Any]) -> bool:

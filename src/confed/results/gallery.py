@@ -3,6 +3,7 @@
 Each picture is in the page once, as a CSS rule, however many methods were asked about it. Attention is drawn
 as a dark veil that is thin where the model looks: a veil leaves the colours, which many questions are about,
 as they are. A model that reads regions has its veil drawn box by box, with a line around the box that counted most.
+A sound, too, is in the page once: where it is shown again there is its waveform only.
 """
 
 import base64
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from confed.results.heard import Recording, modalities_line, player, read, series_plot
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, number
 
@@ -32,7 +34,7 @@ Sample = Mapping[str, Any]
 
 
 class Album:
-    """Pictures of a page, each stored once.
+    """Pictures and sounds of a page, each stored once.
 
     Attributes:
         css: rules of the pictures added so far.
@@ -41,6 +43,7 @@ class Album:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._rules: list[str] = []
+        self._heard: set[str] = set()
 
     @property
     def css(self) -> str:
@@ -63,6 +66,12 @@ class Album:
             self._rules.append(f".{name}{{background-image:url(data:image/png;base64,{image})}}")
         return self._names[image]
 
+    def first(self, recording: Recording) -> bool:
+        """Whether a recording was not asked about before: then it is put into the page."""
+        known = recording.text in self._heard
+        self._heard.add(recording.text)
+        return not known
+
 
 def gallery(study: Study, tabs: Tabs, album: Album) -> str:
     """Cards of all samples, one tab per method, and first a table of all methods.
@@ -80,13 +89,15 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
     if not samples:
         return ""
     labels = study.labels
-    panels = [
-        (labels[m], f"<div class=cards>{''.join(_card(sample, album) for sample in found)}</div>")
+    # Sounds are in the first panel.
+    panels = [("All methods", _glance(samples, labels, album))] if len(samples) > 1 else []
+    again = "to be heard under “All methods”" if panels else "to be heard further up"
+    panels += [
+        (labels[m], f"<div class=cards>{''.join(_card(sample, album, again) for sample in found)}</div>")
         for m, found in samples.items()
     ]
     if len(panels) == 1:
         return tabs(panels)
-    panels.insert(0, ("All methods", _glance(samples, labels, album)))
     # First the cards, which show where a model looked: those of the last method whose clients have models of their own.
     own = [
         k for k, found in enumerate(samples.values(), 1) if any(s.get("global") and s.get("personal") for s in found)
@@ -99,8 +110,8 @@ def _asked(run: Run) -> list[Sample]:
     return [sample for sample in run.gallery() if "forgotten" not in sample]
 
 
-def _card(sample: Sample, album: Album) -> str:
-    """One question to one method's two models."""
+def _card(sample: Sample, album: Album, again: str) -> str:
+    """One question to one method's two models; ``again`` says where a sound is that was shown before."""
     picture, second = album.add(sample.get("image")), album.add(sample.get("image2"))
     truth = str(sample.get("answer", ""))
     place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
@@ -112,12 +123,30 @@ def _card(sample: Sample, album: Album) -> str:
         )
         if isinstance(given, Mapping)
     )
+    answers = answers or "<small>There is no model to be asked here.</small>"
+    shown = f"{_shown(sample, picture, second)}{_others(sample, album, again)}"
     return (
         f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
         f"{escape(str(sample.get('question', '')))}</h3>"
-        f"{_pictures(picture, second)}{_offered(sample)}"
+        f"<div>{shown}</div>{_offered(sample)}"
         f"<div class=answers>{_truth(sample)}{answers}</div></div>"
     )
+
+
+def _shown(sample: Sample, picture: str, second: str) -> str:
+    """The pictures; where the sample has none, nothing, and what else it has follows."""
+    has = sample.get("has")
+    return "" if isinstance(has, list) and "image" not in has else _pictures(picture, second)
+
+
+def _others(sample: Sample, album: Album, again: str) -> str:
+    """The sound and the values of sensors, and which modalities there are."""
+    html = modalities_line(sample.get("has"), sample.get("lacks"))
+    recording = read(sample.get("sound"))
+    if recording is not None:
+        seconds = number(sample["sound"].get("seconds"))
+        html = player(recording, seconds, "" if album.first(recording) else again) + html
+    return series_plot(sample.get("series")) + html
 
 
 def _truth(sample: Sample) -> str:
@@ -177,10 +206,13 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
             cells += f"<td>{pairs or '–'}</td>"
         second = album.add(sample.get("image2"))
         pair = f'<div class="picture p64 {second}" style="margin-top:4px"></div>' if second else ""
+        bare = not picture and isinstance(sample.get("has"), list)
+        view = "" if bare else f'<div class="picture p64 {picture}"></div>'
         rows += (
-            f'<tr><td><div class="picture p64 {picture}"></div>{pair}</td><td>'
+            f"<tr><td>{view}{pair}</td><td>"
             f"{escape(str(sample.get('question', '')))}"
-            f" <b>{escape(truth)}</b><br><small>{escape(place)}</small></td>{cells}</tr>"
+            f" <b>{escape(truth)}</b><br><small>{escape(place)}</small>"
+            f"{_others(sample, album, 'to be heard further up')}</td>{cells}</tr>"
         )
     return (
         '<div class="scroll wide"><table class=glance><thead><tr><th></th>'
@@ -192,7 +224,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
 
 
 def _key(sample: Sample) -> tuple[str, ...]:
-    return tuple(str(sample.get(part, "")) for part in ("place", "question", "answer", "image"))
+    return tuple(str(sample.get(part, "")) for part in ("place", "question", "answer", "image", "sound", "series"))
 
 
 def _verdict(given: Sample, truth: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from confed.results.deployed import VIEWS, is_shown, without_personal
+from confed.results.deployed import VIEWS, is_shown, without_global, without_personal
 from confed.results.label_tables import is_labelled
 from confed.results.marks import is_bound
 from confed.results.measured import metric_of
@@ -10,7 +10,7 @@ from confed.results.runs import Run, Study, average, number, numbers
 
 __all__ = [
     "Curve", "curve", "curve_metric", "evaluations", "judged", "judged_curve", "judged_words", "loss", "means",
-    "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until",
+    "no_global", "nobody_has_own", "of_place", "over_seeds", "seconds_until", "sent_until",
 ]  # fmt: skip
 
 POOLED = "C-AP-binned"
@@ -68,6 +68,11 @@ def nobody_has_own(study: Study) -> bool:
     """
     summaries = [run.summary for run in study.runs]
     return all(without_personal(s) or is_bound(s) for s in summaries) and any(map(without_personal, summaries))
+
+
+def no_global(study: Study) -> bool:
+    """Whether no method of a study makes a model for everybody."""
+    return all(without_global(run.summary) for run in study.runs)
 
 
 def curve(run: Run, view: str) -> Curve:

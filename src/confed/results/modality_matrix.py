@@ -13,6 +13,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.ownership import MODALITIES
 from confed.results import formats, page
 from confed.results.drawing import Drawing, Pen
+from confed.results.history import no_global
 from confed.results.marks import spread_cell
 from confed.results.measured import metric_of
 from confed.results.page import Tabs
@@ -92,10 +93,11 @@ def section(study: Study, tabs: Tabs) -> str:
     if not panels:
         return ""
     over = ", mean over seeds" if len(study.seeds) > 1 else ""
+    shared = "" if no_global(study) else "; below the rule the global model on them, and on unseen places"
     text = (
-        f"Test {metric_of(study.runs)} in %{over}. Row: a client's own model on its own test examples; below the rule "
-        "the global model on them, and on unseen places. Column: all that the model is shown. Framed: everything that "
-        "these examples have. A cell is empty where the examples, or the client, lack one of the modalities."
+        f"Test {metric_of(study.runs)} in %{over}. Row: a client's own model on its own test examples{shared}. Column: "
+        "all that the model is shown. Framed: everything that these examples have. A cell is empty where the examples, "
+        "or the client, lack one of the modalities."
     )
     return page.paragraph(text, "muted") + tabs(panels)
 

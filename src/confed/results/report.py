@@ -22,8 +22,9 @@ from confed.results import (
     spent,
     steps,
 )
-from confed.results.deployed import personal_note, without_personal
+from confed.results.deployed import without_global, without_personal
 from confed.results.gallery import Album, gallery
+from confed.results.lead import clients, lead, listed
 from confed.results.measured import metric_of
 from confed.results.page import Tabs
 from confed.results.runs import Run, Study, load, number
@@ -122,7 +123,7 @@ def render(study: Study) -> str:
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
-    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{_lead(study)}{page.callout(_gaps(study))}"
+    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, album.css)
 
 
@@ -153,105 +154,13 @@ def _chips(study: Study) -> list[str]:
     rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
     chips = [
         "run" if study.single else "study",
-        f"{_clients(study)} clients",
+        f"{clients(study)} clients",
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
         f"metric: {'C-AP' if label_sections.labelled(study) else metric_of(study.runs)}",
     ]
     trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
     return chips + [f"trained: {name}" for name in trainable]
-
-
-def _lead(study: Study) -> str:
-    """What was run, for somebody who was not there."""
-    first = study.runs[0]
-    names = _listed(study.clients) if len(study.clients) <= 8 else ""
-    sizes = [
-        n
-        for client in study.clients
-        if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
-    ]
-    labels = label_sections.labelled(study)
-    things = label_sections.unit(study) if labels else "texts" if caption_sections.captioned(study) else "questions"
-    size = ""
-    if sizes:
-        low, high = int(min(sizes)), int(max(sizes))
-        size = f"{low} training {things} each" if low == high else f"{low} to {high} training {things}"
-    inner = "; ".join(part for part in (names, size) if part)
-    text = f"{_counted(_clients(study), 'client')} {f'({inner}) ' if inner else ''}trained "
-    rounds = int(first.summary.get("rounds", 0))
-    model = first.recipe.get("model", {}).get("name")
-    kind = "model that gives every example any number of labels" if labels else "vision-language model"
-    text += f"a {kind}{f' ({model})' if model else ''} "
-    text += f"for {_counted(rounds, 'round', lower=True)}. "
-    split = steps.splitting(study)
-    if study.single and is_bound(first.summary):
-        text += "All data are in one place. "
-    else:
-        pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
-        text += f"{things.capitalize() if labels else f'Pictures and {things}'} stay with their client"
-        text += f" (but with {_listed(pooled)}, for which all data are in one place); " if pooled else "; "
-        text += _travelling(study, split)
-    if study.single:
-        text += f"The method is {first.label}. "
-    else:
-        seeds = len(study.seeds)
-        labels = study.labels
-        text += f"{_counted(len(labels), 'method')} ({_listed(list(labels.values()))}) "
-        alike = len(sections.tasks(study)) < 2 and not (labels and label_sections.models_differ(study))
-        text += "started from the same model" if alike else "trained on the same data"
-        text += f", with {_counted(seeds, 'seed', lower=True)}. " if seeds > 1 else ". "
-    return page.paragraph(text + _measured(study), "lead")
-
-
-def _travelling(study: Study, split: list[str]) -> str:
-    """What parties send each other.
-
-    Args:
-        study: what was run.
-        split: labels of the methods that send activations.
-    """
-    sent = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
-    # Something is sent, and nothing of a model.
-    other = [
-        label
-        for label, summary in sent.items()
-        if label not in split and number(summary.get("bytes_total")) and summary.get("parameters", {}).get("sent") == 0
-    ]
-    if other and len(other) == len(sent):
-        return "what the clients' models say of common examples travels, and nothing of a model. "
-    more = [f"with {_listed(split)} activations and their gradients batch by batch"] if split else []
-    more += [f"with {_listed(other)} what the clients' models say of common examples instead"] if other else []
-    return f"model tensors travel, and {' and '.join(more)}. " if more else "only model tensors travel. "
-
-
-def _clients(study: Study) -> int:
-    """How many there are: of very many a summary names some and counts the others."""
-    more = max((int(number(run.summary.get("more_clients")) or 0) for run in study.runs), default=0)
-    return len(study.clients) + more
-
-
-def _measured(study: Study) -> str:
-    """What is measured, and of which models."""
-    if label_sections.labelled(study):
-        return (
-            "What is measured after the last round is how well the labels of test examples are told: by how a model "
-            "sorts the examples (AP), and by which labels it predicts (P, R, F1)."
-        )
-    if caption_sections.captioned(study):
-        return caption_sections.measured(study)
-    firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
-    everybody = "how well the one shared model answers those of everybody"
-    abroad = f", also in {_listed(study.scenes)}, where nobody trained." if 0 < len(study.scenes) <= 8 else "."
-    if all(without_personal(summary) or is_bound(summary) for summary in firsts.values()):
-        text = (
-            f"One thing is measured after the last round: how well the one model answers everybody's questions{abroad}"
-        )
-    else:
-        text = "Two things are measured after the last round: how well each client's own model answers the questions "
-        text += f"of that client, and {everybody}{abroad}"
-    note = personal_note(firsts)
-    return f"{text} {note}" if note else text
 
 
 def _tiles(study: Study) -> str:
@@ -268,6 +177,8 @@ def _tiles(study: Study) -> str:
     if without_personal(summary) or is_bound(summary):
         del names["personal_mean"]  # it would be the global model's again
         names["personal_worst"] = "the worst client (%)"
+    if without_global(summary):
+        names = {name: words for name, words in names.items() if name.startswith("personal")}
     found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
     found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
     found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
@@ -285,7 +196,7 @@ def _gaps(study: Study) -> list[str]:
             lines.append(f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results.")
         absent = [f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"]
         if absent and run.complete:
-            lines.append(f"{who} lacks {_listed(absent)}.")
+            lines.append(f"{who} lacks {listed(absent)}.")
     shown = 12
     return lines if len(lines) <= shown else [*lines[:shown], f"… and {len(lines) - shown} more."]
 
@@ -356,32 +267,3 @@ def _settings(study: Study, tabs: Tabs) -> str:
 def _recipe(run: Run) -> str:
     lines = [f"{key} = {value!r}" for key, value in flat(run.recipe).items()]
     return f"<pre>{page.escape(chr(10).join(lines))}</pre>"
-
-
-_WORDS = (
-    "No",
-    "One",
-    "Two",
-    "Three",
-    "Four",
-    "Five",
-    "Six",
-    "Seven",
-    "Eight",
-    "Nine",
-    "Ten",
-    "Eleven",
-    "Twelve",
-)
-
-
-def _counted(number_of: int, noun: str, lower: bool = False) -> str:
-    word = _WORDS[number_of] if 0 <= number_of < len(_WORDS) else str(number_of)
-    return f"{word.lower() if lower else word} {noun}{'' if number_of == 1 else 's'}"
-
-
-def _listed(names: "list[str] | tuple[str, ...]") -> str:
-    """Names joined as in a sentence."""
-    if any("," in name for name in names):
-        return formats.names(names)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

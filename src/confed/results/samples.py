@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from confed.data.examples import Examples, Table
 from confed.data.modal_tables import ModalTable
 from confed.data.picture_tables import NoPictures
-from confed.data.presence import presence
+from confed.data.presence import MODALITIES, is_modal, modalities_of, presence
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
@@ -26,6 +26,7 @@ from confed.materials import Materials
 from confed.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.results.forgotten import filter_of, picked
+from confed.results.heard import kept_series, kept_sound
 
 __all__ = ["answer", "fill", "gallery", "png"]
 
@@ -125,6 +126,7 @@ def gallery(
     entries: list[dict[str, Any]] = []
     places = [(name, split.test, materials.clients[name], True) for name, split in materials.questions.clients.items()]
     places += [(name, test, materials.unseen[name], False) for name, test in materials.questions.unseen.items()]
+    usual = _usual(materials)
     for number, (name, examples, data, seen) in enumerate(places):
         task = None if task_of is None else task_of(name)
         rows = _spread(examples, count, first=number)
@@ -153,6 +155,7 @@ def gallery(
             entries.append(
                 {
                     **_question(name, examples, row),
+                    **_senses(examples, row, usual),
                     "seen": seen,
                     **{view: given and _named(given[position], examples, row) for view, given in views.items()},
                 }
@@ -208,6 +211,29 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
         entry |= {"captions": list(examples.captions[row]), "answer": examples.captions[row][0]}
     if examples.choices is not None:
         entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
+    return entry
+
+
+def _usual(materials: Materials) -> set[str]:
+    """The modalities that some client has; nothing where all examples have a picture and a text."""
+    if not is_modal(materials.questions):
+        return set()
+    return {modality for own in modalities_of(materials.questions).values() for modality in own}
+
+
+def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
+    """Sound and series of an example, and what it has and lacks of what is usual."""
+    if not usual:
+        return {}
+    there = dict(zip(MODALITIES, presence(examples)[row].tolist(), strict=True))
+    entry: dict[str, Any] = {
+        "has": [name for name in MODALITIES if there[name]],
+        "lacks": [name for name in MODALITIES if name in usual and not there[name]],
+    }
+    if there["audio"] and examples.sounds is not None and examples.sound_index is not None:
+        entry["sound"] = kept_sound(examples.sounds, int(examples.sound_index[row]))
+    if there["series"] and examples.series is not None and examples.series_index is not None:
+        entry["series"] = kept_series(examples.series, int(examples.series_index[row]))
     return entry
 
 

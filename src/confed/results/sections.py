@@ -7,7 +7,7 @@ from confed.metrics.fairness import across_clients
 from confed.results import formats, lines, page, plots
 from confed.results.cost import cost_table, race_table
 from confed.results.drawing import GLOBAL, PERSONAL, Drawing, looks
-from confed.results.history import judged, judged_words, nobody_has_own
+from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.hurting import BySeed, by_seed, hurting
 from confed.results.label_tables import is_labelled
 from confed.results.measured import metric_of, types_in_order
@@ -50,7 +50,8 @@ def tasks(study: Study) -> list[str]:
 def legend(study: Study) -> str:
     """Which colour is which method, or for a run on its own which model."""
     own = () if nobody_has_own(study) else (PERSONAL,)
-    shown = (*own, GLOBAL) if study.single else looks(study).values()
+    shared = () if no_global(study) else (GLOBAL,)
+    shown = (*own, *shared) if study.single else looks(study).values()
     return page.legend([(look.label, look.colour, look.dashed, look.glyph) for look in shown])
 
 
@@ -123,7 +124,9 @@ def _whose(study: Study, on: str = "") -> str:
     """The models that bars and curves of single clients are about."""
     if nobody_has_own(study):
         return "the global model" if study.single else "the global models"
-    return f"the client's personal model, and the global one{on}" if study.single else f"{judged(study)} models"
+    if study.single:
+        return "the client's personal model" + ("" if no_global(study) else f", and the global one{on}")
+    return f"{judged(study)} models"
 
 
 def matrices(study: Study, tabs: Tabs) -> str:
@@ -245,7 +248,8 @@ def _fairness(study: Study) -> str:
     local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
     rows: list[tuple[Cell, ...]] = []
     view = judged(study)
-    kind, against = judged_words(study), view == "personal" and not nobody_has_own(study)
+    kind = judged_words(study)
+    against = view == "personal" and not nobody_has_own(study) and not no_global(study)
     if any(is_labelled(run.summary) for run in study.runs):
         kind = "global" if nobody_has_own(study) else "personal"
     for method in study.methods:

@@ -120,6 +120,8 @@ def summarise_run(
         **_parameters(setup, workspace),
         "own_heads": setup.algorithm.own_heads,
         "has_personal": setup.algorithm.has_personal,
+        "has_global": setup.algorithm.has_global,
+        **({"public_place": place} if (place := setup.algorithm.public_place()) is not None else {}),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}

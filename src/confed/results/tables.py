@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confed.results import formats
-from confed.results.deployed import deployed_note, is_shown, personal_note, with_deployed
+from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
 from confed.results.label_tables import is_labelled, label_table, label_tables, label_value
 from confed.results.marks import BOUNDS, is_bound, marks, spread_cell
@@ -141,7 +141,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     )
     notes = _notes(methods, many, bool(bounds))
     firsts = {label: runs[0] for label, runs in methods}
-    notes[1:1] = filter(None, [deployed_note(firsts) if deployed else "", personal_note(firsts)])
+    notes[1:1] = filter(None, [deployed_note(firsts) if deployed else "", personal_note(firsts), global_note(firsts)])
     if finetuned:
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
     return Table(_title(every, methods), columns, sections, tuple(notes))
