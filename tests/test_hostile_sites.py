@@ -158,6 +158,15 @@ def test_errors_name_no_files_to_the_server_and_all_of_them_at_home(tmp_path: Pa
     assert "jane-roe" in said[-1]
 
 
+def test_a_site_reads_in_which_round_it_is_asked_what(tmp_path: Path) -> None:
+    setup, said = toy_setup(FedAvg(), rounds=3), list[str]()
+    site = Site(setup, client_named(setup, "client-0"), tmp_path, tell=said.append)
+    shared = Message(dict(Workspace(setup.model()).initial), {"split": "test", "limit": 0})
+    for action, round in (("fit", 0), ("evaluate", 1), ("evaluate", 5)):
+        asked(site, action, shared, round)
+    assert said == ["round 1: fit", "after round 1: evaluate", "the end: evaluate"]
+
+
 def test_what_another_party_wrote_cannot_move_the_cursor(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg())
     told = {**fingerprint(setup, Workspace(setup.model())).scalars(), "version": "1\x1b[2J\n"}

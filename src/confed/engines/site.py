@@ -151,6 +151,12 @@ class Site:
         self._over()
         return Answer(request.id, None, False, 0.0), seal(Message())
 
+    def _when(self, request: Request) -> str:
+        """What is asked, as the person at the site reads it: an evaluation counts the rounds that are over."""
+        if request.action != "evaluate":
+            return f"round {request.round + 1}: {request.action}"
+        return f"{'the end' if request.round > self._setup.rounds else f'after round {request.round}'}: evaluate"
+
     def _answer(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
         if request.client != self.client.id:
             raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
@@ -159,14 +165,14 @@ class Site:
         what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
         asked = digest(json.dumps(what).encode(), body)
         if (repeated := self._repeated(request, asked)) is not None:
-            self._tell(f"round {request.round + 1}: {request.action} was done already, the reply goes out again")
+            self._tell(f"{self._when(request)} was done already, the reply goes out again")
             return repeated
         message = open_body(body, self._limits, self._known, self._allowed)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.diary.check(privacy)
         self.diary.asked = asked
-        self._tell(f"round {request.round + 1}: {request.action}")
+        self._tell(self._when(request))
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
         call = Call(self.client, request.action, message, session=request.session)
@@ -174,7 +180,7 @@ class Site:
         saved = self._newest() == request.version
         data = seal(reply.message)
         if reply.error is not None:
-            self._tell(f"round {request.round + 1}: {request.action} failed: {reply.error}")
+            self._tell(f"{self._when(request)} failed: {reply.error}")
             return Answer(request.id, _discreet(reply.error), saved, 0.0), data
         if privacy is not None:
             self.diary.release(privacy, request.round)
