@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from confed import testing
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedlgt import FedLGT
 from confed.data.examples import Table, TableData
@@ -22,7 +21,7 @@ from confed.models.ctran import ctran_mini
 from confed.models.ctran_module import LabelGraph
 from confed.models.resnet import resnet_multilabel_mini
 from confed.tasks.multilabel import Multilabel
-from confed.testing import check_algorithm
+from confed.testing import CHECKS, check_algorithm, steadiness, trial
 from confed.toy import ToyModel, toy_setup
 
 PLAIN = Local(epochs=1, batch_size=2, lr=0.1, optimizer="sgd", weight_decay=0.0)
@@ -313,10 +312,11 @@ def test_contract_with_a_graph(monkeypatch):
         setup = toy_setup(FedAvg(), kind="states", noisy=noisy, **options)
         return replace(setup, algorithm=algorithm.suit(GraphToy(noisy), setup.task), build=lambda: GraphToy(noisy))
 
-    monkeypatch.setattr(testing, "toy_setup", with_graph)
+    for room in (trial, steadiness):
+        monkeypatch.setattr(room, "toy_setup", with_graph)
     method = FedLGT(eps=0.1, graph_noise=0.5)
     algebra = ("neutral coefficients give FedAvg", "one full step equals gradient descent")
-    for name, check in testing.CHECKS.items():
+    for name, check in CHECKS.items():
         if name not in algebra:  # FedAvg's graph stays empty
             check(method)
 

@@ -36,7 +36,7 @@ from confed.inference import FinishedRun, TrainedModel
 from confed.models.contrastive import AnswerProjection
 from confed.privacy.cut import CutPrivacy
 from confed.recipe import load_recipe
-from confed.testing import _Bytes, _run, _same
+from confed.testing import trial
 from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
 
 SGD = Local(epochs=2, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
@@ -428,8 +428,8 @@ def test_the_answer_heads_own_statistics_outlive_a_process() -> None:
 
     setup = replace(setup_of(algorithm), build=build)
     setup = replace(setup, algorithm=algorithm.suit(build(), setup.task))
-    kept = _run(setup)
-    _same("statistics", kept, _run(setup, _Bytes))
+    kept = trial.run(setup)
+    trial.same("statistics", kept, trial.run(setup, trial.Bytes))
 
 
 # Optimisers and divergence ------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""The same bits through bytes, through Flower and through FLARE."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from confed.engines.perform import Setup
+from confed.engines.remote import Remote
+from confed.engines.roll import Patience, Post
+from confed.federation.algorithm import Algorithm
+from confed.federation.checkpoint import DirectoryStore
+from confed.federation.messages import Call, Reply
+from confed.federation.state import ClientState, MemoryStore, Store
+from confed.testing.trial import Bytes, ContractViolation, Recording, run, same, toy
+
+
+def survives_the_wire(algorithm: Algorithm) -> None:
+    """Everything through bytes, and a new model object for every message: the same bits come out."""
+    same("survives the wire", run(toy(algorithm)), run(toy(algorithm), Bytes))
+
+
+def simulator_equals_flower(algorithm: Algorithm) -> None:
+    """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
+
+    def post(setup: Setup, folder: Path) -> Post:
+        from confed.engines.flower import GridPost
+        from confed.engines.flower_loopback import sites_in
+
+        return GridPost(sites_in(setup, folder))
+
+    _same_through("simulator equals Flower", algorithm, post)
+
+
+def simulator_equals_flare(algorithm: Algorithm) -> None:
+    """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
+
+    def post(setup: Setup, folder: Path) -> Post:
+        from confed.engines.flare_loopback import post_in
+
+        return post_in(setup, folder)
+
+    _same_through("simulator equals FLARE", algorithm, post)
+
+
+def _same_through(check: str, algorithm: Algorithm, post: Callable[[Setup, Path], Post]) -> None:
+    setup = toy(algorithm)
+    with TemporaryDirectory() as folder:
+        sites = Path(folder)
+        through = run(setup, lambda s: _ThroughSites(s, post(s, sites)), store=_SitesStore(sites))
+    here = run(setup)
+    same(check, here, through)
+    if here.losses != through.losses or here.errors != through.errors:
+        raise ContractViolation(f"{check}: losses or errors differ: {through.losses}, {through.errors}")
+
+
+class _ThroughSites(Recording):
+    """Asks sites in this process, as if they were on other machines."""
+
+    def __init__(self, setup: Setup, post: Post) -> None:
+        super().__init__(setup)
+        names = [setup.population.info(number).id for number in range(len(setup.population))]
+        self.remote = Remote(setup, post, patience=Patience(interval=1e-4))
+        self.remote.roll.gather(names, wait=60)
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        for call, reply in zip(calls, self.remote(calls, store, round), strict=True):
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+
+
+class _SitesStore(MemoryStore):
+    """The states that the sites below a folder keep."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def load(self, client_id: str) -> ClientState:
+        (root,) = (self._folder / client_id / "state").iterdir()
+        store = DirectoryStore(root)
+        store.version = store.newest(client_id)
+        return store.load(client_id)

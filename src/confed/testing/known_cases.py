@@ -1,0 +1,55 @@
+"""Settings at which a method has a known result."""
+
+from dataclasses import replace
+
+import torch
+
+from confed.algorithms.fedavg import FedAvg
+from confed.data.pooling import pool
+from confed.federation.algorithm import Algorithm
+from confed.federation.ownership import modalities_of
+from confed.federation.params import named_tensors
+from confed.federation.train import Local
+from confed.testing.trial import ROUNDS, ContractViolation, Outcome, run, same
+from confed.toy import toy_clients, toy_setup
+
+PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay=0.0)
+
+
+def neutral_is_fedavg(algorithm: Algorithm) -> None:
+    """With neutral hyper-parameters the servers go FedAvg's way (model without BatchNorm and dropout, SGD)."""
+    if isinstance(algorithm.neutral, str):
+        return
+    neutral = replace(algorithm, **algorithm.neutral)
+    local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
+    kind = algorithm.finetuning
+    runs = [run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
+    servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
+    same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
+
+
+def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
+    """One full-batch step on every client and a weighted mean is one step on everybody's data."""
+    check = "one full step equals gradient descent"
+    if isinstance(algorithm.neutral, str):
+        return
+    neutral = replace(algorithm, **algorithm.neutral)
+    clients = toy_clients(kind=neutral.finetuning)
+    setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
+    got = run(setup).servers["main"].params
+    model, task = setup.build(), setup.task
+    tables = [c.tables[0] for c in clients.values()]
+    alike = all(table.columns.keys() == tables[0].columns.keys() for table in tables)
+    # Of what reads one modality, everybody are those who have it.
+    owners = dict[str, int]()
+    for batch in [pool(tables)] if alike else tables:
+        whole = next(iter(batch.batches(10_000)))
+        (task.loss(model(whole), whole) * len(batch)).backward()
+        for part in ("", *modalities_of(named_tensors(model))):
+            owners[part] = owners.get(part, 0) + len(batch) * (not part or part in whole)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            count = owners[next(iter(modalities_of([name])), "")]
+            wanted = parameter.detach() - PLAIN.lr * parameter.grad / count
+            if not torch.allclose(got[name], wanted, rtol=1e-5, atol=1e-6):
+                raise ContractViolation(f"{check}: {name} differs by up to {(got[name] - wanted).abs().max():.3g}")

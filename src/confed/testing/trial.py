@@ -1,0 +1,147 @@
+"""Short runs on the toy federation, and what is left of them to compare."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from confed.data.examples import TableData
+from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.perform import Setup, Workspace, answer
+from confed.engines.timeline import Timeline
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Call, Reply
+from confed.federation.state import ClientState, MemoryStore, ServerState, Store
+from confed.federation.wire import decode, decode_state, encode, encode_state
+from confed.toy import toy_setup
+
+ROUNDS = 3
+
+
+class ContractViolation(AssertionError):
+    """A method breaks the contract; the message says which check and how."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: servers, every client's state, the losses, and all replies."""
+
+    servers: Mapping[str, ServerState]
+    states: Mapping[str, ClientState]
+    losses: Sequence[Mapping[str, float]]
+    errors: Sequence[Mapping[str, str]]
+    replies: Sequence[tuple[str, Call, Reply]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that survives, under unique names."""
+        result: dict[str, Tensor] = {}
+        for name, server in self.servers.items():
+            result |= {f"server {name}: {n}": t for n, t in server.params.items()}
+            result |= {f"server {name}, {slot}: {n}": t for slot, p in server.slots.items() for n, t in p.items()}
+        for client, state in self.states.items():
+            result |= {f"{client}, {group}: {n}": t for group, p in state.tensors.items() for n, t in p.items()}
+        return result
+
+
+class Recording:
+    """An answerer that remembers what was said, and may disturb the workspace first."""
+
+    def __init__(self, setup: Setup, before: Callable[[Workspace], None] | None = None) -> None:
+        self.inner, self.before = InProcess(setup), before
+        self.setup, self.workspace = setup, self.inner.workspace
+        self.replies: list[tuple[str, Call, Reply]] = []
+        self.timeline = Timeline(0)
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Answers as the simulator does, see :class:`confed.engines.local.InProcess`."""
+        for call in calls:
+            if self.before is not None:
+                self.before(self.workspace)
+            reply = answer(self.setup, self.workspace, call, store, round)
+            self.replies.append((call.client.id, call, reply))
+            yield reply
+
+
+class Backwards(Recording):
+    """Computes the calls in reverse order and hands the replies over in the right one."""
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """All answers, computed before the first is handed over."""
+        computed = {i: answer(self.setup, self.workspace, calls[i], store, round) for i in reversed(range(len(calls)))}
+        yield from (computed[i] for i in range(len(calls)))
+
+
+class Bytes(Recording):
+    """Sends every message and state through bytes, to a new model object each time, as a machine far away.
+
+    No session lasts there, so that a client must find everything in its state.
+    """
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Answers computed from bytes and handed over as what their bytes say."""
+        for call in calls:
+            message = decode(encode(call.message))
+            there = MemoryStore()
+            there.save(call.client.id, decode_state(encode_state(store.load(call.client.id))))
+            workspace = Workspace(self.setup.model(), lasting=False)
+            reply = answer(self.setup, workspace, replace(call, message=message), there, round)
+            store.save(call.client.id, decode_state(encode_state(there.load(call.client.id))))
+            yield replace(reply, message=decode(encode(reply.message)))
+
+
+def run(
+    setup: Setup,
+    recording: Callable[[Setup], Recording] = Recording,
+    start: tuple[Mapping[str, ServerState], int] | None = None,
+    store: Store | None = None,
+    stop: int | None = None,
+) -> Outcome:
+    """Runs a federation in this process.
+
+    Args:
+        setup: the federation.
+        recording: what answers its calls.
+        start: servers and the round to go on from; from the beginning if None.
+        store: where clients keep their states; in memory if None.
+        stop: the round to stop after; the last one if None.
+    """
+    store = MemoryStore() if store is None else store
+    answerer = recording(setup)
+    simulation = Simulation(setup, store, answerer)
+    servers, begin = start or (simulation.start(answerer.workspace), 0)
+    records: list[RoundRecord] = []
+    for record in simulate(simulation, servers, begin):
+        records.append(record)
+        servers = record.servers
+        if record.round == stop:
+            break
+    names = [setup.population.info(i).id for i in range(len(setup.population))]
+    return Outcome(
+        servers,
+        {name: store.load(name) for name in names},
+        [record.losses for record in records],
+        [record.errors for record in records],
+        answerer.replies,
+    )
+
+
+def same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> None:
+    """Raises ContractViolation unless the same tensors survive both runs, equal to the bit or within a tolerance."""
+    first, second = one.tensors(), other.tensors()
+    if first.keys() != second.keys():
+        raise ContractViolation(f"{check}: different tensors survive: {sorted(first.keys() ^ second.keys())}")
+    for name, tensor in first.items():
+        same = (
+            torch.equal(tensor, second[name])
+            if tolerance == 0
+            else torch.allclose(tensor.double(), second[name].double(), rtol=tolerance, atol=tolerance)
+        )
+        if not same:
+            gap = (tensor.double() - second[name].double()).abs().max()
+            raise ContractViolation(f"{check}: {name} differs by up to {gap:.3g}")
+
+
+def toy(algorithm: Algorithm, clients: dict[str, TableData] | None = None) -> Setup:
+    """The toy federation with a method, for :data:`ROUNDS` rounds."""
+    return toy_setup(algorithm, clients=clients, rounds=ROUNDS)
