@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from confed.cards import card_of_recipe, write_card
 from confed.checkup import Finding, check_data, check_server
 from confed.cli import main
 from confed.data.examples import FederatedDataset
@@ -181,6 +182,16 @@ def test_the_verb_prints_what_to_do(
         main(given)
     assert ended.value.code == 0
     assert "this site can join" in capsys.readouterr().out
+    card = tmp_path / "card.json"
+    write_card(card_of_recipe(load_recipe(str(file))), card)
+    with pytest.raises(SystemExit) as ended:
+        main([*given, "--card", str(card)])
+    assert ended.value.code == 0
+    (torn := tmp_path / "torn.json").write_text(card.read_text()[:100])
+    with pytest.raises(SystemExit) as ended:
+        main([*given, "--card", str(torn)])
+    assert ended.value.code == 1
+    assert "torn.json" in capsys.readouterr().out
     make_key(tmp_path / "key")
     with pytest.raises(SystemExit) as ended:
         main([*given[:-3], str(tmp_path / "key"), "--json"])

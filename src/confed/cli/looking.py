@@ -1,5 +1,6 @@
 """Verbs that show what there is: list, doctor."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -47,12 +48,14 @@ def doctor(
     data: Annotated[
         list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
     ] = None,
+    card: Annotated[Path | None, typer.Option(help="The card that this site joins with, if any.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server is one without TLS.")] = False,
     as_json: Json = False,
 ) -> None:
     """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join."""
     if server is not None:
-        _visit(server, recipe, site, None if insecure else ca, key, private, data or [], as_json)
+        terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
+        _visit(server, recipe, site, None if insecure else ca, key, private, [*(data or []), *terms], as_json)
         return
     from confed.installation import diagnose
 
