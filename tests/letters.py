@@ -1,6 +1,6 @@
 """A post in memory for federations without a transport, and the rounds that go through it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -90,7 +90,7 @@ class Without:
         self.inner, self.setup, self.client, self.round = InProcess(setup), setup, client, round
         self.timeline = self.inner.timeline
 
-    def __call__(self, calls: list[Call], store: Store, round: int) -> Iterator[Reply]:
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         for call in calls:
             if (call.client.id, round) == (self.client, self.round):
                 yield Reply(call.client, Message(), "gone")

@@ -25,6 +25,41 @@ SMALL = (
     "data.name=toy_federation:squares", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "local.epochs=1",
     "run.rounds=3", "run.workers=1", "run.gallery=0", "study.methods=[]", "study.table=[]",
 )  # fmt: skip
+BICSL = """
+[model]
+name = "vilt_tiny"
+width = 16
+layers = 1
+
+[data]
+name = "scenes"
+preset = "random"
+types = "answers"
+clients = 2
+train = 64
+validation = 16
+test = 32
+
+[task]
+name = "contrastive"
+width = 16
+hidden = 32
+embedding = 16
+
+[algorithm]
+name = "bicsl"
+
+[local]
+epochs = 1
+batch_size = 16
+lr = 1e-3
+
+[run]
+rounds = 2
+gallery = 0
+"""
+
+
 Commands = dict[str, tuple[Sequence[str], Path]]
 
 
@@ -39,9 +74,9 @@ def recipe_of(method: str, *more: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [f"algorithm.name={method}", *SMALL, *more])
 
 
-def made(root: Path, recipe: Recipe, *options: str) -> Commands:
+def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:
     port = free_port()
-    found(root, Federation(SITES, "localhost", port, recipe.to_toml()))
+    found(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
     commands = parties(root, port)
     lead, where = commands["server"]
     commands["server"] = ([*lead, *options], where)
@@ -98,6 +133,16 @@ def same_as_simulated(recipe: Recipe, root: Path) -> Mapping[str, Any]:
     return summary
 
 
+def bicsl_as_simulated(recipe: Recipe, root: Path) -> None:
+    """Several servers' parts in one run folder: the simulator's history, results and bytes."""
+    simulated = run(recipe, root / "simulated")
+    state = root / "server" / "state"
+    assert (state / "metrics.jsonl").read_bytes() == (root / "simulated" / "metrics.jsonl").read_bytes()
+    summary = json.loads((state / "summary.json").read_text())
+    for key in ("global_seen", "bytes_up", "bytes_down", "errors"):
+        assert summary[key] == simulated[key], key
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -119,6 +164,16 @@ def test_a_federation_gives_the_simulators_results(tmp_path: Path, recipe: Recip
         assert {line["action"] for line in lines if line["way"] == "in"} >= {"hello", "fit", "evaluate"}
         secret = (root / "sites" / name / "key").read_text().splitlines()[1]
         assert secret not in (root / "server" / "log.txt").read_text()
+
+
+def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
+    (tmp_path / "bicsl.toml").write_text(BICSL)
+    recipe = load_recipe(tmp_path / "bicsl.toml")
+    root = tmp_path / "fed"
+    commands = made(root, recipe, "--minimum", "2", "--whole", sites=("client-01", "client-02"))
+    with started(commands) as running:
+        ended(running["server"], root / "server" / "log.txt")
+    bicsl_as_simulated(recipe, root)
 
 
 def test_a_server_without_examples_gives_the_simulators_model(tmp_path: Path) -> None:

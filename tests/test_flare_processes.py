@@ -1,11 +1,9 @@
 """FLARE with real processes, certificates and sockets: the simulator's numbers, and what survives being killed."""
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,49 +12,25 @@ pytest.importorskip("nvflare")
 import psutil
 
 from confed.demonstration import demonstrate, free_port, started
-from confed.experiment import run
 from confed.flare_founding import found_flare
 from confed.founding import Federation
 from confed.recipe import Recipe, load_recipe
-from test_federation_processes import OWN, ended, led_as_simulated, on_cards, recipe_of, same_as_simulated, until
+from test_federation_processes import (
+    BICSL,
+    OWN,
+    bicsl_as_simulated,
+    ended,
+    led_as_simulated,
+    on_cards,
+    recipe_of,
+    same_as_simulated,
+    until,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SITES = ("warm", "cold")
 Commands = dict[str, tuple[Sequence[str], Path]]
-BICSL = """
-[model]
-name = "vilt_tiny"
-width = 16
-layers = 1
-
-[data]
-name = "scenes"
-preset = "random"
-types = "answers"
-clients = 2
-train = 64
-validation = 16
-test = 32
-
-[task]
-name = "contrastive"
-width = 16
-hidden = 32
-embedding = 16
-
-[algorithm]
-name = "bicsl"
-
-[local]
-epochs = 1
-batch_size = 16
-lr = 1e-3
-
-[run]
-rounds = 2
-gallery = 0
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -140,9 +114,4 @@ def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
     commands = made(root, recipe, ("client-01", "client-02"), "--minimum", "2", "--whole")
     with started(commands) as running:
         ended(running["server"], root / "server" / "log.txt")
-    simulated: Mapping[str, Any] = run(recipe, root / "simulated")
-    state = root / "server" / "state"
-    assert (state / "metrics.jsonl").read_bytes() == (root / "simulated" / "metrics.jsonl").read_bytes()
-    summary = json.loads((state / "summary.json").read_text())
-    for key in ("global_seen", "bytes_up", "bytes_down", "errors"):
-        assert summary[key] == simulated[key], key
+    bicsl_as_simulated(recipe, root)

@@ -117,6 +117,25 @@ def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
         Diary(tmp_path, "run", 0.0)
 
 
+@pytest.mark.parametrize("method", [FedAvg(), FedAvg(update_privacy=replace(NOISY, at="server")), SplitLearning()])
+def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, method: FedAvg) -> None:
+    pytest.importorskip("dp_accounting")
+    setup = toy_setup(method, rounds=2, noisy=False)
+    rounds(setup, remote_of(Letters(setup, tmp_path), SURE))
+    book = lines(tmp_path / "client-0" / "privacy.jsonl")
+    assert {line["round"]: (line["noise"], line["epsilon"]) for line in book} == {1: (0.0, None), 2: (0.0, None)}
+    assert len({(line["round"], line["action"]) for line in book}) == len(
+        book
+    )  # once a round, however often it is asked
+    noised = toy_setup(FedAvg(update_privacy=NOISY), rounds=1, noisy=False)
+    with pytest.raises(ValueError, match="a limit of epsilon cannot hold: round 1 of the recipe"):
+        Site(noised, client_named(noised, "client-0"), tmp_path / "client-0", limit=8.0)
+    site = Site(noised, client_named(noised, "client-0"), tmp_path / "client-0")
+    assert site.diary.epsilon(NOISY) == math.inf
+    site.handle(*fit(noised))
+    assert lines(tmp_path / "client-0" / "privacy.jsonl")[-1]["epsilon"] is None
+
+
 def fit(setup: Setup, round: int = 0, base: int | None = None) -> tuple[bytes, bytes]:
     base = version_of(round, 0) - 1 if base is None else base
     request = Request("id", "client-0", "fit", round, version_of(round, 0), base)

@@ -320,6 +320,23 @@ def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path:
     assert same(second.servers, rounds(setup, InProcess(setup))[-1].servers)
 
 
+def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: Path) -> None:
+    setup = toy_setup(FedPer(), rounds=2)
+    letters = Letters(setup, tmp_path)
+    letters.tamper |= {0: with_tensors(not_a_number), 1: garbage}
+    with pytest.raises(
+        RuntimeError, match="round 1 needs 2 usable replies and can have 1 at most; client-1: ValueError"
+    ):
+        rounds(setup, remote_of(letters, replace(QUICK, minimum=2)))
+    letters = Letters(setup, tmp_path / "again")
+    letters.tamper |= {0: with_tensors(not_a_number)}
+    records = rounds(setup, remote_of(letters, replace(QUICK, minimum=2)))
+    assert [set(record.errors) for record in records] == [{"client-0"}, {"client-0"}]
+    letters.tamper |= dict.fromkeys(range(3), garbage)
+    with pytest.raises(RuntimeError, match="every client failed in round 1"):
+        rounds(setup, remote_of(letters, QUICK))
+
+
 @pytest.mark.parametrize("algorithm", [FedPer(), SplitLearning()], ids=["fedper", "split_learning"])
 def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algorithm: FedPer) -> None:
     setup = toy_setup(algorithm, rounds=3)

@@ -1,5 +1,6 @@
 """The secure sum around methods: the same models as without, drop-outs, what travels, and what is refused."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from confed.algorithms.fedyogi import FedYogi
 from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
-from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.local import InProcess, Members, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm
@@ -31,7 +32,9 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.federation.wire import decode, decode_state, encode, encode_state
 from confed.privacy.protections import check_layouts, protect
+from confed.privacy.secure_sum.exchange import _heavy  # type: ignore[attr-defined]
 from confed.toy import toy_clients, toy_setup
+from letters import Without, rounds
 
 SIZES = (12, 20, 16, 8)
 
@@ -234,4 +237,64 @@ def test_a_value_out_of_reach_is_its_clients_failure() -> None:
     simulation = Simulation(setup, MemoryStore())
     (record,) = simulate(simulation, simulation.start(Workspace(setup.model())))
     assert list(record.errors) == ["client-1"]
-    assert "reach is 8.0, and a value of the update moved by" in record.errors["client-1"]
+    # How far is a value of an update, which the server is not to know.
+    end = r"reach is 8\.0, and a value of '[a-z]+\.[a-z_]+' in the update moved further$"
+    assert re.search(end, record.errors["client-1"])
+
+
+# Claims -----------------------------------------------------------------------------------------------------
+
+
+def claiming(sizes: Sequence[int], **options: Any) -> Iterator[RoundRecord]:
+    """Two rounds of clients that claim these numbers of examples."""
+    clients = toy_clients(sizes=SIZES)
+    setup = toy_setup(FedAvg(secure_sum=SecureSum(**options)), clients=clients, rounds=2)
+    setup = replace(setup, population=Members(clients, sizes=sizes))
+    simulation = Simulation(setup, MemoryStore())
+    return simulate(simulation, simulation.start(Workspace(setup.model())))
+
+
+def test_a_claim_that_leaves_too_few_bits_leaves_its_client_out() -> None:
+    honest = replace(toy_setup(FedAvg(accumulator="float64"), clients=toy_clients(sizes=SIZES), rounds=2))
+    lost = rounds(honest, Without(honest, "client-1", 0), stop=0)[0].servers["main"].params
+    with pytest.warns(
+        UserWarning, match=r"round \d: 'client-1' is left out of the secure sum: its weight of 1048576, by"
+    ):
+        records = list(claiming((12, 2**20, 16, 8), bits=32))
+    for record in records:
+        assert set(record.errors) == {"client-1"}
+        assert "update refused: its weight of 1048576, by the number of examples" in record.errors["client-1"]
+    assert closest(lost, records[0].servers["main"].params) < 1e-4
+    assert not any(record.errors for record in claiming((12, 2**20, 16, 8)))  # 64 bits have room for it
+
+
+def test_where_no_sum_is_possible_nobody_is_to_blame() -> None:
+    with pytest.raises(ValueError, match="weights that sum up to 200000 leaves 7 bits behind the point, and needs at"):
+        next(claiming((50_000,) * 4, bits=32))
+    few = "needs 4 clients to its end, and 3 are left after 'secure_keys'; client-1: ValueError: update refused: its w"
+    with pytest.raises(RuntimeError, match=few), pytest.warns(UserWarning, match="'client-1' is left out"):
+        next(claiming((12, 2**20, 16, 8), bits=32, threshold=4))
+
+
+@pytest.mark.parametrize(
+    ("weights", "most", "out"),
+    [
+        ((5, 5, 5), 15, []),
+        ((5, 9, 5), 15, ["b"]),
+        ((5, 9, 5, 80), 20, ["d"]),
+        ((5, 9, 5, 80), 19, []),  # four of the median are more
+        ((4, 9, 4, 80), 16, ["d", "b"]),
+        ((6, 6, 6), 15, []),
+    ],
+)
+def test_the_largest_claims_are_left_out_until_the_others_fit(
+    weights: Sequence[int], most: int, out: Sequence[str]
+) -> None:
+    assert _heavy(dict(zip("abcd", weights, strict=False)), most) == list(out)
+
+
+def test_the_largest_sum_of_weights_is_that_which_leaves_enough_bits() -> None:
+    for options in (SecureSum(bits=32), SecureSum(bits=32, reach=3.0), SecureSum(reach=0.1), SecureSum(reach=1e5)):
+        assert options.fraction(options.most) >= 8
+        with pytest.raises(ValueError, match="leaves 7 bits"):
+            options.fraction(options.most + options.most // 2**40 + 1)

@@ -232,7 +232,7 @@ def test_the_largest_numbers_do_not_overflow() -> None:
 
 def test_what_cannot_be_encoded_is_refused() -> None:
     for value in (1.5, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"algorithm\.secure_sum\.reach is 1\.0, and a value of the update moved"):
+        with pytest.raises(ValueError, match=r"algorithm\.secure_sum\.reach is 1\.0, and a value in the update moved"):
             encode([torch.tensor([0.0, value])], 1, 20, 1.0, 64)
     with pytest.raises(ValueError, match="leaves 2 bits behind the point, and needs at least 8"):
         SecureSum(bits=32).fraction(8_000_000)

@@ -75,14 +75,16 @@ def check_server(server: str, key: Path, ca: Path | None) -> list[Finding]:
     try:
         reach(host, port)
     except OSError as error:
-        return [*found, Finding("reachable", "bad", f"{server}: {error}", _no_answer(error, host, port))]
+        found.append(Finding("reachable", "bad", f"{server}: {error}", _no_answer(error, host, port)))
+        rest = "whether this site is listed, clock, versions"
+        return [*found, Finding("not looked at", "mind", rest if ca is None else f"certificate, {rest}")]
     found.append(Finding("reachable", "good", f"{server} answers"))
     if ca is None:
         found.append(Finding("certificate", "mind", "none: everybody on the way reads and changes everything"))
     else:
         found.append(_certificate(host, port, ca))
     if any(finding.mark == "bad" for finding in found):
-        return found
+        return [*found, Finding("not looked at", "mind", "whether this site is listed, clock, versions")]
     return [*found, *_about(host, port, key, ca)]
 
 
@@ -191,7 +193,14 @@ def check_data(
         advice = "check the recipe, --site, and --data root=/where/the/examples/are"
         return [Finding("data", "bad", str(error), advice)]
     dataset = materials.dataset
-    found = [Finding("data", "good", f"{dataset.name}, client {site!r}, {'+'.join(info.modalities) or 'all'} of it")]
+    found = [
+        Finding(
+            "data",
+            "good",
+            f"{dataset.name}, client {site!r}"
+            + (f", which has {' and '.join(info.modalities)}" if info.modalities else ""),
+        )
+    ]
     split: Any = dataset.clients[site]
     for role in ("train", "validation", "test"):
         found += _examples(dataset, site, role, getattr(split, role))

@@ -29,6 +29,9 @@ class Diary:
 
     Attributes:
         asked: the digest of the request in hand.
+
+    Raises:
+        ValueError: the limit is none, cannot hold any more, or a file is damaged.
     """
 
     def __init__(self, root: Path, run: str, limit: float | None = None) -> None:
@@ -39,14 +42,25 @@ class Diary:
         self._run, self._limit = run, limit
         self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
         self._used: dict[str, str] = {line["secret"]: line["asked"] for line in _read(self._secrets)}
-        self._multipliers: list[float] = [line["noise"] for line in _read(self._costs)]
+        costs = _read(self._costs)
+        self._multipliers: list[float] = [line["noise"] for line in costs]
+        self._bare: set[tuple[int, str]] = {
+            (line["round"], line["action"]) for line in costs if line["run"] == run and not line["noise"]
+        }
+        if limit is not None and not all(self._multipliers):
+            first = next(line for line in costs if not line["noise"])
+            raise ValueError(
+                f"a limit of epsilon cannot hold: round {first['round']} of the recipe {first['run']} told a server of "
+                f"this site's examples without noise of its own ({self._costs}); for other examples use another folder"
+            )
 
-    def use(self, secret: bytes) -> None:
+    def use(self, secret: bytes, what: bytes = b"") -> None:
         """See :class:`confed.federation.client.Diary`; the same request may come again, as its reply may be lost."""
         name = blake2b(secret, digest_size=16).hexdigest()
-        if self._used.setdefault(name, self.asked) != self.asked:
+        asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
+        if self._used.setdefault(name, asked) != asked:
             raise ValueError("this was done before, for another request; the same secret is not used twice")
-        _append(self._secrets, {"secret": name, "asked": self.asked})
+        _append(self._secrets, {"secret": name, "asked": asked})
 
     def epsilon(self, privacy: UpdatePrivacy, more: int = 0) -> float:
         """What all updates have cost, of whichever recipe and run: they tell of the same examples.
@@ -85,10 +99,25 @@ class Diary:
             round: number of finished rounds.
         """
         self._multipliers.append(privacy.noise)
-        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "clip": privacy.clip}
+        line: dict[str, Any] = {"time": time.time(), "run": self._run, "round": round + 1, "action": "fit"}
+        line["clip"] = privacy.clip
         line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
         cost = self.epsilon(privacy)
         _append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+
+    def bare(self, round: int, action: str) -> None:
+        """Writes down, once a round, that something about the examples leaves that this site put no noise on.
+
+        Args:
+            round: number of finished rounds.
+            action: what the server had asked for.
+        """
+        if (round + 1, action) in self._bare:
+            return
+        self._bare.add((round + 1, action))
+        self._multipliers.append(0.0)
+        line = {"time": time.time(), "run": self._run, "round": round + 1, "action": action, "noise": 0.0}
+        _append(self._costs, {**line, "epsilon": None})
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -397,7 +397,7 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             for name, flow in setup.algorithm.phases():
                 server = replace(servers[name], clients=there, rounds=setup.rounds, local=setup.local)
                 plain = simulation.exchange(round, ledger, errors, losses, name, timeline)
-                exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round)
+                exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round, errors=errors)
                 servers[name] = replace(drive(flow(server, cohort), exchange), local=None)
         else:
             name = next(iter(servers))

@@ -35,6 +35,7 @@ from confed.federation.params import Scope
 from confed.federation.protocols import ClientData
 from confed.federation.state import Store
 from confed.privacy.guards import check_reply
+from confed.privacy.protections import ANALYSIS
 
 __all__ = ["Registered", "Remote"]
 
@@ -93,6 +94,7 @@ class _Batch:
         running: position -> what is on its way.
         done: position -> a file with the reply, or what went wrong.
         lost: calls that were given up.
+        useless: replies that were read and could not be used, or never came.
     """
 
     calls: Sequence[Call]
@@ -102,6 +104,7 @@ class _Batch:
     running: dict[int, _Ask] = field(default_factory=dict[int, _Ask])
     done: dict[int, tuple[_Ask, Path | str]] = field(default_factory=dict[int, "tuple[_Ask, Path | str]"])
     lost: int = 0
+    useless: int = 0
 
 
 class Remote:
@@ -153,6 +156,7 @@ class Remote:
         if spool is not None:  # what a process that was killed has left there is nobody's
             shutil.rmtree(spool, ignore_errors=True)
             spool.mkdir(parents=True)
+        self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self._start = 0
         self._bases: dict[str, int] = {}
         self._steps: dict[tuple[str, int], int] = {}
@@ -201,7 +205,24 @@ class Remote:
                     self._step(batch)
                     if position not in batch.done:
                         time.sleep(self.patience.interval)
-                yield self._read(*batch.done.pop(position))
+                ask, result = batch.done.pop(position)
+                reply = self._read(ask, result)
+                if reply.error is not None and ask.call.action in self._work and not ask.call.session:
+                    self._count_out(batch, reply)
+                yield reply
+
+    def _count_out(self, batch: _Batch, reply: Reply) -> None:
+        """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
+
+        That none can be used is the round's own business.
+        """
+        batch.useless += 1
+        left, wanted = len(batch.calls) - batch.useless, min(self.patience.minimum, len(batch.calls))
+        if left < wanted and wanted > 1:
+            raise RuntimeError(
+                f"round {batch.round + 1} needs {wanted} usable replies and can have {left} at most; "
+                f"{reply.client.id}: {reply.error}"
+            )
 
     def _step(self, batch: _Batch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""

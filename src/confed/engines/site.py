@@ -7,7 +7,6 @@ knows of, because its reply was late or the server was stopped, goes on from whe
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from confed.engines.agreement import Fingerprint, fingerprint
 from confed.engines.diary import Diary
+from confed.engines.discretion import discreet
 from confed.engines.envelope import (
     GOODBYE,
     HELLO,
@@ -33,7 +33,7 @@ from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
-from confed.privacy.protections import UPDATE, actions
+from confed.privacy.protections import ANALYSIS, UPDATE, actions
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
 
@@ -93,6 +93,7 @@ class Site:
                 "a limit of epsilon needs a recipe whose clients add noise (algorithm.update_privacy with at = "
                 "'client'); without noise every update costs more than any limit"
             )
+        self._telling = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.client = client
         self.problem: str | None = None
         self._audit, self._tell, self._over = audit, tell, over
@@ -120,20 +121,33 @@ class Site:
         """Head and body of the reply to a request; whatever goes wrong is the reply's error."""
         began, name = time.perf_counter(), ""
         try:
-            request = Request.from_bytes(head, self._limits)
+            request = self._read(head, body)
             name = request.id
-            self._log("in", request, head, body)
             if request.action == GOODBYE:
                 reply = self._part(request)
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
         except Exception as error:
             self._tell(f"refused: {error}")
-            reply = Answer(name, _discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
+            reply = Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
         answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
         head = answered.to_bytes()
-        self._log("out", answered, head, data)
+        try:
+            self._log("out", head, data, id=answered.id, error=answered.error, seconds=answered.seconds)
+        except OSError as error:  # nothing leaves that the site's own log does not hold
+            self._tell(f"refused, as the log cannot be written: {error}")
+            return Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
         return head, data
+
+    def _read(self, head: bytes, body: bytes) -> Request:
+        """A request's head; what is no request is in the log, too."""
+        try:
+            request = Request.from_bytes(head, self._limits)
+        except Exception as error:
+            self._log("in", head, body, error=f"{type(error).__name__}: {error}"[:500])
+            raise
+        self._log("in", head, body, id=request.id, action=request.action)
+        return request
 
     def _greet(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
         """Says who this is, and finds out whether both sides mean the same run."""
@@ -181,9 +195,11 @@ class Site:
         data = seal(reply.message)
         if reply.error is not None:
             self._tell(f"{self._when(request)} failed: {reply.error}")
-            return Answer(request.id, _discreet(reply.error), saved, 0.0), data
+            return Answer(request.id, discreet(reply.error), saved, 0.0), data
         if privacy is not None:
             self.diary.release(privacy, request.round)
+        elif self._privacy is None and reply.message.tensors and request.action in self._telling:
+            self.diary.bare(request.round, request.action)
         self._remember(asked, saved, data)
         return Answer(request.id, None, saved, 0.0), data
 
@@ -212,17 +228,14 @@ class Site:
     def _newest(self) -> int:
         return self.store.newest(self.client.id)
 
-    def _log(self, way: str, what: Request | Answer, head: bytes, body: bytes) -> None:
+    def _log(self, way: str, head: bytes, body: bytes, **more: object) -> None:
         if self._audit is not None:
-            line: dict[str, Any] = {"time": time.time(), "way": way, "id": what.id, "bytes": len(head) + len(body)}
-            line["digest"] = digest(head, body)
-            is_request = isinstance(what, Request)
-            line |= {"action": what.action} if is_request else {"error": what.error, "seconds": what.seconds}
+            line = {
+                "time": time.time(),
+                "way": way,
+                "bytes": len(head) + len(body),
+                "digest": digest(head, body),
+                **more,
+            }
             with self._audit.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-def _discreet(error: str) -> str:
-    """An error as it is told to a server: without names of files, which may be those of people, and in one line."""
-    known = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
-    return known[0] if known else error.partition("\n")[0][:500]

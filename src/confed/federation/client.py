@@ -20,11 +20,15 @@ __all__ = ["Client", "Diary"]
 class Diary(Protocol):
     """What a client remembers for good: unlike its state, no server can have it go back to an earlier page."""
 
-    def use(self, secret: bytes) -> None:
+    def use(self, secret: bytes, what: bytes = b"") -> None:
         """Writes down that a secret is used for the request in hand.
 
+        Args:
+            secret: the secret.
+            what: what leaves under it, where doing the same request again may give something else.
+
         Raises:
-            ValueError: it was used for another request before.
+            ValueError: it was used for another request before, or for something else.
         """
         ...
 

@@ -13,7 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LEAST", "SecureSum"]
+__all__ = ["COARSEST", "LEAST", "SecureSum"]
+
+COARSEST = 8
+"""So many bits must be behind the point: with fewer, updates would be lost in rounding."""
 
 LEAST = 3
 """So many clients must send a tensor: of two, each knows the other's from the sum."""
@@ -72,9 +75,14 @@ class SecureSum:
         """
         # Rounding moves each value by half a unit at most, hence the 1.
         f = self.bits - 1 - math.ceil(math.log2((self.reach + 1) * weights))
-        if f < 8:
+        if f < COARSEST:
             raise ValueError(
                 f"algorithm.secure_sum with {self.bits} bits, reach {self.reach} and weights that sum up to {weights} "
-                f"leaves {f} bits behind the point, and needs at least 8"
+                f"leaves {f} bits behind the point, and needs at least {COARSEST}"
             )
         return f
+
+    @property
+    def most(self) -> int:
+        """The largest sum of weights that leaves enough bits behind the point."""
+        return math.floor(2.0 ** (self.bits - 1 - COARSEST) / (self.reach + 1))

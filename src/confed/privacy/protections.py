@@ -122,7 +122,10 @@ def actions(algorithm: Algorithm) -> dict[str, Action]:
         guarded[UPDATE] = _released(guarded[UPDATE], privacy, algorithm.changes)
     if algorithm.secure_sum is not None:
         guarded |= secure_actions(
-            guarded[UPDATE], algorithm.changes, lambda info: algorithm.weight(Reply(info, Message()))
+            guarded[UPDATE],
+            algorithm.changes,
+            lambda info: algorithm.weight(Reply(info, Message())),
+            algorithm.secure_sum,
         )
     return guarded
 
@@ -155,7 +158,9 @@ def _released(run: Action, privacy: UpdatePrivacy, changes: Sequence[str]) -> Ac
 # At a server --------------------------------------------------------------------------------------------------
 
 
-def protect(algorithm: Algorithm, exchange: Exchange, *, seed: int, round: int) -> Exchange:
+def protect(
+    algorithm: Algorithm, exchange: Exchange, *, seed: int, round: int, errors: dict[str, str] | None = None
+) -> Exchange:
     """An engine's exchange, as the method's protections demand; itself where there is nothing to do.
 
     Args:
@@ -163,9 +168,10 @@ def protect(algorithm: Algorithm, exchange: Exchange, *, seed: int, round: int) 
         exchange: the engine's.
         seed: the run's.
         round: number of the round, from 0.
+        errors: gets the clients that a protection leaves out and why; those whose replies failed the engine knows.
     """
     if algorithm.secure_sum is not None:
-        return summing(algorithm, algorithm.secure_sum, exchange, round)
+        return summing(algorithm, algorithm.secure_sum, exchange, round, errors)
     privacy = algorithm.update_privacy
     if privacy is None or privacy.at != "server":
         return exchange

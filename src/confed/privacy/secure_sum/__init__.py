@@ -20,6 +20,14 @@ those of them that sent a masked vector, t the threshold.
 A client never gives shares of both b_u and the mask key of one client, and t is more than half of the cohort, so that
 no server can collect both. At most n - t clients may drop out.
 
+**The same plan for everybody.** Who sends what, t, k and the bits behind the point are the plan, which the server
+announces. A client takes part if it is what its own recipe says. Masks and seals are made with the plan's digest: among
+clients that were told different plans no mask cancels and no seal opens.
+
+**Once.** A client takes each step once with the same keys, in the same words, and gives the same for them: its shares
+lie on polynomials that follow from its seal key (HKDF), and a second vector behind the same masks does not leave. Seals
+have nonces of their own all the same. A round that is done again begins with new keys.
+
 **Several vectors.** Not every client sends every tensor. Tensors with the same senders are a *block*: a vector of its
 own with a b_u of its own, masked between its senders only. A block has at least three of them, or the round is
 refused; where fewer than three are left at the end, nobody gives the shares of its b_u, and its sum stays hidden.

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 import torch
 
 from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message, Scalar
 from confed.federation.params import Params
+from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
 from confed.privacy.secure_sum.fixed_point import encode, to_wire
 from confed.privacy.secure_sum.masks import Integers
@@ -26,7 +28,9 @@ PREFIX = "secure sum/"
 Action = Callable[[Client, Message], Message]
 
 
-def actions(fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], float]) -> dict[str, Action]:
+def actions(
+    fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], float], options: SecureSum
+) -> dict[str, Action]:
     """What a client offers; its update is sent in no other way.
 
     Args:
@@ -34,7 +38,16 @@ def actions(fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], f
         changes: globs of tensors that the update holds as changes.
         weigh: a client's weight in the mean. With a weight of its own choice a server could lift one client's update
             out of the sum.
+        options: of the client's own recipe, which a server's plan must agree with.
     """
+
+    def keys(client: Client, message: Message) -> Message:
+        """Begins a secure sum; the public keys."""
+        plan = Plan.from_json(str(message.scalars["plan"]))
+        plan.check(options, int(weigh(client.info)))
+        member = Member.begin(plan, client.info.id)
+        remember(client.state, member)
+        return Message({"seal": as_tensor(member.public.seal), "mask": as_tensor(member.public.mask)})
 
     def masked(client: Client, message: Message) -> Message:
         """``fit``, its update behind masks; the scalars of its reply are not sent."""
@@ -60,17 +73,12 @@ def actions(fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], f
         }
         parcels = rows(message.tensors[f"{PREFIX}parcels"])
         sent = member.mask(dict(zip(_names(message.scalars[f"{PREFIX}sharers"]), parcels, strict=True)), vectors)
+        # Training again does not always give the same: noise is new, and so may be the sums of a graphics card.
+        _once(client, member, "vectors", b"".join(sha256(vector.tobytes()).digest() for vector in sent.values()))
         remember(client.state, member)
         return Message({f"{PREFIX}{number}": to_wire(vector) for number, vector in sent.items()})
 
-    return {UPDATE: masked, "secure_keys": _keys, "secure_shares": _shares, "secure_unmask": _unmask}
-
-
-def _keys(client: Client, message: Message) -> Message:
-    """Begins a secure sum; the public keys."""
-    member = Member.begin(Plan.from_json(str(message.scalars["plan"])), client.info.id)
-    remember(client.state, member)
-    return Message({"seal": as_tensor(member.public.seal), "mask": as_tensor(member.public.mask)})
+    return {UPDATE: masked, "secure_keys": keys, "secure_shares": _shares, "secure_unmask": _unmask}
 
 
 def _shares(client: Client, message: Message) -> Message:
@@ -93,19 +101,19 @@ def _unmask(client: Client, message: Message) -> Message:
     return Message({"shares": stacked(flat) if flat else torch.zeros(0, SHARE, dtype=torch.uint8)})
 
 
-def _once(client: Client, member: Member, step: str) -> None:
+def _once(client: Client, member: Member, step: str, what: bytes = b"") -> None:
     """A step is taken once with the same keys, whatever state a server has the client go back to.
 
     Two vectors behind one mask tell their difference, and shares for two sets of survivors both secrets of a client.
     """
     if client.diary is not None:
-        client.diary.use(step.encode() + member.mask_key)
+        client.diary.use(step.encode() + member.mask_key, what)
 
 
 def _encoded(plan: Plan, block: Block, sent: Params, received: Params, changes: Sequence[str], weight: int) -> Integers:
     """One block's update as a vector of integers."""
     moved = [sent[n].double() - origin(n, sent[n], received, changes).double() for n in block.names]
-    return encode(moved, weight, plan.fraction, plan.reach, plan.bits)
+    return encode(moved, weight, plan.fraction, plan.reach, plan.bits, names=block.names)
 
 
 def _names(text: Scalar) -> list[str]:

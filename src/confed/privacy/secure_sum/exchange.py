@@ -15,6 +15,7 @@ clients' values, up to 2^-f and the rounding of the server's own arithmetic.
 """
 
 import json
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -41,23 +42,28 @@ Expected = Callable[[str], Params | None]
 """What a client's reply must carry."""
 
 
-def summing(algorithm: Algorithm, options: SecureSum, exchange: Exchange, round: int) -> Exchange:
+def summing(
+    algorithm: Algorithm, options: SecureSum, exchange: Exchange, round: int, errors: dict[str, str] | None = None
+) -> Exchange:
     """An exchange that answers every call of ``fit`` with the mean of the clients' answers, or the client's error.
 
-    It raises ValueError where a tensor has fewer than three senders or weights are no whole numbers, and RuntimeError
-    where too few clients stay to the end of the four calls, or the sum is none of updates.
+    It raises ValueError where a tensor has fewer than three senders, weights are no whole numbers or the integers too
+    short for them, and RuntimeError where too few clients stay to the end of the four calls, or the sum is none of
+    updates. A client whose weight is too large for the integers beside those of the others fails.
 
     Args:
         algorithm: the method.
         options: of the sum.
         exchange: the engine's.
         round: number of the round, from 0.
+        errors: gets the clients that are left out before they failed, and why.
     """
+    refused = {} if errors is None else errors
 
     def ask(calls: Sequence[Call]) -> Iterator[Reply]:
         if not any(call.action == UPDATE for call in calls):
             return exchange(calls)
-        return _Round(algorithm, options, exchange, calls, round).replies()
+        return _Round(algorithm, options, exchange, calls, round, refused).replies()
 
     return ask
 
@@ -66,16 +72,28 @@ class _Round:
     """The secure sum over the calls of one round."""
 
     def __init__(
-        self, algorithm: Algorithm, options: SecureSum, exchange: Exchange, calls: Sequence[Call], round: int
+        self,
+        algorithm: Algorithm,
+        options: SecureSum,
+        exchange: Exchange,
+        calls: Sequence[Call],
+        round: int,
+        refused: dict[str, str],
     ) -> None:
         self.exchange, self.changes, self.title = exchange, algorithm.changes, f"round {round + 1}"
         self.calls = {call.client.id: call for call in calls}
         self.sent = {name: _floating(call) for name, call in self.calls.items()}
         self.weights = {name: _whole(algorithm, call) for name, call in self.calls.items()}
-        self.errors: dict[str, str] = {}
+        self.errors, self._refused = dict[str, str](), refused
+        heavy = _heavy(self.weights, options.most)
+        fraction = options.fraction(sum(weight for name, weight in self.weights.items() if name not in heavy))
+        for name in heavy:
+            claimed = f"its weight of {self.weights[name]}, by the number of examples that it claims,"
+            self._leave_out(name, f"{claimed} leaves too few of {options.bits} bits for the others")
+        # Who is left out stays in the plan, as one that drops out before its keys came: t is that of the whole cohort.
         self.plan = Plan(
             self.title, tuple(self.calls), options.needed(len(self.calls)), options.bits,
-            options.fraction(sum(self.weights.values())), float(options.reach), _blocks(self.sent),
+            fraction, float(options.reach), _blocks(self.sent),
         )  # fmt: skip
 
     def replies(self) -> Iterator[Reply]:
@@ -89,16 +107,22 @@ class _Round:
             else:
                 yield Reply(call.client, Message(), self.errors[name])
 
+    def _leave_out(self, name: str, reason: str) -> None:
+        """A client is not asked any further, as if it had failed."""
+        self.errors[name] = f"ValueError: update refused: {reason}"
+        self._refused.setdefault(name, self.errors[name])
+        warnings.warn(f"{self.title}: {name!r} is left out of the secure sum: {reason}", stacklevel=2)
+
     # The calls ------------------------------------------------------------------------------------------------
 
     def _collect(self) -> Tally:
         """Keys, shares, and the sum of the masked blocks."""
         key = torch.zeros(KEY, dtype=torch.uint8)
         begin = Message({}, {"plan": self.plan.to_json()})
-        said = dict(self._ask("secure_keys", dict.fromkeys(self.calls, begin), lambda _: {"seal": key, "mask": key}))
+        asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
+        said = dict(self._ask("secure_keys", asked, lambda _: {"seal": key, "mask": key}))
         for name in [n for n, m in said.items() if not all(usable(as_bytes(t)) for t in m.tensors.values())]:
-            self.errors[name] = "ValueError: update refused: its public keys are none"
-            warnings.warn(f"{self.title}: {name!r} is left out of the secure sum: its keys are none", stacklevel=2)
+            self._leave_out(name, "its keys are none")
             del said[name]
         keyed = list(said)
         public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
@@ -207,6 +231,28 @@ def _whole(algorithm: Algorithm, call: Call) -> int:
             f"algorithm.secure_sum needs whole numbers of at least 1 as weights, got {weight} of {call.client.id!r}"
         )
     return int(weight)
+
+
+def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
+    """Who is left out so that the others' weights fit into the integers, the largest first.
+
+    Weights follow from numbers of examples that sites claim. Nobody is to blame where not even weights up to the
+    median fit: the options are such that no sum of so many is possible, and a minority of sites cannot move the median
+    beyond the others' weights.
+
+    Args:
+        weights: client -> its weight.
+        most: the largest sum of weights.
+    """
+    total, found = sum(weights.values()), list[str]()
+    if len(weights) * statistics.median_low(weights.values()) > most:
+        return found
+    for name in sorted(weights, key=weights.__getitem__, reverse=True):
+        if total <= most:
+            break
+        found.append(name)
+        total -= weights[name]
+    return found
 
 
 def _blocks(sent: Mapping[str, Params]) -> tuple[Block, ...]:

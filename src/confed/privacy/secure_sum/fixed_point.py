@@ -11,7 +11,9 @@ from confed.privacy.secure_sum.masks import Integers
 __all__ = ["decode", "encode", "from_wire", "to_wire"]
 
 
-def encode(updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int) -> Integers:
+def encode(
+    updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int, names: Sequence[str] = ()
+) -> Integers:
     """w round(2^f d), one vector for all tensors.
 
     Args:
@@ -20,16 +22,20 @@ def encode(updates: Sequence[Tensor], weight: int, fraction: int, reach: float, 
         fraction: f, bits behind the point.
         reach: largest absolute value.
         bits: of the integers, 32 or 64.
+        names: of the tensors, for errors.
 
     Raises:
-        ValueError: the weight is not positive, or a value is not finite or beyond ``reach``.
+        ValueError: the weight is not positive, or a value is not finite or beyond ``reach``. Which value is not said,
+            as errors go to the server, which is to know none.
     """
     if weight < 1:
         raise ValueError(f"an update's weight must be at least 1, got {weight}")
-    flat = torch.cat([update.detach().double().reshape(-1) for update in updates])
-    largest = float(flat.abs().max()) if len(flat) else 0.0
-    if not largest <= reach:  # a NaN is not
-        raise ValueError(f"algorithm.secure_sum.reach is {reach}, and a value of the update moved by {largest}")
+    parts = [update.detach().double().reshape(-1) for update in updates]
+    beyond = next((i for i, part in enumerate(parts) if not bool((part.abs() <= reach).all())), None)  # a NaN is, too
+    if beyond is not None:
+        name = f" of {names[beyond]!r}" if names else ""
+        raise ValueError(f"algorithm.secure_sum.reach is {reach}, and a value{name} in the update moved further")
+    flat = torch.cat(parts)
     whole = np.rint(np.ldexp(flat.numpy(), fraction)).astype(np.int64) * weight
     return whole.astype(np.int32).view(np.uint32) if bits == 32 else whole.view(np.uint64)
 

@@ -1,6 +1,7 @@
 """Keys, seeds and masks of the secure sum, by the library ``cryptography``."""
 
 import importlib.util
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ __all__ = [
     "Integers",
     "add_mask",
     "available",
+    "derived",
     "new_key",
     "opened",
     "pair_secret",
@@ -22,7 +24,9 @@ __all__ = [
 
 KEY = 32
 """Bytes of a key, private or public, and of a seed."""
-SEAL = 16
+NONCE = 12
+"""Bytes of a seal that are drawn for every text."""
+SEAL = NONCE + 16
 """Bytes by which a sealed text is longer."""
 CHUNK = 2**20
 """Numbers of a mask that are in memory at a time."""
@@ -57,11 +61,17 @@ def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
         ValueError: the public key is none.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return derived(shared, purpose, KEY)
+
+
+def derived(secret: bytes, purpose: str, length: int) -> bytes:
+    """Bytes that follow from a secret and tell nothing of it, others for every purpose (HKDF, RFC 5869)."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY, salt=None, info=f"confed secure sum\x1f{purpose}".encode()).derive(shared)
+    return HKDF(SHA256(), length, salt=None, info=f"confed secure sum\x1f{purpose}".encode()).derive(secret)
 
 
 def usable(public: bytes) -> bool:
@@ -74,10 +84,11 @@ def usable(public: bytes) -> bool:
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """A text that only who has the key can read or change; a key seals one text."""
+    """A text that only who has the key can read or change, behind the nonce that it was sealed with."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
+    nonce = os.urandom(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, None)
 
 
 def opened(key: bytes, text: bytes) -> bytes:
@@ -90,8 +101,8 @@ def opened(key: bytes, text: bytes) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), text, None)
-    except InvalidTag as error:
+        return ChaCha20Poly1305(key).decrypt(text[:NONCE], text[NONCE:], None)
+    except (InvalidTag, ValueError) as error:  # of a text that is shorter than a nonce
         raise ValueError("a sealed share was changed on its way") from error
 
 

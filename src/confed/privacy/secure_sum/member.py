@@ -3,16 +3,28 @@
 Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Self
 
 from confed.federation.secure_sum import LEAST
 from confed.privacy.secure_sum import shamir
-from confed.privacy.secure_sum.masks import SEAL, Integers, add_mask, new_key, opened, pair_secret, public_key, sealed
+from confed.privacy.secure_sum.masks import (
+    SEAL,
+    Integers,
+    add_mask,
+    derived,
+    new_key,
+    opened,
+    pair_secret,
+    public_key,
+    sealed,
+)
 from confed.privacy.secure_sum.plan import Plan
 
-__all__ = ["Keys", "Member", "mask_purpose", "needed", "parcel_size"]
+__all__ = ["Keys", "Member", "mask_purpose", "needed", "parcel_size", "seal_purpose"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Member:
     Attributes:
         plan: the sum.
         name: who this is.
-        seal_key: private.
+        seal_key: private, and known to nobody else whatever happens.
         mask_key: private; shared out, as it must be known to others should this client drop out.
         seeds: block -> b_u, for the blocks that this client sends.
         keys: U_1 and their public keys.
@@ -71,6 +83,10 @@ class Member:
     def share(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
         """Step 1: shares of this client's secrets, sealed for each of the others.
 
+        Whoever asks again with the same keys gets the same shares: the polynomials follow from the seal key, which is
+        never shared, and from what is asked. With new ones, a second answer would hold further points of other
+        polynomials through the same secrets.
+
         Args:
             keys: U_1, with their public keys.
 
@@ -83,14 +99,15 @@ class Member:
         self.keys = dict(keys)
         holders = self._holders()
         threshold, count = self.plan.threshold, len(holders)
-        own = [shamir.split(self.mask_key, threshold, count)]
+        own = [shamir.split(self.mask_key, threshold, count, self._polynomial(-1))]
         nothing = [bytes(shamir.SHARE)] * count
         for block in range(len(self.plan.blocks)):
-            own.append(shamir.split(self.seeds[block], threshold, count) if block in self.seeds else nothing)
+            seed = self.seeds.get(block)
+            own.append(nothing if seed is None else shamir.split(seed, threshold, count, self._polynomial(block)))
         parcels: dict[str, bytes] = {}
         for position, holder in enumerate(holders):
             text = b"".join(shares[position] for shares in own)
-            key = pair_secret(self.seal_key, keys[holder].seal, f"seal\x1f{self.plan.label}\x1f{self.name}\x1f{holder}")
+            key = pair_secret(self.seal_key, keys[holder].seal, seal_purpose(self.plan, self.name, holder))
             parcels[holder] = sealed(key, text)
         return parcels
 
@@ -137,13 +154,20 @@ class Member:
         given: dict[str, dict[int, bytes]] = {name: {} for name in self.parcels}
         wanted = list(needed(self.plan, self.parcels, survivors))
         for owner, parcel in self.parcels.items():
-            purpose = f"seal\x1f{self.plan.label}\x1f{owner}\x1f{self.name}"
+            purpose = seal_purpose(self.plan, owner, self.name)
             text = opened(pair_secret(self.seal_key, self.keys[owner].seal, purpose), parcel)
             shares = [text[i : i + shamir.SHARE] for i in range(0, len(text), shamir.SHARE)]
             if len(shares) != 1 + len(self.plan.blocks):
                 raise ValueError(f"{owner!r} shared {len(shares)} secrets, expected {1 + len(self.plan.blocks)}")
             given[owner] = {block: shares[1 + block] for name, block in wanted if name == owner}
         return given
+
+    def _polynomial(self, block: int) -> Callable[[int], int]:
+        """The coefficients of a block's polynomial, of which each number has its own; -1 for that of the mask key."""
+        asked = json.dumps([[name, key.seal.hex(), key.mask.hex()] for name, key in sorted(self.keys.items())])
+        purpose = ["polynomial", self.plan.digest, sha256(asked.encode()).hexdigest(), str(block)]
+        # 384 bits modulo a prime of 257: as good as uniformly distributed, up to 2^-127.
+        return lambda number: int.from_bytes(derived(self.seal_key, "\x1f".join([*purpose, str(number)]), 48), "big")
 
     def _holders(self) -> list[str]:
         """U_1 in the order of the plan: the numbers of the shares."""
@@ -175,8 +199,16 @@ def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iter
 
 
 def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:
-    """What the secret of two clients is for: their masks of a block; the same from both sides."""
-    return "\x1f".join(["mask", plan.label, str(block), *sorted((one, other))])
+    """What the secret of two clients is for: their masks of a block; the same from both sides.
+
+    Of a client that was told another plan no mask cancels: its vector stays random.
+    """
+    return "\x1f".join(["mask", plan.digest, str(block), *sorted((one, other))])
+
+
+def seal_purpose(plan: Plan, owner: str, holder: str) -> str:
+    """What the secret of two clients is for: the seal of one's shares for the other, under the same plan."""
+    return "\x1f".join(["seal", plan.digest, owner, holder])
 
 
 def parcel_size(plan: Plan) -> int:

@@ -1,11 +1,15 @@
 """What a secure sum's server announces, and what every client checks before it takes part."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
-from confed.federation.secure_sum import LEAST
+from confed.federation.secure_sum import COARSEST, LEAST, SecureSum
 
 __all__ = ["Block", "Plan"]
 
@@ -23,6 +27,8 @@ class Block:
     senders: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("a block of a secure sum must have tensors, got none")
         if len(set(self.senders)) < LEAST:
             raise ValueError(
                 f"a secure sum needs at least {LEAST} clients that send a tensor, got {len(set(self.senders))} for "
@@ -41,11 +47,12 @@ class Plan:
         bits: k, 32 or 64.
         fraction: bits behind the point.
         reach: largest absolute value of an update.
-        blocks: each with at least three of the members.
+        blocks: each with at least three of the members; no tensor is in two of them, as the difference of two sums
+            over other senders is the update of those who are in one of them only.
 
     Raises:
-        ValueError: the threshold is not more than half of the members, a block has too few senders or strangers, or
-            the integers are others.
+        ValueError: the threshold is not more than half of the members, a block has too few senders or strangers, a
+            tensor is named twice, or the integers are others.
     """
 
     label: str
@@ -68,6 +75,11 @@ class Plan:
             raise ValueError(
                 f"a secure sum has 32 or 64 bits, some of them behind the point, got {self.bits} and {self.fraction}"
             )
+        if not 0 < self.reach < math.inf:
+            raise ValueError(f"the reach of a secure sum must be positive and finite, got {self.reach}")
+        times = Counter(name for block in self.blocks for name in block.names)
+        if twice := [name for name, count in times.items() if count > 1]:
+            raise ValueError(f"a secure sum must name every tensor once, got {twice[0]!r} {times[twice[0]]} times")
         for block in self.blocks:
             if not set(block.senders) <= set(self.members):
                 raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in the secure sum")
@@ -76,8 +88,40 @@ class Plan:
         """The numbers of the blocks that a client sends."""
         return [number for number, block in enumerate(self.blocks) if member in block.senders]
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the plan's text; masks and seals are made with it, and fit those of the same plan only."""
+        return sha256(self.to_json().encode()).hexdigest()
+
+    def check(self, options: SecureSum, weight: int) -> None:
+        """Checks that a server's plan is what a client's own recipe says.
+
+        How many bits are behind the point follows from all members' weights, of which a client knows one; it cannot
+        be more than this one leaves room for.
+
+        Args:
+            options: of the client's recipe.
+            weight: the client's own.
+
+        Raises:
+            ValueError: names what is another, with what it is here and in the plan.
+        """
+        here = {"bits": options.bits, "reach": float(options.reach), "threshold": options.needed(len(self.members))}
+        for key, expected in here.items():
+            if (told := getattr(self, key)) != expected:
+                clients = f" for {len(self.members)} clients" if key == "threshold" else ""
+                raise ValueError(
+                    f"algorithm.secure_sum.{key} is {expected}{clients} in this client's recipe, and the server's plan "
+                    f"has {told}"
+                )
+        if not COARSEST <= self.fraction <= options.fraction(weight):
+            raise ValueError(
+                f"algorithm.secure_sum leaves from {COARSEST} to {options.fraction(weight)} bits behind the point by "
+                f"this client's recipe and weight, and the server's plan has {self.fraction}"
+            )
+
     def to_json(self) -> str:
-        """The plan as text."""
+        """The plan as text, the same for equal plans."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -102,6 +146,6 @@ def _texts(values: Sequence[object]) -> tuple[str, ...]:
 
 def _plain(values: Mapping[str, Any], key: str) -> Any:
     kinds: dict[str, type] = {"label": str, "threshold": int, "bits": int, "fraction": int, "reach": float}
-    if key not in kinds or not isinstance(values[key], kinds[key]):
+    if key not in kinds or type(values[key]) is not kinds[key]:
         raise TypeError(f"{key} = {values[key]!r}")
     return values[key]

@@ -5,7 +5,7 @@ degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 __all__ = ["PRIME", "SHARE", "join", "split"]
 
@@ -15,13 +15,19 @@ SHARE = 33
 """Bytes of a share."""
 
 
-def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+def _drawn(_: int) -> int:
+    return secrets.randbelow(PRIME)
+
+
+def split(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int] = _drawn) -> list[bytes]:
     """Shares of a secret, that of holder 1 first.
 
     Args:
         secret: 32 bytes.
         threshold: t, how many shares put it together.
         count: n, how many there are.
+        coefficient: the polynomial's coefficients by their exponents, from 1; nobody may be able to guess them. By
+            default they come from the operating system.
 
     Raises:
         ValueError: the secret has another length, or t is not in [1, n].
@@ -30,12 +36,12 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
         raise ValueError(f"a secret must have 32 bytes, got {len(secret)}")
     if not 1 <= threshold <= count:
         raise ValueError(f"the threshold must lie in [1, {count}], got {threshold}")
-    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    coefficients = [int.from_bytes(secret, "big"), *(coefficient(power) % PRIME for power in range(1, threshold))]
     shares: list[bytes] = []
     for holder in range(1, count + 1):
         value = 0
-        for coefficient in reversed(coefficients):
-            value = (value * holder + coefficient) % PRIME
+        for factor in reversed(coefficients):
+            value = (value * holder + factor) % PRIME
         shares.append(value.to_bytes(SHARE, "big"))
     return shares
 
