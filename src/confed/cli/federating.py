@@ -176,7 +176,7 @@ def client(
 
     stop = threading.Event()
     opened = open_site(loaded, site, private, tell, limit=epsilon, over=stop.set if once else lambda: None)
-    line = Line(server, secret, root, tell=tell)
+    line = Line(server, secret, root, largest=opened.largest, tell=tell)
     with _stopping(stop):
         line.serve(client_app(lambda _: opened), stop)
     if opened.problem is not None:

@@ -7,9 +7,10 @@ asks for messages, and when the connection breaks it dials again. Nothing that t
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -24,16 +25,15 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -42,8 +42,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
     push_objects,
@@ -53,7 +51,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from confed.engines.flower_pieces import check_expansion
+from confed.engines.discretion import discreet
+from confed.engines.envelope import printable
+from confed.engines.flower_pieces import PIECE, check_expansion, most_pieces, pieces_of
 
 __all__ = ["Line", "read_key", "read_public"]
 
@@ -115,7 +115,7 @@ class Line:
     ) -> None:
         self._server, self._key, self._root = server, key, root
         self._interval, self._tell = interval, tell
-        self._largest, self._most = largest, 64 + largest // (4 * 2**20)
+        self._largest, self._most = largest, most_pieces(largest)
         self._public = public_key_to_bytes(key.public_key())
 
     def serve(self, app: ClientApp, stop: threading.Event) -> None:
@@ -133,7 +133,7 @@ class Line:
                     self._tell(f"connected to {self._server}")
                     pause, said = 1.0, ""
                     self._answer(client, node, app, stop)
-            except (httpx.HTTPError, OSError, ObjectPullError, ObjectPushError, _Lost) as error:
+            except Exception as error:  # whatever a server may send, the site stays
                 text = f"no connection to {self._server}: {_reason(error)}; trying again"
                 if text != said:
                     self._tell(text)
@@ -142,7 +142,7 @@ class Line:
                 pause = min(2 * pause, 10.0)
 
     def _client(self) -> FleetHttpClient:
-        return FleetHttpClient.from_server_address(
+        return _Bounded.from_server_address(
             self._server,
             self._root is None,
             self._root,
@@ -167,8 +167,7 @@ class Line:
                     raise _Lost("the server does not know this connection any more")
                 came = client.PullMessages(PullMessagesRequest(node=node))
                 if came.messages_list:
-                    bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
-                    self._reply(client, node, app, self._fetch(client, node, bare, tree))
+                    self._reply(client, node, app, self._fetch(client, node, came))
                     pause = SOON
                 else:
                     stop.wait(pause)
@@ -176,7 +175,7 @@ class Line:
         finally:
             quiet.set()
             heart.join(timeout=10)
-            with suppress(httpx.HTTPError, OSError):
+            with suppress(Exception):
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
     def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
@@ -187,20 +186,27 @@ class Line:
                 try:
                     if not client.SendNodeHeartbeat(request).success:
                         lost.set()
-                except (httpx.HTTPError, OSError):
+                except Exception:
                     continue  # asking for messages finds out what it means
 
-    def _fetch(self, client: FleetHttpClient, node: Node, bare: Message, tree: ObjectTree) -> Message:
-        if sum(1 for _ in iterate_object_tree(tree)) > self._most:
-            raise _Lost(f"the server sent a message of more than {self._most} pieces")
-        run = bare.metadata.run_id
-        numbers = [part.object_id for part in iterate_object_tree(tree)]
-        contents = pull_objects(numbers, make_pull_object_fn_protobuf(client.PullObject, node, run))
+    def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> Message:
+        """A message with its content.
+
+        Raises:
+            _Lost: what the server sent is none, or larger than it may be.
+        """
+        try:
+            bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
+            pieces, run = pieces_of(tree, self._most), bare.metadata.run_id
+        except Exception as error:  # whatever a server may have sent in its place
+            raise _Lost(f"the server sent what is no message: {error}") from error
+        pull = _Counted(make_pull_object_fn_protobuf(client.PullObject, node, run), self._largest)
+        contents = pull_objects(list(pieces), pull)
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
         try:
             check_expansion(contents, self._largest)
             message = inflate_object_from_contents(tree.object_id, contents)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except Exception as error:
             raise _Lost(f"the server sent what is no message: {error}") from error
         if not isinstance(message, Message):
             raise _Lost(f"the server sent a {type(message).__name__}, which is no message")
@@ -212,9 +218,9 @@ class Line:
         try:
             reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
         except Exception as error:  # a fault of ours must not end the connection
-            reply = Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
-            )
+            text = f"{type(error).__name__}: {error}"
+            self._tell(f"refused: {text}")
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, discreet(text)), reply_to=message)
         seconds = time.perf_counter() - began
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
@@ -233,8 +239,63 @@ class Line:
             )
 
 
+class _Bounded(FleetHttpClient):
+    """Flower's client with responses of bounded size, which come from whom was asked and are not packed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._client.follow_redirects = False
+        self._client.headers["accept-encoding"] = "identity"
+        self._client.event_hooks = {"response": [_bound]}  # called before anything of the content is read
+
+
+class _Short(httpx.SyncByteStream):
+    """A response's content, up to the size of a piece."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        came = 0
+        for chunk in self._stream:
+            came += len(chunk)
+            if came > PIECE:
+                raise _Lost(f"the server sent a response of more than {PIECE} bytes")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _bound(response: httpx.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _Lost("the server sent a packed response")
+    if isinstance(response.stream, httpx.SyncByteStream):
+        response.stream = _Short(response.stream)
+
+
+class _Counted:
+    """Fetches pieces until they are together more than a message may have.
+
+    Args:
+        pull: fetches one.
+        largest: bytes of all.
+    """
+
+    def __init__(self, pull: Callable[[str], bytes], largest: int) -> None:
+        self._pull, self._left, self._lock = pull, largest, threading.Lock()
+
+    def __call__(self, number: str) -> bytes:
+        content = self._pull(number)
+        with self._lock:
+            self._left -= len(content)
+            if self._left < 0:
+                raise _Lost("the server sent a message of more bytes than this run's have")
+        return content
+
+
 class _Lost(Exception):
-    """The server has forgotten the connection."""
+    """The server has forgotten the connection, or sends what it should not."""
 
 
 def _reason(error: Exception) -> str:
@@ -245,5 +306,6 @@ def _reason(error: Exception) -> str:
             return "the server does not accept this site's signature; is its clock right?"
         if error.response.status_code == httpx.codes.FORBIDDEN:
             return "this site's key is not on the server's list"
-        return f"the server says {told.message if told is not None else error.response.status_code}"
-    return f"{type(error).__name__} {error}".strip()
+        return f"the server says {error.response.status_code if told is None else printable(told.message, 200)}"
+    text = str(error) if isinstance(error, _Lost) else f"{type(error).__name__} {error}"
+    return printable(text.strip(), 500)

@@ -15,8 +15,9 @@ import ssl
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import (
     HEARTBEAT_DEFAULT_INTERVAL,
@@ -32,8 +33,8 @@ from flwr.common.constant import (
     NOOP_FLWR_AID,
     SUPERLINK_NODE_ID,
     TIMESTAMP_HEADER,
+    ErrorCode,
 )
-from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.serverapp import Grid
@@ -45,9 +46,9 @@ from flwr.supercore.constant import (
     TaskType,
 )
 from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.run import Run
@@ -58,15 +59,16 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
-from confed.engines.flower_pieces import PieceStore, check_expansion
+from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
+from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
 
-__all__ = ["ABOUT", "LinkGrid", "link"]
+__all__ = ["ABOUT", "PIECE", "LinkGrid", "link"]
 
 ABOUT = "/v1/fleet/about"
 """Where a site on the list may ask for the server's versions and clock, without joining."""
 
-PIECE = 8 * 2**20
-"""Bytes of one request, at most; Flower cuts what is larger into pieces of 5 MiB."""
+SOMEBODY = "somebody"
+"""Who is not on the list, in the log."""
 
 
 @contextmanager
@@ -83,7 +85,8 @@ def link(
     """Opens the door for as long as the ``with`` block lasts.
 
     Args:
-        keys: the public keys of the sites that may come in, as Flower writes them.
+        keys: the public keys of the sites that may come in, as Flower writes them; where it maps them to names, the log
+            of what was turned away has these.
         host: the address to listen on.
         port: its port; 0 for a free one.
         certificate: of this server, PEM; without it nothing is encrypted.
@@ -105,11 +108,13 @@ def link(
         _check_pair(certificate, key)
     # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    keys = frozenset(keys)
-    state = _state(keys, waiting)
-    grid = LinkGrid(state.state(), largest)
+    named = keys if isinstance(keys, Mapping) else {}
+    names = {key: named.get(key) or f"key {sha256(key).hexdigest()[:16]}" for key in keys}
+    store = _store(waiting)
+    state = _state(names, store)
+    grid = LinkGrid(state.state(), store, largest)
     config = uvicorn.Config(
-        _application(state, keys, grid), host=host, port=port, log_level="error", access_log=False,
+        _application(state, names, grid), host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -162,13 +167,17 @@ def _check_pair(certificate: Path, key: Path) -> None:
         raise ValueError(f"{certificate} and {key} are no certificate and its key: {error.reason}") from error
 
 
-def _state(keys: Iterable[bytes], waiting: Path | None) -> LinkStateFactory:
-    """A state that knows these keys and one run."""
-    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+def _store(waiting: Path | None) -> PieceStore:
     if waiting is not None:  # what a process that was killed has left there is nobody's
         shutil.rmtree(waiting, ignore_errors=True)
         waiting.mkdir(parents=True)
-        objects.store_instance = PieceStore(waiting)
+    return PieceStore(waiting)
+
+
+def _state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
+    """A state that knows these keys and one run."""
+    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    objects.store_instance = store
     factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
     state = factory.state()
     for public in keys:
@@ -176,32 +185,54 @@ def _state(keys: Iterable[bytes], waiting: Path | None) -> LinkStateFactory:
     return factory
 
 
-def _application(factory: LinkStateFactory, keys: frozenset[bytes], grid: "LinkGrid") -> FastAPI:
+def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "LinkGrid") -> FastAPI:
     middleware = [
+        Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
         Middleware(BaseHTTPMiddleware, dispatch=_bounded),
         Middleware(BaseHTTPMiddleware, dispatch=_listed),
         Middleware(ProtobufTranslationMiddleware),
         Middleware(NodeAuthMiddleware),
-        Middleware(BaseHTTPMiddleware, dispatch=_few_pieces),
     ]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
     app.state.linkstate_factory = factory
     app.state.enable_supernode_auth = True
-    app.state.keys = keys
+    app.state.names = names
     app.state.grid = grid
+    app.include_router(router)  # before Flower's: the first route that fits is taken
     app.include_router(fleet_router)
     app.post(ABOUT)(_about)
+    app.add_exception_handler(TurnedAway, _turned_away)
     return app
+
+
+def _refuse(request: Request, status: int, why: str) -> Response:
+    request.state.why = why
+    return JSONResponse({"detail": why}, status)
+
+
+async def _turned_away(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TurnedAway)
+    return _refuse(request, error.status_code, error.why)
+
+
+async def _noted(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Leaves a line about what is turned away, whoever further in does it."""
+    response = await call_next(request)
+    if response.status_code >= 400:
+        why = getattr(request.state, "why", f"Flower says {response.status_code}")
+        who = getattr(request.state, "who", SOMEBODY)
+        request.app.state.grid.notices.add(who, f"a request was turned away: {why}")
+    return response
 
 
 async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Turns away what is too long, or for another of Flower's interfaces, before it is read."""
     if not request.url.path.startswith("/v1/fleet/"):
-        return JSONResponse({"detail": "not found"}, 404)
+        return _refuse(request, 404, "not found")
     length = request.headers.get("content-length", "")
     if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
-        return JSONResponse({"detail": f"a request is a POST of at most {PIECE} bytes"}, 413)
+        return _refuse(request, 413, f"a request is a POST of at most {PIECE} bytes")
     return await call_next(request)
 
 
@@ -213,33 +244,19 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
         signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""), validate=True)
         signed = headers.get(TIMESTAMP_HEADER, "").encode("ascii")
     except (ValueError, UnicodeError):
-        return JSONResponse({"detail": "a request is signed"}, 401)
-    if public not in request.app.state.keys:
-        return JSONResponse({"detail": "this key is not on the server's list"}, 403)
+        return _refuse(request, 401, "a request is signed")
+    name = request.app.state.names.get(public)
+    if name is None:
+        return _refuse(request, 403, "this key is not on the server's list")
     if not verify_signature(bytes_to_public_key(public), signed, signature):
-        return JSONResponse({"detail": "a request is signed by whom it is from"}, 401)
+        return _refuse(request, 401, "a request is signed by whom it is from")
+    request.state.who = name
     return await call_next(request)
 
 
 def _about() -> dict[str, str | float]:
     """What a site compares with its own before it joins."""
     return {"confed": version("confed"), "flwr": version("flwr"), "time": time.time()}
-
-
-async def _few_pieces(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Turns away replies that announce more pieces than a reply may have bytes, or that are sent in another's name.
-
-    Flower checks whose request it is, and not whether the reply in it says the same.
-    """
-    message = getattr(request.state, "protobuf_request", None)
-    if isinstance(message, PushMessagesRequest):
-        most = request.app.state.grid.pieces
-        pieces = sum(1 for tree in message.message_object_trees for _ in iterate_object_tree(tree))
-        if pieces > most or len(message.message_object_trees) != 1 or len(message.messages_list) != 1:
-            return JSONResponse({"detail": f"a request carries one reply of at most {most} pieces"}, 413)
-        if message.messages_list[0].metadata.src_node_id != message.node.node_id:
-            return JSONResponse({"detail": "a reply is sent by whom it is from"}, 403)
-    return await call_next(request)
 
 
 def _keep_alive(grid: "LinkGrid", stop: threading.Event) -> None:
@@ -253,11 +270,18 @@ class LinkGrid(Grid):
 
     Args:
         state: it.
+        store: where it has the pieces of messages.
         largest: bytes of a reply.
+
+    Attributes:
+        inbox: the replies that are waited for.
+        notices: what was turned away.
     """
 
-    def __init__(self, state: LinkState, largest: int = 2**31) -> None:
-        self._state, self._largest = state, largest
+    def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
+        self._state, self._store = state, store
+        self.notices = Notices(logging.getLogger(__name__))
+        self.inbox = Inbox(state, store, largest, self.notices)
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -273,16 +297,17 @@ class LinkGrid(Grid):
 
     @property
     def pieces(self) -> int:
-        """Of how many pieces a reply may consist; Flower's have up to 5 MiB."""
-        return 64 + self._largest // (4 * 2**20)
+        """Of how many pieces a reply may consist."""
+        return self.inbox.pieces
 
     def bound(self, largest: int) -> None:
         """See :class:`confed.engines.roll.Bounded`."""
-        self._largest = min(self._largest, largest)
+        self.inbox.largest = min(self.inbox.largest, largest)
 
     def beat(self) -> None:
-        """Says that the run goes on."""
+        """Says that the run goes on; and drops requests whose time is over, should nobody have asked for them."""
         self._state.acknowledge_task_heartbeat(self._task)
+        self.inbox.sweep(self._run_id)
 
     def set_run(self, run: Run) -> None:
         """The run is this grid's own."""
@@ -316,6 +341,7 @@ class LinkGrid(Grid):
         stored, missing = self._state.store_message_and_object_tree(bare, get_object_tree(message), session)
         if not stored:
             return ""
+        self.inbox.expect(message.metadata.message_id, message.metadata.dst_node_id)
         objects, wanted = get_all_nested_objects(message), set(missing)
         for object_id, part in objects.items():
             if object_id in wanted:
@@ -329,35 +355,30 @@ class LinkGrid(Grid):
     def _pull(self, number: str) -> list[Message]:
         found: list[Message] = []
         # Flower hands a reply out once, whether or not its pieces have come in yet.
-        for reply in self._partial.pop(number, None) or self._state.get_message_res({number}, self._run_id):
-            contents = {} if reply.has_error() else self._contents(reply.metadata.message_id)
+        for reply in self._partial.pop(number, None) or self._replies(number):
+            contents = {} if reply.has_error() else self.inbox.contents(number)
             if contents is None:
                 self._partial[number] = [reply]
             else:
-                found.append(_whole(reply, contents, self._largest))
-                self._state.object_store.delete(reply.metadata.message_id)
+                found.append(_whole(reply, contents, self.inbox.largest))
+                self._store.delete(reply.metadata.message_id)  # of Flower's own making, where a node is away
         if found:
             self.forget(number)
         return found
 
-    def forget(self, number: str) -> None:
-        """Drops a message that nobody waits for any more, with all its pieces."""
-        self._partial.pop(number, None)
-        self._state.delete_messages(message_ins_ids={number})
-        self._state.object_store.delete(number)
+    def _replies(self, number: str) -> list[Message]:
+        if number in self._state.get_message_ids_from_run_id(self._run_id):
+            with suppress(KeyError):  # its time was over at this moment
+                return self._state.get_message_res({number}, self._run_id)
+        about = Metadata(
+            self._run_id, "", self.inbox.node(number), SUPERLINK_NODE_ID, number, "", time.time(), 0.0, "train"
+        )
+        return [make_message(about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, "nobody waits for this reply"))]
 
-    def _contents(self, number: str) -> dict[str, bytes] | None:
-        try:
-            tree = self._state.object_store.get_object_tree(number)
-        except NoObjectInStoreError:
-            return None
-        contents: dict[str, bytes] = {}
-        for part in iterate_object_tree(tree):
-            content = self._state.get_object(self._run_id, part.object_id)
-            if not content:
-                return None
-            contents[part.object_id] = content
-        return contents
+    def forget(self, number: str) -> None:
+        """Drops a message that nobody waits for any more, with all its pieces and those of its reply."""
+        self._partial.pop(number, None)
+        self.inbox.forget(number)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Flower's ``Grid``; waits for all."""

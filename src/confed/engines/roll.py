@@ -206,6 +206,7 @@ class Roll:
         for number, (sent, connection) in list(self._greetings.items()):
             reply = self.post.receive(sent)
             if there.get(number) != connection or isinstance(reply, str):
+                self.post.forget(sent)
                 del self._greetings[number], self._greeted[number]
             elif reply is not None:
                 del self._greetings[number]

@@ -117,6 +117,11 @@ class Site:
         """The actions that a server may ask for."""
         return frozenset(actions(self._setup.algorithm)) - KEPT_AT_HOME
 
+    @property
+    def largest(self) -> int:
+        """Bytes that a message to this site may have, as the server reckons for its own."""
+        return self._limits.head + self._limits.body
+
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Head and body of the reply to a request; whatever goes wrong is the reply's error."""
         began, name = time.perf_counter(), ""
