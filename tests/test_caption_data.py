@@ -150,6 +150,28 @@ def test_documents_are_pictures_and_texts_in_turns():
         data.tables[0].batch(torch.tensor([plain, row]))
 
 
+def test_a_source_with_several_sets_is_a_part_for_each_of_them():
+    made = materials(train=60, documents=40, missing={"image": 0.5})
+    data = made.clients["transport"]
+    part_of: list[int] = [0, 0]
+    for batch in data.train(32, torch.Generator().manual_seed(0)):
+        parts = groups(batch)
+        beginnings = [key.removesuffix("text") for key in batch if key.endswith(".text") or key == "text"]
+        assert len(parts) == len(beginnings)
+        # Rows stand part by part: each part's texts are those of its rows.
+        assert sum(len(part["text"]) for part in parts) == len(batch["index"])
+        told = torch.cat([part["text"] for part in parts])
+        assert torch.equal(told, data.tables[0].columns["text"][batch["index"]])
+        sizes = dict(zip(beginnings, map(len, (part["text"] for part in parts)), strict=True))
+        documents = [size for name, size in sizes.items() if name.startswith("documents.")]
+        if len(batch["index"]) == 32:
+            assert (sizes["texts."], sizes[""], sum(documents)) == (14, 14, 4)
+        for own in parts:
+            if "before_text" in own:
+                part_of["image" in own] += len(own["text"])
+    assert min(part_of) > 0
+
+
 @pytest.mark.parametrize(
     ("mixture", "message"),
     [((1.0, 2.0), "three shares"), ((-1.0, 1.0, 1.0), "three shares"), ((0.0, 0.0, 1.0), "no share")],

@@ -391,12 +391,29 @@ def test_fedavg_learns_captions_and_one_place_can_hold_all(tmp_path: Path):
     assert all(torch.equal(one[key], other[key]) for key in ("image", "before_image", "text", "before_text"))
 
 
+def test_clients_that_lose_pictures_learn_captions_all_the_same(tmp_path: Path):
+    recipe = small("modality_transformer", "data.missing={image=0.3}", "run.rounds=1")
+    run(recipe, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if line["event"] in ("round", "finish")]
+    assert rounds
+    assert not any(line["errors"] for line in rounds)
+    assert set(rounds[0]["loss"]) == {"transport", "educational", "reader"}
+
+
+@pytest.mark.parametrize("section", ["{text=0.5}", "{transport={text=0.5}}"])
+def test_texts_that_are_learned_cannot_be_lost(section: str):
+    key = "data.missing.transport.text" if "transport" in section else "data.missing.text"
+    with pytest.raises(ValueError, match=rf"^{key}: texts are what is learned of 'scene_captions'"):
+        prepare(small("fedavg", f"data.missing={section}"))
+
+
 def test_recipes_say_what_does_not_fit_together():
     with pytest.raises(ValueError, match="writes no captions"):
         prepare(small("fedavg", "model.name=modal_transformer_tiny"))
     with pytest.raises(ValueError, match="must be 'captioning'"):
         prepare(load_recipe("captions_scenes", [*SMALL[:-1], "task.name=vqa"]).method("fedavg"))
-    others = ["data.train=20", "data.validation=10", "data.test=10", 'study.methods=["fedavg"]']
+    others = ["data.train=20", "data.validation=10", "data.test=10", 'study.methods=["fedavg"]', "study.table=[]"]
     with pytest.raises(ValueError, match="needs pictures with captions"):
         prepare(load_recipe("modalities", [*others, "task.name=captioning"]).method("fedavg"))
     with pytest.raises(ValueError, match="must be 'captioning'"):

@@ -57,6 +57,24 @@ def test_a_study_prints_rounds_headlines_and_a_table(tmp_path: Path, capfd: pyte
     assert "exists already" in capfd.readouterr().err
 
 
+MODAL = ["modalities", "data.train=20", "data.validation=4", "data.test=4", "run.rounds=1", "run.evaluate_every=0",
+         "run.gallery=0", "run.workers=1", "run.modality_matrix=false", "model.layers=1"]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_a_line_each_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    methods = 'study.methods=["fedavg_ft", "modality_dropout"]'
+    assert confed("run", *MODAL, methods, "model.max_length=5", "--out", str(tmp_path / "study")) == 0
+    lines = capfd.readouterr().err.splitlines()
+    (told,) = (line for line in lines if "lose their end" in line)
+    assert told.startswith("warning: ")
+    assert "model.max_length = 5" in told
+    assert not any("UserWarning" in line for line in lines)
+    # The phase after the last round is no round.
+    own = [line.partition(", seed 0: ")[2] for line in lines if "loss" in line and "fedavg_ft" in line]
+    assert [line.partition("loss")[0] for line in own] == ["round 1/1, ", "fine-tuning, "]
+
+
 def test_json_is_all_there_is_on_stdout(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     picture = tmp_path / "picture.png"
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(picture)

@@ -291,6 +291,39 @@ def test_the_recipe_keeps_the_section_and_reads_it_again(tmp_path: Path) -> None
     assert "missing" not in load_recipe("fedvqa_scenes").sections["data"]
 
 
+def test_who_loses_all_of_a_modality_owns_it_no_longer() -> None:
+    # Of twenty examples with pictures none is left at a rate this close to one.
+    with pytest.warns(UserWarning, match="leaves client 'both' no training example with image: .* has text only"):
+        less = lose(gaps(), missing_of({"both": {"image": 0.999999}}), 0)
+    assert modalities_of(less) == {**OWNED, "both": ("text",)}
+    check_ownership(less)
+    for role in ROLES:
+        assert set_names(presence(getattr(less.clients["both"], role))) == ["text"] * 20
+    # Where the data say nothing of who owns what, they do so now.
+    with pytest.warns(UserWarning, match="client 'one'"):
+        assert modalities_of(lose(plain(20), missing_of({"one": {"text": 0.999999}}), 0)) == {
+            "one": ("image",), "two": ("image", "text"),
+        }  # fmt: skip
+
+
+def test_a_client_whose_test_examples_would_have_nothing_left_is_refused() -> None:
+    split = gaps().clients["both"]
+    bare = replace(split.test, present={"text": np.zeros(20, dtype=bool)})
+    dataset = replace(gaps(), clients={**gaps().clients, "both": replace(split, test=bare)})
+    section = missing_of({"both": {"image": 0.999999}})
+    with (
+        pytest.warns(UserWarning, match="no training example with image"),
+        pytest.raises(ValueError, match=r"'both' .* has test examples with nothing else"),
+    ):
+        lose(dataset, section, 0)
+
+
+def test_stand_ins_for_a_model_that_reads_gaps_are_refused(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, "sums", "plain")
+    with pytest.raises(ValueError, match=r"data\.missing\.fill must be left out for the model 'test_missing:sums'"):
+        prepare(load_recipe(path, ['data.missing={ image = 0.3, fill = "mean" }']))
+
+
 # Batches ----------------------------------------------------------------------------------------------------
 
 
@@ -525,7 +558,11 @@ def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows
     assert torch.equal(torch.cat(stood_in).flatten(1).sum(1) > 0, torch.from_numpy(presence(one)[:, 0]))
 
 
-def test_labels_cannot_lose_modalities() -> None:
+def test_labels_cannot_lose_modalities_which_is_said_before_they_are_made() -> None:
+    # There is no such folder, of which nobody comes to complain.
+    away = json.dumps({"name": "voc", "root": "/nowhere", "missing": {"image": 0.3}})
+    with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'voc' have labels"):
+        load_materials(away, json.dumps({"name": "ctran_mini"}), 0)
     data = json.dumps({"name": "tagged_texts", "train": 20, "clients": 2, "missing": {"text": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'tagged_texts' have labels"):
         load_materials(data, json.dumps({"name": "ctran_mini"}), 0)

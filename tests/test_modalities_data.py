@@ -1,5 +1,7 @@
 """The made-up dataset of things seen, heard and read about, and folders of sensor series with texts."""
 
+import re
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from confed.data.examples import Examples
 from confed.data.presence import check_ownership, presence, set_names
 from confed.data.senses import ANSWERS, OWNED, SUBSETS, modalities
 from confed.data.sensor_series import sensor_series
+from confed.experiment import run
+from confed.recipe import load_recipe
 
 # Senses -----------------------------------------------------------------------------------------------------
 
@@ -182,3 +186,21 @@ def test_who_owns_what_can_be_said_and_must_fit(tmp_path: Path) -> None:
         sensor_series(root, unseen=["west"])
     with pytest.raises(ValueError, match="client 'east' has no training example"):
         sensor_series(root)
+
+
+def test_the_packaged_recipe_runs_on_the_folder_of_its_own_example(tmp_path: Path) -> None:
+    told = (files("confed.recipes") / "sensors.toml").read_text()
+    blocks = re.findall(r"(?:^#       \S.*\n)+", told, re.MULTILINE)
+    rows, values = ("".join(line[8:] for line in block.splitlines(keepends=True)) for block in blocks)
+    more = ["b2,hall south,train,,all is well,sound", "b3,hall south,test,,all is well,sound",
+            "b4,hall south,validation,,smells,worn", "a3,hall north,validation,pump-18,,sound"]  # fmt: skip
+    folder = tmp_path / "data"
+    (folder / "series").mkdir(parents=True)
+    (folder / "examples.csv").write_text(rows + "\n".join(more) + "\n")
+    for name in ("pump-17", "pump-18"):
+        (folder / "series" / f"{name}.csv").write_text(values)
+    recipe = load_recipe("sensors", [f"data.root={folder}", "run.rounds=1", "run.workers=1", "model.layers=1"])
+    summary = run(recipe.method("modality_transformer"), tmp_path / "run")
+    assert set(summary["personal"]) == {"hall north", "hall south"}
+    with pytest.raises(ValueError, match=r"data\.root"):
+        load_recipe("sensors")

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from confed.results.compare import compare
-from confed.results.relative import improvement, improvement_cell, mean_improvement, relative_drawing, relative_table
+from confed.results.relative import (
+    improvement,
+    improvement_cell,
+    left_out,
+    mean_improvement,
+    relative_drawing,
+    relative_table,
+)
 from test_results_runs import CLIENTS, make_study
 
 with warnings.catch_warnings():
@@ -23,7 +30,7 @@ def test_golden_values() -> None:
     found = improvement(OURS, THEIRS)
     assert found["a"] == pytest.approx({0: 0.2, 1: 0.25})
     assert found["b"] == pytest.approx({0: -0.25})
-    assert mean_improvement(found) == pytest.approx({0: (0.2 - 0.25) / 2})  # seed 1 lacks a client
+    assert mean_improvement(OURS, THEIRS) == pytest.approx({0: (0.2 - 0.25) / 2})  # seed 1 lacks a client
     cell = improvement_cell([0.2, 0.25])
     assert (cell.text, cell.value, cell.sd) == ("+22.5 ± 3.5", pytest.approx(22.5), pytest.approx(3.5355, abs=1e-4))
     assert improvement_cell([-0.25]).text == "−25.0"
@@ -32,9 +39,27 @@ def test_golden_values() -> None:
 def test_nothing_is_relative_to_nothing() -> None:
     assert improvement({"a": {0: 0.6}}, {"a": {0: 0.0}}) == {}
     assert improvement({"a": {0: 0.6}}, {"b": {0: 0.5}}) == {}
-    assert mean_improvement({}) == {}
+    assert mean_improvement({}, {}) == {}
     assert improvement_cell([]).text == "–"
     assert relative_drawing({"x": OURS}, {"x": "X"}, "x") is None
+
+
+def test_there_is_no_mean_where_a_client_is_left_out_and_it_is_said_why() -> None:
+    # Without "b", which gains most, the share would be negative and the difference of means is positive.
+    own = {"a": {0: 0.4, 1: 0.4}, "b": {0: 0.3, 1: 0.3}}
+    other = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.0, 1: 0.1}}
+    assert left_out(own, other) == {"b": "is at 0 with it"}
+    assert improvement(own, other) == {"a": pytest.approx({0: -0.2, 1: -0.2})}
+    assert mean_improvement(own, other) == {}
+    assert left_out(own, {"a": {0: 0.5}, "c": {0: 0.5}}) == dict.fromkeys("bc", "has no results of both")
+    table = relative_table({"x": own, "y": other}, {"x": "X", "y": "Y"}, "x", "accuracy")
+    assert [cell.text for cell in table.rows[1]][2::2] == ["−20.0 ± 0.0", "–", "–"]
+    assert table.notes[1] == (
+        "Relative to Y, no mean over clients: b is at 0 with it, and a mean over the others would mislead."
+    )
+    drawn = relative_drawing({"x": own, "y": other}, {"x": "X", "y": "Y"}, "x")
+    assert drawn is not None
+    assert b">\xe2\x80\x93<" in drawn.svg()
 
 
 def test_each_row_is_a_method_and_the_first_one_is_ours() -> None:

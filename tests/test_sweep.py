@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_the_figure_has_a_line_per_split_and_the_relative_improvement(lines: Pat
     message = r"for each data\.split, not of mine over algorithm\.rate; give another folder"
     with pytest.raises(ValueError, match=message):
         open_sweep(lines.parent / "mine.toml", dropout, Axis("algorithm.rate", ("0.1",)), (), lines, methods="local")
+
+
+def test_there_is_no_mean_improvement_where_the_reference_is_at_0(lines: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(lines, copy)
+    for file in copy.glob("*/*/seed-0/summary.json"):
+        summary = json.loads(file.read_text())
+        zero = file.parts[-4] == "rate-0.5-split-even" and file.parts[-3] == "local"
+        summary["personal"] = dict.fromkeys(summary["personal"], 0.5) | ({"ears": 0.0} if zero else {})
+        file.write_text(json.dumps(summary))
+    table, _ = write_sweep(copy)
+    place = [column.full_title for column in table.columns].index("relative")
+    shown = {(row[0].text, row[1].text): row[place].text for row in table.rows if row[4].text != "Local only"}
+    assert shown == {("0.1", "even"): "0.0", ("0.5", "even"): "–", ("0.1", "odd"): "0.0", ("0.5", "odd"): "0.0"}
+    (note,) = (text for text in table.notes if "no mean over clients" in text)
+    assert note.startswith("algorithm.rate=0.5, data.split=even (3 clients): Relative to Local only, no mean")
+    assert "ears is at 0 with it" in note
+    assert ">(no point where it is 0 at a client)<" in (copy / "figures/sweep.svg").read_text()
 
 
 def test_an_index_must_not_lead_elsewhere(tmp_path: Path) -> None:

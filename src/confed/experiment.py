@@ -189,7 +189,8 @@ class Runner:
         for client, error in record.errors.items():
             self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
         loss = sum(record.losses.values()) / max(len(record.losses), 1)
-        self._tell(record.round, f"loss {loss:.3f}" if record.losses else "losses stay with the clients")
+        phase = "fine-tuning, " if record.round > self.setup.rounds else ""  # that is what happens after the last round
+        self._tell(record.round, f"{phase}loss {loss:.3f}" if record.losses else "losses stay with the clients")
 
     def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
         """What a round cost in privacy, where updates are noised."""

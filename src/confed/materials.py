@@ -116,9 +116,15 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
 
     Raises:
         ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
-            the dataset has any nor can they be made.
+            the dataset has any nor can they be made; or stand-ins for a model that reads examples with gaps.
     """
-    options, source = json.loads(model), load_source(data, seed)
+    options = json.loads(model)
+    if "fill" in json.loads(data).get("missing", {}) and reads_absent(options["name"]):
+        raise ValueError(
+            f"data.missing.fill must be left out for the model {options['name']!r}: it reads examples with gaps, so "
+            'nothing is put in them (a method that does so is "modality_fill")'
+        )
+    source = load_source(data, seed)
     if isinstance(source.dataset, LabelDataset):
         return _with_labels(source.dataset, options)
     gaps = source.modal and reads_absent(options["name"])

@@ -76,6 +76,8 @@ class Display(StudyWatch):
                 self._done(number, title, file)
             elif self._live and self._current is not None:
                 self._bars.update(self._current, completed=progress.round, total=progress.rounds, text=escape(text))
+            elif text.startswith("fine-tuning"):
+                self._line(f"{title}: {text}")
             elif text.startswith(("loss", "evaluating")) and (progress.round, text) not in shown:
                 shown.add((progress.round, text))
                 self._line(f"{title}: round {progress.round}/{progress.rounds}, {text}")

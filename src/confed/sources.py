@@ -106,12 +106,13 @@ def load_source(data: str, seed: int) -> Source:
     terms = values.pop("card", "")
     if "seed" in signature(constructor).parameters:
         values["seed"] = seed
+    if missing.loses and signature(constructor).return_annotation is LabelDataset:
+        # Said before such data are made, which may take long.
+        raise _labels_lose_nothing(str(getattr(constructor, "__name__", constructor)))
     dataset: FederatedDataset | LabelDataset = constructor(**values)
     if isinstance(dataset, LabelDataset):
         if missing.loses:
-            raise ValueError(
-                f"data.missing is for questions with answers; the examples of {dataset.name!r} have labels"
-            )
+            raise _labels_lose_nothing(dataset.name)
         return Source(in_terms(dataset, read_card(Path(terms))) if terms else dataset)
     if dataset.elsewhere is None:
         check_ownership(dataset)
@@ -119,3 +120,7 @@ def load_source(data: str, seed: int) -> Source:
     assert isinstance(own, FederatedDataset)
     dataset = lose(own, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
+
+
+def _labels_lose_nothing(name: str) -> ValueError:
+    return ValueError(f"data.missing is for questions with answers; the examples of {name!r} have labels")

@@ -25,7 +25,7 @@ Resolutions, ours:
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -35,9 +35,10 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
-from confed.federation.ownership import modalities_of, owned, restricted
+from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, SingleLabel, Task
+from confed.federation.slots import Slots, head_name, represented
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, to_device, train
@@ -90,7 +91,7 @@ class PmcmFL(Algorithm):
 
     def extend(self, model: nn.Module, rng: torch.Generator) -> None:
         """Puts the fusion, with the prototypes, between backbone and head."""
-        head = model.get_submodule(_head(model))
+        head = model.get_submodule(head_name(model))
         answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
         slots = modalities_of(named_tensors(model))
         model.add_module(FUSION, _Fusion(slots, feature_width(model, "PmcmFL"), answers, self.temperature, rng))
@@ -193,7 +194,7 @@ class PmcmFL(Algorithm):
 # The network ----------------------------------------------------------------------------------------------------
 
 
-class _Fusion(nn.Module):
+class _Fusion(Slots):
     """z of the representations of all modalities, and the prototypes of each and of z.
 
     Args:
@@ -207,14 +208,8 @@ class _Fusion(nn.Module):
     def __init__(
         self, slots: Sequence[str], width: int, classes: int, temperature: float, rng: torch.Generator
     ) -> None:
-        super().__init__()
-        self.slots, self.temperature = tuple(slots), temperature
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(width) for name in slots})
-        skipped = nn.utils.skip_init(nn.Linear, len(slots) * width, width)  # pyright: ignore[reportUnknownMemberType]
-        self.dense = cast(nn.Linear, skipped)
-        with torch.no_grad():
-            self.dense.weight.normal_(0, width**-0.5, generator=rng)
-            self.dense.bias.zero_()
+        super().__init__(slots, width, rng)
+        self.temperature = temperature
         # Parameters, because models freeze their buffers; no gradient reaches them.
         self.prototypes = nn.ParameterDict({name: torch.zeros(classes, width) for name in (*slots, FUSED)})
 
@@ -229,20 +224,15 @@ class _Fusion(nn.Module):
     def forward(self, seen: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
         """z, (B, D)."""
         filled = {name: seen[name] if name in seen else self.stand_in(name, seen, labels) for name in self.slots}
-        side_by_side = torch.cat([self.norms[name](r) for name, r in filled.items()], dim=1)
-        return torch.tanh(self.dense(side_by_side) / len(self.slots))
+        return self.fused(filled)
 
 
 def _fused(model: nn.Module, batch: Batch, labels: Tensor | None) -> tuple[dict[str, Tensor], Output]:
     """The representations of the modalities that are there, each (B, D), and scores with z as features."""
-    backbone = cast(Callable[[nn.Module, Batch], Output], type(model).forward)
     fusion = _fusion(model)
-    there = [name for name in owned(batch) if name in fusion.slots]
-    if not there:
-        raise ValueError(f"a batch must have at least one of {', '.join(fusion.slots)}, got {', '.join(sorted(batch))}")
-    seen = {name: backbone(model, restricted(batch, (name,))).features for name in there}
+    seen = represented(model, batch, fusion.slots)
     features: Tensor = fusion(seen, labels)
-    return seen, Output(model.get_submodule(_head(model))(features), features)
+    return seen, Output(model.get_submodule(head_name(model))(features), features)
 
 
 def _answer(model: nn.Module, batch: Batch) -> Output:
@@ -252,10 +242,6 @@ def _answer(model: nn.Module, batch: Batch) -> Output:
 
 def _fusion(model: nn.Module) -> _Fusion:
     return cast(_Fusion, model.get_submodule(FUSION))
-
-
-def _head(model: nn.Module) -> str:
-    return str(cast(Any, model).answer_head)
 
 
 def _reported(client: ClientInfo, tensors: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ Json = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: errors become one line on standard error and an exit code.
+    """Entry point: errors become one line on standard error and an exit code, warnings a line each.
 
     Args:
         arguments: of the command; those of the process by default.
@@ -61,13 +62,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
+        with _spoken_warnings():
+            code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
         say("[yellow]stopped[/]")
         code = INTERRUPTED
     except Exception as error:
         code = _failure(error)
     sys.exit(code)
+
+
+@contextmanager
+def _spoken_warnings() -> Iterator[None]:
+    """Within it a warning is one line, without the place in the program, and each text is said once."""
+    said: set[str] = set()
+
+    def speak(message: Warning | str, *place: object) -> None:
+        del place  # category, file, line
+        text = " ".join(str(message).split())
+        if text not in said:
+            said.add(text)
+            say(f"[yellow]warning:[/] {escape(text)}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = speak
+        yield
 
 
 def _command() -> Any:

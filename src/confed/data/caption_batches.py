@@ -1,9 +1,11 @@
 """What batches of texts to be written look like: their parts, and which token follows where.
 
 A batch may be *mixed* of texts alone, pictures with texts, and documents (pictures and texts in turns). The keys of
-each but the second then have a beginning of their own, and rows stand part by part.
+each but the second then have a beginning of their own, and rows stand part by part. Where the rows of one source have
+several sets of modalities, each set is a part: keys of those after the first have the set's number besides.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,27 +14,36 @@ from torch import Tensor
 
 from confed.federation.protocols import Batch
 
-__all__ = ["GROUPS", "groups", "next_tokens", "pack_texts", "text_masks", "unpack_texts"]
+__all__ = ["GROUPS", "beginning", "groups", "next_tokens", "pack_texts", "text_masks", "unpack_texts"]
 
 GROUPS = ("texts.", "", "documents.")
 """What the keys of texts alone, of pictures with texts and of documents begin with in a mixed batch."""
 
 
+_BEGINNING = re.compile(rf"({'|'.join(re.escape(prefix) for prefix in GROUPS if prefix)}|)(?:(\d+)\.)?")
+
+
+def beginning(source: int, number: int) -> str:
+    """What the keys of a part begin with in a mixed batch.
+
+    Args:
+        source: its place in :data:`GROUPS`.
+        number: which of the source's sets of modalities it is, counted from 0.
+    """
+    return GROUPS[source] + (f"{number}." if number else "")
+
+
 def groups(batch: Batch) -> list[Batch]:
     """The parts of a mixed batch, in the order of their rows; any other batch itself."""
-    beginnings = tuple(prefix for prefix in GROUPS if prefix)
-    if not any(key.startswith(beginnings) for key in batch):
+    parts: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for key, tensor in batch.items():
+        found = _BEGINNING.match(key)
+        assert found is not None  # it matches nothing, too
+        place = GROUPS.index(found[1]), int(found[2] or 0)
+        parts.setdefault(place, {})[key[found.end() :]] = tensor
+    if len(parts) < 2 and (1, 0) in parts:
         return [batch]
-    parts: list[Batch] = []
-    for prefix in GROUPS:
-        own = {
-            key.removeprefix(prefix): tensor
-            for key, tensor in batch.items()
-            if (key.startswith(prefix) if prefix else not key.startswith(beginnings))
-        }
-        if "text" in own:
-            parts.append(own)
-    return parts
+    return [parts[place] for place in sorted(parts) if "text" in parts[place]]
 
 
 def text_masks(batch: Batch) -> list[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from confed.data.caption_batches import GROUPS, pack_texts
+from confed.data.caption_batches import GROUPS, beginning, pack_texts
 from confed.data.examples import Examples, Table, TableData, Tokenizer
 from confed.data.modal_tables import ModalTable
 from confed.data.presence import MODALITIES
@@ -77,6 +77,8 @@ class MixedData(TableData):
 
     In a batch of one source keys are as of any batch. Of several sources, those of texts alone begin with ``texts.``
     and those of documents with ``documents.``; ``index``, ``label`` and ``type`` are of all rows, source by source.
+    Rows of one source may have several sets of modalities, such as documents of which some have no picture of their own
+    or have lost it: each set then has keys of its own (:func:`confed.data.caption_batches.groups` reads them all).
 
     Args:
         train: training examples.
@@ -119,10 +121,12 @@ class MixedData(TableData):
         return Table.steps(self._train, batch_size, least)
 
     def _mixed(self, chosen: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        train = self._train
+        assert isinstance(train, ModalTable)
         parts = [
-            (prefix, self._train.batch(torch.tensor(rows, dtype=torch.int64)))
-            for prefix, rows in zip(GROUPS, chosen, strict=True)
-            if rows
+            (beginning(source, number), train.batch(alike))
+            for source, rows in enumerate(chosen)
+            for number, alike in enumerate(train.groups(torch.tensor(rows, dtype=torch.int64)))
         ]
         if len(parts) == 1:
             return parts[0][1]

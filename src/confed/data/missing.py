@@ -6,9 +6,10 @@ is a function of the data's seed, the client, the role and the row, so that all 
 the last thing it has.
 
 A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.modal_tables`). For any other
-the gaps are filled with what says nothing (:mod:`confed.data.filling`).
+the gaps are filled with what says nothing (:mod:`confed.data.filling`), which is what ``fill`` is about.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -17,7 +18,7 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.filling import Fill
-from confed.data.presence import MODALITIES, in_order, modalities_of, presence, relabelled
+from confed.data.presence import MODALITIES, in_order, modalities_in, modalities_of, presence, relabelled
 from confed.data.scenes.graph import generator
 
 __all__ = ["Missing", "Rates", "lose", "missing_of"]
@@ -111,7 +112,9 @@ def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
 def lose(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
     """A dataset whose examples lack modalities at random.
 
-    A type that is the name of an example's set of modalities follows the set. ``facts`` tells how many were lost.
+    A type that is the name of an example's set of modalities follows the set. ``facts`` tells how many were lost. A
+    client that has no training example with some modality any more owns it no longer, of which a warning tells: it
+    could only dilute what the owners learn. Its other examples then lack the modality, too.
 
     Args:
         dataset: the data.
@@ -120,11 +123,19 @@ def lose(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDat
 
     Raises:
         ValueError: a table for a client that does not exist, a rate for a modality that a client does not own or
-            that no client owns, or texts to choose from where the text could be missing.
+            that no client owns, a rate for texts where these are what is learned, texts to choose from where the text
+            could be missing, or evaluation examples of which nothing would be left.
     """
     if not missing.loses:
         return dataset
     owned = modalities_of(dataset)
+    texts = {"data.missing": missing.everyone} | {f"data.missing.{name}": r for name, r in missing.clients.items()}
+    for where, rates in texts.items():
+        if dataset.captioned and rates.share.get("text"):
+            raise ValueError(
+                f"{where}.text: texts are what is learned of {dataset.name!r}, so that none may be missing; its "
+                "pictures may"
+            )
     for name, rates in missing.clients.items():
         if name not in dataset.clients:
             raise ValueError(f"data.missing names no client {name!r}; there are {', '.join(dataset.clients)}")
@@ -153,7 +164,35 @@ def lose(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDat
     unseen = {name: less(examples, name, "unseen") for name, examples in dataset.unseen.items()}
     told = ", ".join(f"{name} of {count}" for name, count in lost.items() if count) or "nothing"
     facts = {**dataset.facts, "missing": f"{told} examples"}
-    return replace(dataset, clients=clients, unseen=unseen, facts=facts)
+    return _owning(dataset, replace(dataset, clients=clients, unseen=unseen, facts=facts), owned)
+
+
+def _owning(
+    before: FederatedDataset, after: FederatedDataset, owned: Mapping[str, tuple[str, ...]]
+) -> FederatedDataset:
+    """A dataset after its losses, whose clients own what some of their training examples still have."""
+    left, clients = dict(owned), dict(after.clients)
+    for name, split in after.clients.items():
+        had, has = modalities_in([before.clients[name].train]), modalities_in([split.train])
+        gone = [modality for modality in owned[name] if modality in had and modality not in has]
+        if not gone:
+            continue
+        left[name] = tuple(modality for modality in owned[name] if modality not in gone)
+        warnings.warn(
+            f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}: it counts as one that "
+            f"has {'+'.join(left[name])} only",
+            stacklevel=2,
+        )
+        kept = np.array([modality not in gone for modality in MODALITIES])
+        for role in ("validation", "test"):
+            if len(getattr(split, role)) and not (presence(getattr(split, role)) & kept).any(axis=1).all():
+                raise ValueError(
+                    f"data.missing leaves client {name!r} no training example with {' or '.join(gone)}, and it has "
+                    f"{role} examples with nothing else: lower the rate, or leave the client out (run.without)"
+                )
+        validation, test = (_without(e, presence(e) & kept) for e in (split.validation, split.test))
+        clients[name] = replace(split, validation=validation, test=test)
+    return after if left == owned else replace(after, clients=clients, modalities=left)
 
 
 def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generator) -> np.ndarray:

@@ -39,7 +39,7 @@ class WrittenWords:
         # Room for one token more shows which texts are too long.
         self._words = WordTokenizer(words, max_length + 1)
         if max_length < 3:
-            raise ValueError(f"max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+            raise ValueError(f"model.max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
         self.max_length, self.vocab_size, self.words = max_length, self._words.vocab_size, self._words.words
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class Pieces:
         if not path.is_file():
             raise ValueError(f"model.pieces must be a SentencePiece model file, found none at {path}")
         if max_length < 3:
-            raise ValueError(f"max_length must be at least 3 ([CLS], a piece, [SEP]), got {max_length}")
+            raise ValueError(f"model.max_length must be at least 3 ([CLS], a piece, [SEP]), got {max_length}")
         self._content = path.read_bytes()
         self._model: Any = _sentencepiece().SentencePieceProcessor()
         try:

@@ -44,7 +44,7 @@ class WordTokenizer:
         if not self.words:
             raise ValueError("words must name at least one word, got an empty list")
         if max_length < 3:
-            raise ValueError(f"max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
+            raise ValueError(f"model.max_length must be at least 3 ([CLS], a word, [SEP]), got {max_length}")
         self.max_length = max_length
         self.vocabulary = tuple(dict.fromkeys(SPECIAL_TOKENS + SUFFIXES + self.words))
         model: Any = tokenizers.models.WordPiece(

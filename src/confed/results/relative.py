@@ -20,7 +20,10 @@ from confed.results.writers import Cell, Column, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Values", "improvement", "improvement_cell", "mean_improvement", "relative_drawing", "relative_table"]
+__all__ = [
+    "Values", "improvement", "improvement_cell", "left_out", "mean_improvement", "no_mean", "relative_drawing",
+    "relative_table",
+]  # fmt: skip
 
 Values = Mapping[str, BySeed]
 """Method -> client -> seed -> value."""
@@ -33,23 +36,65 @@ MEAN = "mean"
 
 
 def improvement(own: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
-    """(a - b) / b of each client and seed that both have, where b is not 0; clients without any are left out.
+    """(a - b) / b of each client and seed that both have, without the clients of :func:`left_out`.
 
     Args:
         own: client -> seed -> a.
         other: client -> seed -> b.
     """
-    found = {
-        client: {seed: (a - b) / b for seed, a in seeds.items() if (b := other.get(client, {}).get(seed, 0.0))}
+    out = left_out(own, other)
+    return {
+        client: {
+            seed: (a - other[client][seed]) / other[client][seed] for seed, a in seeds.items() if seed in other[client]
+        }
         for client, seeds in own.items()
+        if client not in out
     }
-    return {client: seeds for client, seeds in found.items() if seeds}
 
 
-def mean_improvement(found: BySeed) -> dict[int, float]:
-    """The mean over clients, for every seed that all of them have."""
-    seeds = sorted(set[int].intersection(*map(set, found.values()))) if found else []
+def left_out(own: BySeed, other: BySeed) -> dict[str, str]:
+    """Clients with no improvement relative to another method -> why: b is 0 for a seed, or there is no a or no b.
+
+    A client whose b is 0 for one of several seeds is left out as a whole: without this seed, at which it gains most, it
+    would seem to gain less.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    found: dict[str, str] = {}
+    for client in dict.fromkeys((*own, *other)):
+        common = own.get(client, {}).keys() & other.get(client, {}).keys()
+        if not common:
+            found[client] = "has no results of both"
+        elif not all(other[client][seed] for seed in common):
+            found[client] = "is at 0 with it"
+    return found
+
+
+def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
+    """The mean over clients, for every seed that all of them have; none at all where a client is left out.
+
+    Without the clients whose b is 0 the mean of shares could have another sign than the mean of differences.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    found = improvement(own, other)
+    if not found or left_out(own, other):
+        return {}
+    seeds = sorted(set[int].intersection(*map(set, found.values())))
     return {seed: sum(values[seed] for values in found.values()) / len(found) for seed in seeds}
+
+
+def no_mean(own: BySeed, other: BySeed, label: str) -> str:
+    """A sentence on why there is no mean relative to a method of this name; "" where there is one."""
+    out = left_out(own, other)
+    if not out:
+        return ""
+    told = ", ".join(f"{client} {why}" for client, why in out.items())
+    return f"Relative to {label}, no mean over clients: {told}, and a mean over the others would mislead."
 
 
 def improvement_cell(values: Sequence[float]) -> Cell:
@@ -84,17 +129,23 @@ def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: 
     sections = tuple(
         tuple(_row(values, labels, own, method, clients) for method in part) for part in (rows[:1], rows[1:])
     )
+    gaps = [no_mean(values[own], values[method], labels[method]) for method in rows[1:]]
     note = (
         f"Relative: (a − b) / b in %, a with {labels[own]} and b with the row's method, client by client and seed by "
         "seed; then the mean over seeds. The mean over clients is of their shares."
     )
     return Table(
-        f"{labels[own]} against each method: {metric} in %, and improvement relative to it", columns, sections, (note,)
+        f"{labels[own]} against each method: {metric} in %, and improvement relative to it",
+        columns,
+        sections,
+        (note, *filter(None, gaps)),
     )
 
 
 def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Drawing | None:
     """Bars of a method's improvement at each client, a panel per other method; None without another one.
+
+    A dash stands in the place of a client that is left out.
 
     Args:
         values: of all methods; ``own`` is one of them.
@@ -114,7 +165,10 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
         for number, (method, shares) in enumerate(found.items()):
             axes = first = figure.add_subplot(lines, columns, number + 1, sharey=first)
             for place, client in enumerate(clients):
-                middle, sd = _moments(list(shares.get(client, {}).values()))
+                if client not in shares:
+                    axes.text(place, 0, formats.MISSING, ha="center", va="bottom", color=pen("muted"))
+                    continue
+                middle, sd = _moments(list(shares[client].values()))
                 axes.bar(place, 100 * middle, 0.7, color=pen("m1"), alpha=0.9)
                 if sd:
                     axes.errorbar(place, 100 * middle, 100 * sd, color=pen("ink"), linewidth=0.9, capsize=1.8)
@@ -134,7 +188,8 @@ def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clien
         cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
     seeds = sorted({seed for of in values[method].values() for seed in of})
     means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
-    cells += [spread_cell(means), improvement_cell(list(mean_improvement(shares).values())) if shares else Cell("")]
+    shared = list(mean_improvement(values[own], values[method]).values())
+    cells += [spread_cell(means), improvement_cell(shared) if method != own else Cell("")]
     return tuple(cells)
 
 

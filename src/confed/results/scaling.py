@@ -1,6 +1,7 @@
 """The results of a sweep: one table, one figure (figure 6 of FedDAT, and of Cao et al., 2025) and the same as JSON."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from confed.results.drawing import HUES, Drawing, Look, Pen, dress, looks, style
 from confed.results.history import judged
 from confed.results.labels import End, at_ends
 from confed.results.paired import MEASURES, Difference
-from confed.results.relative import improvement, improvement_cell, mean_improvement
+from confed.results.relative import improvement_cell, mean_improvement, no_mean
 from confed.results.runs import Study, load
 from confed.results.tables import spread_cell
 from confed.results.writers import Cell, Column, Table, in_files
@@ -72,12 +73,21 @@ class Stage:
         return self.comparison.values.get(self.measure, {}).get(method, {})
 
     def improvement(self, method: str) -> Mapping[int, float]:
-        """How much better a method is than the first reference, relative to it: seed -> mean over clients."""
-        of = self.comparison.clients_of
-        reference = self.comparison.references[0]
+        """How much better a method is than the first reference, relative to it: seed -> mean over clients.
+
+        Empty where a client would be left out; :meth:`no_improvement` then says why.
+        """
+        of, reference = self.comparison.clients_of, self.comparison.references[0]
         if method == reference or method not in of or reference not in of:
             return {}
-        return mean_improvement(improvement(of[method], of[reference]))
+        return mean_improvement(of[method], of[reference])
+
+    def no_improvement(self, method: str) -> str:
+        """Why there is no improvement relative to the first reference, as a sentence; "" where there is one."""
+        of, reference = self.comparison.clients_of, self.comparison.references[0]
+        if method == reference or method not in of or reference not in of:
+            return ""
+        return no_mean(of[method], of[reference], self.comparison.labels[reference])
 
     def difference(self, method: str) -> Difference | None:
         """A method against the first reference."""
@@ -182,6 +192,9 @@ def _notes(found: Sequence[Stage]) -> list[str]:
         "the improvement as a share of the reference's value, client by client, then the mean over clients.",
         "Round budgets: " + "; ".join(f"{_named(stage)}: {stage.rounds}" for stage in found) + ".",
     ]
+    # Mostly it is the reference that is at 0, so that all methods have the same sentence.
+    said = ((stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found)
+    notes += [f"{_named(stage)}: {text}" for stage, texts in said for text in sorted(texts) if text]
     remarks = found[0].comparison.remarks  # they say how to read the tests, which are the same for all values
     warnings = (f"Warning, {_named(stage)}: {text}" for stage in found for text in stage.comparison.warnings)
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
@@ -217,7 +230,10 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
     ]
     first = found[0].comparison.references[0]
     if sweep.by and first in sweep.references and any(stage.improvement(m) for stage in found for m, _ in lines):
-        panels.append((f"improvement relative to {found[0].comparison.labels[first]}, %", Stage.improvement))
+        words = f"improvement relative to {found[0].comparison.labels[first]}, %"
+        if any(stage.no_improvement(method) for stage in found for method, _ in lines):
+            words += "\n(no point where it is 0 at a client)"
+        panels.append((words, Stage.improvement))
 
     def draw(figure: "Figure", pen: Pen) -> None:
         every: list[tuple[Axes, list[End]]] = []
@@ -226,8 +242,8 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
             ends: list[End] = []
             for (method, line), look in lines.items():
                 own = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
-                at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method))]
-                if at:
+                at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method)) or number]
+                if any(values for _, values in at):
                     ends.append(_curve(axes, at, look, pen))
             dress(axes, pen, "", "clients" if by_clients else sweep.key, words)
             axes.set_xticks(list(ticks), list(ticks.values()))
@@ -269,13 +285,14 @@ def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], Look]:
 
 
 def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], look: Look, pen: Pen) -> End:
-    """A line of means with standard deviations; where it ends."""
-    moments = [mean(values) for _, values in at]
-    places, heights = [place for place, _ in at], [100 * m.mean for m in moments]
-    spread = [100 * m.sd if m.n > 1 else 0.0 for m in moments]
+    """A line of means with standard deviations, broken where there are no values; where it ends."""
+    moments = [mean(values) if values else None for _, values in at]
+    places, heights = [place for place, _ in at], [math.nan if m is None else 100 * m.mean for m in moments]
+    spread = [100 * m.sd if m is not None and m.n > 1 else 0.0 for m in moments]
     axes.plot(places, heights, **style(look, pen, 4))
     axes.errorbar(places, heights, spread, fmt="none", color=pen(look.colour), linewidth=0.9, capsize=2)
-    return look, places[-1], heights[-1]
+    last = max(number for number, m in enumerate(moments) if m is not None)
+    return look, places[last], heights[last]
 
 
 def _looks(found: Sequence[Stage]) -> dict[str, Look]:
