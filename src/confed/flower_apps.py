@@ -12,6 +12,7 @@ from confed.engines.roll import Patience
 from confed.engines.site import Site
 from confed.joining import open_site, site_recipe
 from confed.leading import lead
+from confed.results.report import write_report
 
 __all__ = ["apps"]
 
@@ -19,10 +20,10 @@ __all__ = ["apps"]
 def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     """The server's application and the clients'.
 
-    The server's run configuration: ``state`` (the run folder), ``sites`` (how many must answer), ``wait`` and
-    ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A SuperNode's own configuration:
-    ``site`` (which client it is), ``private`` (the folder for what stays there), and ``data-KEY`` for keys of the
-    recipe's section ``[data]``.
+    The server's run configuration: ``state`` (the run folder, which has its report at the end), ``sites`` (how many must
+    answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
+    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there), and
+    ``data-KEY`` for keys of the recipe's section ``[data]``.
 
     Args:
         recipe: a single-run recipe's file.
@@ -47,5 +48,6 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         led, card = site_recipe(recipe), str(config.get("card", ""))
         led = with_card(led, Path(card)) if card else led
         lead(led, state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
+        write_report(state)
 
     return server_app(main), client_app(site)
