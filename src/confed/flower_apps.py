@@ -20,7 +20,7 @@ __all__ = ["apps"]
 def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     """The server's application and the clients'.
 
-    The server's run configuration: ``state`` (the run folder, which has its report at the end), ``sites`` (how many must
+    The server's run configuration: ``state`` (the run folder, with its report at the end), ``sites`` (how many must
     answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
     SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there), and
     ``data-KEY`` for keys of the recipe's section ``[data]``.
