@@ -230,6 +230,17 @@ def test_many_clients_stay_readable(tmp_path: Path) -> None:
     assert 'id="matrix"' not in text
 
 
+def test_across_machines_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["federation"] = {name: {} for name in CLIENTS[1:]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    words = " ".join(Page(write_report(folder).read_text(encoding="utf-8")).words)
+    assert f"{len(CLIENTS) - 1} clients" in words
+    assert f"clients ({CLIENTS[1]}" in words
+    assert f"clients ({CLIENTS[0]}" not in words
+
+
 def test_folder_that_is_neither(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a run folder"):
         write_report(tmp_path)

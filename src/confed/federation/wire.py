@@ -1,9 +1,10 @@
 """Messages and states as bytes: the safetensors format, scalars as JSON in its header. No pickle."""
 
 import json
+import math
 from collections.abc import Mapping
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import sha256
 
 import torch
 from safetensors.torch import load, save
@@ -44,16 +45,25 @@ def decode(data: bytes) -> Message:
 
 
 def encode_state(state: ClientState) -> bytes:
-    """A client's state as bytes."""
-    index = [(group, name) for group, tensors in state.tensors.items() for name in tensors]
-    flat = {f"{i}": state.tensors[group][name] for i, (group, name) in enumerate(index)}
+    """A client's state as bytes.
+
+    All tensors of a dtype lie in one, end to end, as safetensors spends more on each tensor than on its bytes; the
+    index in the header has every tensor's group, name, dtype and shape.
+    """
+    ends = dict[str, list[Tensor]]()
+    index = list[tuple[str, str, str, list[int]]]()
+    for group, tensors in state.tensors.items():
+        for name, tensor in tensors.items():
+            dtype = _DTYPES[tensor.dtype]
+            index.append((group, name, dtype, list(tensor.shape)))
+            ends.setdefault(dtype, []).append(tensor.detach().cpu().reshape(-1))
     metadata = {
         "index": json.dumps(index),
         "groups": json.dumps(list(state.tensors)),
         "scalars": json.dumps(state.scalars),
     }
-    tensors = _unshared(_flat(flat))
-    return save(tensors, {**metadata, "digest": _digest(tensors, metadata)})
+    packed = {dtype: torch.cat(parts) for dtype, parts in ends.items()}
+    return save(packed, {**metadata, "digest": _digest(packed, metadata)})
 
 
 def decode_state(data: bytes) -> ClientState:
@@ -62,14 +72,18 @@ def decode_state(data: bytes) -> ClientState:
     Raises:
         ValueError: the bytes are not a client's state.
     """
-    tensors, metadata = _tensors(data), _metadata(data)
+    packed, metadata = _tensors(data), _metadata(data)
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
-    if metadata.pop("digest", None) != _digest(tensors, metadata):
+    if metadata.pop("digest", None) != _digest(packed, metadata):
         raise ValueError("a damaged client's state: its digest differs from the one recorded")
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in json.loads(metadata["groups"])}
-    for number, (group, name) in enumerate(json.loads(metadata["index"])):
-        groups[group][name] = tensors[str(number)]
+    begins = dict.fromkeys(packed, 0)
+    for group, name, dtype, shape in json.loads(metadata["index"]):
+        end = begins[dtype] + math.prod(shape)
+        # A copy each: a tensor that is kept must not keep all the others.
+        groups[group][name] = packed[dtype][begins[dtype] : end].reshape(shape).clone()
+        begins[dtype] = end
     return ClientState(dict(groups), json.loads(metadata["scalars"]))
 
 
@@ -120,7 +134,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    digest = blake2b(json.dumps(dict(sorted(metadata.items()))).encode(), digest_size=16)
+    digest = sha256(json.dumps(dict(sorted(metadata.items()))).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -19,10 +19,11 @@ _WORDS = (
 def lead(study: Study) -> str:
     """What was run, for somebody who was not there."""
     first = study.runs[0]
-    names = listed(study.clients) if len(study.clients) <= 8 else ""
+    taking_part = _taking_part(study)
+    names = listed(taking_part) if len(taking_part) <= 8 else ""
     sizes = [
         n
-        for client in study.clients
+        for client in taking_part
         if (n := number(first.summary.get("examples", {}).get(client, {}).get("train"))) is not None
     ]
     labels, things = label_sections.labelled(study), _things(study)
@@ -60,7 +61,13 @@ def lead(study: Study) -> str:
 def clients(study: Study) -> int:
     """How many there are: of very many a summary names some and counts the others."""
     more = max((int(number(run.summary.get("more_clients")) or 0) for run in study.runs), default=0)
-    return len(study.clients) + more
+    return len(_taking_part(study)) + more
+
+
+def _taking_part(study: Study) -> tuple[str, ...]:
+    """The clients that a summary names; across machines those that have a site, as the data may have more."""
+    sites = {name for run in study.runs for name in run.summary.get("federation", {})}
+    return tuple(name for name in study.clients if name in sites) if sites else study.clients
 
 
 def listed(names: Sequence[str]) -> str:
