@@ -22,6 +22,7 @@ from confed.metrics.captions import Cider, bleu4, bleu_tally
 from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
+from confed.progress import headline
 from confed.recipe import Recipe, load_recipe
 from confed.results import caption_sections
 from confed.results.gallery import Album, gallery
@@ -333,6 +334,11 @@ def test_the_personal_transformer_learns_captions(finished: Path):
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["event"] == "round"]
     assert all(last < first for first, last in zip(losses[0].values(), losses[-1].values(), strict=True))
+
+
+def test_ciders_are_no_percentages():
+    line = headline({"metric": "cider", "personal_mean": 2.8166, "global_seen_mean": 1.013, "seconds": 86.0})
+    assert line == "CIDEr personal 281.7, CIDEr global on seen 101.3, 86 s"
 
 
 def test_the_report_shows_pictures_with_what_people_and_models_say(finished: Path):

@@ -74,7 +74,14 @@ def test_one_table_over_all_values(root: Path) -> None:
         if np.ptp(np.subtract(local, full)) > 0:
             expected = stats.ttest_rel(local, full).pvalue
             assert found["clf_local"]["difference"]["seeds_p_uncorrected"] == pytest.approx(expected)
+    for kind in ("seeds_p", "examples_p"):
+        tests = [point["methods"]["clf_local"]["difference"] for point in results["points"]]
+        alone = [test[f"{kind}_uncorrected"] for test in tests]
+        small, large = sorted(alone)  # of two tests Holm doubles the smaller, and the larger is no smaller than that
+        expected = [min(1.0, 2 * p) if p == small else max(min(1.0, 2 * small), large) for p in alone]
+        assert [test[kind] for test in tests] == pytest.approx(expected)
     text = (root / "table.md").read_text()
+    assert "Holm's correction over all of them" in text
     assert "data.shards=1, run.rounds=1 (5 clients): 1; data.shards=2, run.rounds=2 (10 clients): 2." in text
 
 

@@ -60,7 +60,7 @@ def caption_corpus(
         turns: most pictures with their texts of a document; longer ones are cut.
         near_duplicates: similarity from which on a text, a caption or a document is left out because an earlier one is
             nearly the same; 0 keeps all.
-        most: most texts, pictures and documents, each, that are read.
+        most: most texts, pictures and documents, each, that are read. Their words are kept in memory, pictures are not.
         validation: share of each client's pictures held out for validation, chosen by the seed.
         test_share: share of each client's pictures that are its test.
         public: share of the pictures whose captions, and of the texts that, no client gets (``confed data prepare

@@ -1,6 +1,6 @@
 """Paired differences between methods, over seeds and over test examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,7 @@ __all__ = [
     "Measure",
     "Methods",
     "Scores",
+    "corrected",
     "differences",
     "references_of",
     "values_of",
@@ -258,7 +259,7 @@ def differences(
             if measure.view:
                 difference = _over_examples(difference, [scores.pair(*pair, measure.view) for pair in runs], order)
             family.append(difference)
-        found += _corrected(family)
+        found += corrected(family)
     return found
 
 
@@ -296,23 +297,32 @@ def _over_examples(difference: Difference, pairs: Sequence[Pair | None], order: 
     return replace(difference, discordant=mcnemar(a, b), by_place=mcnemar_by_client(*of_place))
 
 
-def _corrected(family: Sequence[Difference]) -> list[Difference]:
-    """The same differences with Holm's correction within each kind of test."""
-    seeds = holm({d.method: d.over_seeds.p for d in family if d.over_seeds}).adjusted
-    no_worse = holm({d.method: d.equivalence.no_worse_p for d in family if d.equivalence}).adjusted
-    equivalent = holm({d.method: d.equivalence.p for d in family if d.equivalence}).adjusted
-    resampled = holm({d.method: d.over_examples.p for d in family if d.over_examples}).adjusted
-    discordant = holm({d.method: d.discordant.p for d in family if d.discordant}).adjusted
+def corrected(family: Sequence[Difference]) -> list[Difference]:
+    """The same differences with Holm's correction within each kind of test.
+
+    Args:
+        family: the comparisons among which somebody may look for the best.
+    """
+
+    def adjusted(read: Callable[[Difference], float | None]) -> Mapping[str, float]:
+        found = {str(i): p for i, d in enumerate(family) if (p := read(d)) is not None}
+        return holm(found).adjusted
+
+    seeds = adjusted(lambda d: d.over_seeds.p if d.over_seeds else None)
+    no_worse = adjusted(lambda d: d.equivalence.no_worse_p if d.equivalence else None)
+    equivalent = adjusted(lambda d: d.equivalence.p if d.equivalence else None)
+    resampled = adjusted(lambda d: d.over_examples.p if d.over_examples else None)
+    discordant = adjusted(lambda d: d.discordant.p if d.discordant else None)
     keys = {(i, place): f"{i} {place}" for i, d in enumerate(family) for place in d.by_place}
     places = holm({key: family[i].by_place[place].p for (i, place), key in keys.items()}).adjusted
     return [
         replace(
             d,
-            seeds_p=seeds.get(d.method),
-            no_worse_p=no_worse.get(d.method),
-            equivalence_p=equivalent.get(d.method),
-            bootstrap_p=resampled.get(d.method),
-            mcnemar_p=discordant.get(d.method),
+            seeds_p=seeds.get(str(i)),
+            no_worse_p=no_worse.get(str(i)),
+            equivalence_p=equivalent.get(str(i)),
+            bootstrap_p=resampled.get(str(i)),
+            mcnemar_p=discordant.get(str(i)),
             by_place_p={place: places[keys[i, place]] for place in d.by_place},
         )
         for i, d in enumerate(family)

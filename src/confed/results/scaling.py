@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from confed.results.difference_tables import p_cell
 from confed.results.drawing import HUES, Drawing, Look, Pen, dress, looks, style
 from confed.results.history import judged
 from confed.results.labels import End, at_ends
-from confed.results.paired import MEASURES, Difference
+from confed.results.paired import MEASURES, Difference, corrected
 from confed.results.relative import improvement_cell, mean_improvement, no_mean
 from confed.results.runs import Study, load
 from confed.results.tables import spread_cell
@@ -37,11 +38,14 @@ class Stage:
         point: the value, and the settings that go with it.
         study: the grid.
         comparison: of its methods.
+        differences: method -> it against the first reference, with Holm's correction over all values and methods of the
+            sweep, as somebody may look for the best of them.
     """
 
     point: Point
     study: Study
     comparison: Comparison
+    differences: Mapping[str, Difference] = field(default_factory=dict[str, Difference])
 
     @property
     def value(self) -> str:
@@ -89,12 +93,6 @@ class Stage:
             return ""
         return no_mean(of[method], of[reference], self.comparison.labels[reference])
 
-    def difference(self, method: str) -> Difference | None:
-        """A method against the first reference."""
-        wanted = (self.comparison.references[0], self.measure, method)
-        found = (d for d in self.comparison.differences if (d.reference, d.measure, d.method) == wanted)
-        return next(found, None)
-
 
 def stages(root: Path, sweep: Sweep) -> list[Stage]:
     """The values that have a finished run, in order."""
@@ -108,7 +106,21 @@ def stages(root: Path, sweep: Sweep) -> list[Stage]:
         if there:
             references = [name for name in sweep.references if name in there] or None
             found.append(Stage(point, study, compare_runs(study.runs, references, sweep.margin)))
-    return found
+    return _corrected(found)
+
+
+def _corrected(found: Sequence[Stage]) -> list[Stage]:
+    """The same values with their differences, corrected together."""
+    own = [
+        (number, difference)
+        for number, stage in enumerate(found)
+        for difference in stage.comparison.against(stage.comparison.references[0])
+        if difference.measure == stage.measure
+    ]
+    together: list[dict[str, Difference]] = [{} for _ in found]
+    for (number, _), difference in zip(own, corrected([difference for _, difference in own]), strict=True):
+        together[number][difference.method] = difference
+    return [replace(stage, differences=differences) for stage, differences in zip(found, together, strict=True)]
 
 
 def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
@@ -137,6 +149,7 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("p uncorrected", "over seeds", detail=True),
         Column("p", "over seeds"),
         Column("95 % CI", "over examples", words=True),
+        Column("p uncorrected", "over examples", detail=True),
         Column("p", "over examples"),
         Column("won:lost", "McNemar", words=True),
         Column("p", "McNemar"),
@@ -152,7 +165,7 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
 
 
 def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
-    values, d = stage.values(method), stage.difference(method)
+    values, d = stage.values(method), stage.differences.get(method)
     start = (
         Cell(stage.value, number_of(stage.value)),
         *([Cell(stage.line(by))] if by else []),
@@ -164,7 +177,7 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     )
     if d is None:
         reference = method == stage.comparison.references[0]
-        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(8)))
+        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(9)))
     t, b, m = d.over_seeds, d.over_examples, d.discordant
     return (
         *start,
@@ -174,6 +187,7 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         p_cell(t.p if t else None),
         p_cell(d.seeds_p),
         _interval(b.low, b.high) if b else Cell(formats.MISSING),
+        p_cell(b.p if b else None),
         p_cell(d.bootstrap_p),
         Cell(f"{m.only_a}:{m.only_b}" if m else formats.MISSING),
         p_cell(d.mcnemar_p),
@@ -188,17 +202,24 @@ def _notes(found: Sequence[Stage]) -> list[str]:
     references = dict.fromkeys(stage.comparison.labels[stage.comparison.references[0]] for stage in found)
     notes = [
         "Value: mean over clients, then mean ± sd over seeds. Differences are to "
-        f"{' or '.join(references)} of the same value, with Holm's correction over its methods. Relative: "
+        f"{' or '.join(references)} of the same value, with Holm's correction over all of them. Relative: "
         "the improvement as a share of the reference's value, client by client, then the mean over clients.",
-        "Round budgets: " + "; ".join(f"{_named(stage)}: {stage.rounds}" for stage in found) + ".",
+        "Round budgets: " + "; ".join(_by_text([(s, s.rounds) for s in found], len(found))) + ".",
     ]
     # Mostly it is the reference that is at 0, so that all methods have the same sentence.
     said = ((stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found)
     notes += [f"{_named(stage)}: {text}" for stage, texts in said for text in sorted(texts) if text]
     remarks = found[0].comparison.remarks  # they say how to read the tests, which are the same for all values
-    warnings = (f"Warning, {_named(stage)}: {text}" for stage in found for text in stage.comparison.warnings)
+    warnings = [(stage, text) for stage in found for text in stage.comparison.warnings]
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
-    return [*notes, *remarks, *warnings, *gaps]
+    return [*notes, *remarks, *(f"Warning, {text}" for text in _by_text(warnings, len(found))), *gaps]
+
+
+def _by_text(said: Sequence[tuple[Stage, str]], stages: int) -> list[str]:
+    """What is said of each value; what is said of every one of them once."""
+    count = Counter(text for _, text in said)
+    everywhere = [f"at every value: {text}" for text, times in count.items() if times == stages > 1]
+    return everywhere + [f"{_named(stage)}: {text}" for stage, text in said if count[text] < stages or stages == 1]
 
 
 def _named(stage: Stage) -> str:
@@ -331,7 +352,7 @@ def sweep_results(sweep: Sweep, found: Sequence[Stage]) -> dict[str, Any]:
 
 
 def _method_results(stage: Stage, method: str) -> dict[str, Any]:
-    values, d = stage.values(method), stage.difference(method)
+    values, d = stage.values(method), stage.differences.get(method)
     summary = mean(list(values.values()))
     result: dict[str, Any] = {
         "label": stage.comparison.labels[method],
@@ -345,6 +366,7 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
             "mean": d.points,
             "seeds_p_uncorrected": d.over_seeds.p if d.over_seeds else None,
             "seeds_p": d.seeds_p,
+            "examples_p_uncorrected": d.over_examples.p if d.over_examples else None,
             "examples_p": d.bootstrap_p,
             "mcnemar_p": d.mcnemar_p,
         }
