@@ -75,11 +75,14 @@ def decode_state(data: bytes) -> ClientState:
     packed, metadata = _tensors(data), _metadata(data)
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
+    index = json.loads(metadata["index"])
+    if any(len(entry) != 4 for entry in index):
+        raise ValueError("a client's state in an earlier form, which this version of confed does not read")
     if metadata.pop("digest", None) != _digest(packed, metadata):
         raise ValueError("a damaged client's state: its digest differs from the one recorded")
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in json.loads(metadata["groups"])}
     begins = dict.fromkeys(packed, 0)
-    for group, name, dtype, shape in json.loads(metadata["index"]):
+    for group, name, dtype, shape in index:
         end = begins[dtype] + math.prod(shape)
         # A copy each: a tensor that is kept must not keep all the others.
         groups[group][name] = packed[dtype][begins[dtype] : end].reshape(shape).clone()

@@ -151,10 +151,15 @@ def _others(sample: Sample, album: Album, again: str) -> str:
 
 def _truth(sample: Sample) -> str:
     """The right answer; of a picture to be described, what people say about it."""
-    said = sample.get("captions")
-    if isinstance(said, list):
-        return f"<div class=truth>People say: <b>{escape(' · '.join(map(str, said)))}</b></div>"
+    if isinstance(sample.get("captions"), list):
+        return f"<div class=truth>People say: <b>{escape(_right(sample))}</b></div>"
     return f"<div class=truth>Correct answer: <b>{escape(str(sample.get('answer', '')))}</b></div>"
+
+
+def _right(sample: Sample) -> str:
+    """The right answer, or all captions."""
+    said = sample.get("captions")
+    return " · ".join(map(str, said)) if isinstance(said, list) else str(sample.get("answer", ""))
 
 
 def _pictures(first: str, second: str) -> str:
@@ -181,9 +186,11 @@ def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
     certainty = "" if probability is None else f"{100 * probability:.0f} % sure"
     bar = "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
     layer = veil(given.get("attention"), given.get("boxes"))
+    words = f"<div><strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}</div>"
+    if number(given.get("cider")) is not None:  # a caption needs the room, and has no map of attention
+        return f'<div class="answer whole">{words}</div>'
     view = f'<div class="picture p112 {picture}">{layer}</div>' if layer else "<div></div>"
-    words = f"<strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}"
-    return f"<div class=answer>{view}<div>{words}</div></div>"
+    return f"<div class=answer>{view}{words}</div>"
 
 
 def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], album: Album) -> str:
@@ -191,10 +198,12 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
     keyed = {m: {_key(sample): sample for sample in found} for m, found in samples.items()}
     order = list(dict.fromkeys(key for found in keyed.values() for key in found))
     head = "".join(f"<th>{escape(labels[m])}</th>" for m in keyed)
+    captioned = any("captions" in sample for found in samples.values() for sample in found)
+    title = "what people say" if captioned else "question and correct answer"
     rows = ""
     for key in order:
         sample = next(found[key] for found in keyed.values() if key in found)
-        picture, truth = album.add(sample.get("image")), str(sample.get("answer", ""))
+        picture, truth = album.add(sample.get("image")), _right(sample)
         place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
         cells = ""
         for found in keyed.values():
@@ -216,7 +225,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
         )
     return (
         '<div class="scroll wide"><table class=glance><thead><tr><th></th>'
-        f"<th class=left>question and correct answer</th>{head}</tr></thead>"
+        f"<th class=left>{title}</th>{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
         "<p class=note>P: the personal model of the place's client; G: the global model. An unseen place "
         "has no client, so only the global model is asked.</p>"

@@ -22,7 +22,8 @@ def types_in_order(types: Iterable[str]) -> list[str]:
 def metric_of(runs: Sequence[Run]) -> str:
     """The name of the runs' metric; "score" where they have several."""
     names = dict.fromkeys(run.metric for run in runs if run.complete)
-    return next(iter(names), "accuracy") if len(names) < 2 else "score"
+    name = next(iter(names), "accuracy") if len(names) < 2 else "score"
+    return {"cider": "CIDEr-D"}.get(name, name)
 
 
 def metric_note(runs: Sequence[Run]) -> str:
