@@ -5,20 +5,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from confed.engines.perform import Members, Population, Setup, Workspace, answer, listed, perform
+from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
+from confed.engines.presence import Presence
 from confed.engines.timeline import SPANS, Span, Timeline
+from confed.engines.traffic import Ledger, Traffic
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, Scalar, drive
 from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
-from confed.federation.wire import size
 from confed.privacy.protections import protect
 
 __all__ = [
@@ -28,40 +29,6 @@ __all__ = [
 
 MOST = 10_000
 """So many clients are enough to meet every kind of client in any sensible federation."""
-
-
-class Traffic(NamedTuple):
-    """Calls of one action, and the bytes they took.
-
-    Attributes:
-        calls: how many.
-        up: bytes from clients.
-        down: bytes to clients.
-    """
-
-    calls: int = 0
-    up: int = 0
-    down: int = 0
-
-
-@dataclass
-class Ledger:
-    """Bytes per client, counted from the serialised messages; what a client's refused update cost is not counted."""
-
-    up: dict[str, int] = field(default_factory=dict[str, int])
-    down: dict[str, int] = field(default_factory=dict[str, int])
-
-    actions: dict[str, Traffic] = field(default_factory=dict[str, "Traffic"])
-
-    def count(self, call: Call, reply: Reply) -> None:
-        """Counts one call and its reply."""
-        name, down = call.client.id, size(call.message)
-        up = size(reply.message) if reply.error is None else 0
-        self.down[name] = self.down.get(name, 0) + down
-        if reply.error is None:
-            self.up[name] = self.up.get(name, 0) + up
-        before = self.actions.get(call.action, Traffic())
-        self.actions[call.action] = Traffic(before.calls + 1, before.up + up, before.down + down)
 
 
 class Answerer(Protocol):
@@ -95,51 +62,6 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-@dataclass(frozen=True)
-class Presence:
-    """When clients belong to the federation; whoever is not named always does.
-
-    A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
-    and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation of a
-    round. What it left behind may still be looked at (:meth:`Simulation.examine`).
-
-    Attributes:
-        joins: client -> the first round in which it may take part.
-        leaves: client -> the first round in which it no longer does.
-    """
-
-    joins: Mapping[str, int] = field(default_factory=dict[str, int])
-    leaves: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def holds(self, client_id: str, round: int) -> bool:
-        """Whether the client belongs to the federation in a round, counted from 1."""
-        return self.joins.get(client_id, 1) <= round and not self.leaves.get(client_id, round + 1) <= round
-
-    def members(self, population: Population, round: int) -> Sequence[int]:
-        """The numbers of the clients that belong to the federation in a round, ascending."""
-        everybody = range(len(population))
-        if not self.joins and not self.leaves:
-            return everybody
-        return [number for number in everybody if self.holds(population.info(number).id, round)]
-
-    def check(self, clients: Sequence[str], rounds: int) -> None:
-        """Checks that everybody named exists and that no round is empty.
-
-        Raises:
-            ValueError: an unknown client, or a round without clients.
-        """
-        there = frozenset(clients)
-        for key, named in (("joins", self.joins), ("leaves", self.leaves)):
-            unknown = [name for name in named if name not in there]
-            if unknown:
-                raise ValueError(f"run.{key} names no client {unknown[0]!r}; there are {listed(clients)}")
-        for round in range(1, rounds + 1):
-            if not any(self.holds(name, round) for name in clients):
-                raise ValueError(
-                    f"run.joins and run.leaves leave nobody in round {round}; it needs at least one client"
-                )
 
 
 Tallies = Mapping[str, tuple[float, float]]
