@@ -1,5 +1,6 @@
 """Asking models that give labels: what a run recorded comes back, known labels change the others, faults are named."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,11 @@ def test_the_command_prints_labels_and_writes_a_page(
     assert "Where each label looked" in html
     assert "blue: yes" in html
     assert html.count("data:image/png") > 1  # the picture and a veil
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", str(finished), "--image", str(picture), "--page", str(page), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["page"] == str(page)
+    assert all(entry["attention"] for entry in found["labels"])
     with pytest.raises(SystemExit, match="2"):
         main(["predict", str(finished), "--image", str(picture), "--question", "red?"])
     assert "leave --question out" in capsys.readouterr().err

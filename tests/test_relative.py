@@ -96,3 +96,14 @@ def test_a_comparison_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def _personal(study: Path, method: str, seed: int) -> dict[str, float]:
     return json.loads((study / method / f"seed-{seed}/summary.json").read_text())["personal"]
+
+
+def test_a_panel_that_would_flatten_the_others_has_a_scale_of_its_own() -> None:
+    own = {client: {0: 0.8, 1: 0.7} for client in ("a", "b")}
+    values = {"own": own} | {name: {c: dict.fromkeys(v, 0.6) for c, v in own.items()} for name in ("x", "y")}
+    values["far"] = {client: {0: 0.05, 1: 0.05} for client in own}
+    drawing = relative_drawing(values, {name: name for name in ("own", "x", "y", "far")}, "own")
+    assert drawing is not None
+    text = drawing.svg().decode()
+    assert text.count("(own scale)") == 1
+    assert "over far (own scale)" in text

@@ -37,8 +37,8 @@ from confed.schema import plain, validate
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes"]
 
-FINETUNING = ("trainable", "peft")
-"""Keywords of models that mean the same for all of them."""
+SHARED = ("trainable", "peft", "embeddings")
+"""Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
 NAMED = {
     "algorithm": registry.algorithms,
@@ -346,14 +346,14 @@ class _Study:
 
 
 def _kept(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a section stays when its constructor becomes another: of models, how they are finetuned."""
+    """What of a section stays when its constructor becomes another: of models, what means the same for all."""
     if section != "model":
         return {}
     try:
         accepted = signature(registry.models[name]).parameters
     except ValueError:  # no such model, which is said where it is looked up to be used
         return {}
-    return {key: values[key] for key in FINETUNING if key in values and key in accepted}
+    return {key: values[key] for key in SHARED if key in values and key in accepted}
 
 
 def _renames(override: str) -> bool:

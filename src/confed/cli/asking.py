@@ -106,16 +106,14 @@ def _labels(
     """What a model that gives labels says of a picture or a text."""
     from confed.label_inference import predict_labels
 
-    looks = page is not None
+    looks = page is not None or as_json
     found = predict_labels(folder, image, text, client, top, known=known, shared=shared, attention=looks)
     if page is not None:
         from confed.results.label_page import write_page
 
         write_page(page, found, image, text)
-        for entry in found["labels"]:
-            entry.pop("attention", None)
     if as_json:
-        print_json(found | ({} if page is None else {"page": page}))
+        print_json(found | ({} if page is None else {"page": str(page)}))
         return
     print("\n".join(_lines(found, max(10, sum(entry["predicted"] for entry in found["labels"])))))
     if found.get("unknown_words"):

@@ -86,7 +86,10 @@ class LabelEmbeddings:
             near = get_close_matches(missing[0], self.names, 1)
             hint = f"; {missing[0]!r} is spelt much like {near[0]!r}" if near else ""
             shown = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise ValueError(f"the label embeddings have no row for {shown}{hint}")
+            raise ValueError(
+                f"the label embeddings have no row for {shown}{hint}; `confed data prepare label-embeddings` makes a "
+                "file of your labels"
+            )
         rows = self.vectors[[place[label] for label in labels]]
         return LabelEmbeddings(tuple(labels), rows, self.positive, self.negative, self.source)
 

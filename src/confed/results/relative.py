@@ -5,6 +5,7 @@ Figures 5 and 7 of Cao, Sun and Yu ("Multimodal personalized federated learning 
 is large whatever a is, so that here the accuracies themselves stand beside it.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,8 @@ def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: 
 def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Drawing | None:
     """Bars of a method's improvement at each client, a panel per other method; None without another one.
 
-    A dash stands in the place of a client that is left out.
+    A dash stands in the place of a client that is left out. Panels share their scale; one that would flatten the others
+    has its own, and says so.
 
     Args:
         values: of all methods; ``own`` is one of them.
@@ -160,10 +162,15 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
     columns = min(3, len(found))
     lines = -(-len(found) // columns)
 
+    heights = {method: _height(shares) for method, shares in found.items()}
+    usual = 4 * statistics.median(heights.values())
+
     def draw(figure: "Figure", pen: Pen) -> None:
         first = None
         for number, (method, shares) in enumerate(found.items()):
-            axes = first = figure.add_subplot(lines, columns, number + 1, sharey=first)
+            alone = heights[method] > usual
+            axes = figure.add_subplot(lines, columns, number + 1, sharey=None if alone else first)
+            first = first if alone else axes
             for place, client in enumerate(clients):
                 if client not in shares:
                     axes.text(place, 0, formats.MISSING, ha="center", va="bottom", color=pen("muted"))
@@ -173,11 +180,18 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
                 if sd:
                     axes.errorbar(place, 100 * middle, 100 * sd, color=pen("ink"), linewidth=0.9, capsize=1.8)
             axes.axhline(0, color=pen("muted"), linewidth=0.8)
-            dress(axes, pen, f"over {labels[method]}", "", "relative improvement, %" if number % columns == 0 else "")
+            title = f"over {labels[method]}{' (own scale)' if alone else ''}"
+            dress(axes, pen, title, "", "relative improvement, %" if number % columns == 0 else "")
             last = number + columns >= len(found)
             axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
 
     return Drawing(f"relative {labels[own]}", 3.5 * columns, 2.3 * lines + 0.7, draw)
+
+
+def _height(shares: Mapping[str, Mapping[int, float]]) -> float:
+    """How far the bars of a panel reach."""
+    moments = [_moments(list(values.values())) for values in shares.values()]
+    return max(abs(middle) + sd for middle, sd in moments)
 
 
 def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clients: Sequence[str]) -> tuple[Cell, ...]:
