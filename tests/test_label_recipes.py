@@ -135,3 +135,10 @@ def test_who_appears_later_draws_clip_art() -> None:
     for section in ("model", "task", "data", "local"):
         assert recipe.sections[section] == scenes.sections[section]
     assert recipe.run.keep_checkpoints == "joins"
+
+
+@pytest.mark.parametrize(("name", "model"), [("fedlgt_flair", "ctran_mini"), ("fedlgt_scenes", "ctran")])
+def test_rows_keep_their_text_embeddings_in_another_model(name: str, model: str) -> None:
+    recipe = load_recipe(name, [*(ROOT if name in DATA else []), f"model.name={model}"])
+    assert _is(recipe, "fedctran_ule") == ("fedavg", False, False)
+    assert _is(recipe, "fedlgt") == ("fedlgt", False, True)
