@@ -119,6 +119,8 @@ def test_the_ablation_changes_one_choice_at_a_time() -> None:
         "first_only": {"algorithm.first_sample_only"},
         "swapped": {"model.swap_states"},
         "code": {"algorithm.preset", "model.swap_states"},
+        "uniform": {"run.sampling"},
+        "code_uniform": {"algorithm.preset", "model.swap_states", "run.sampling"},
         "no_states": {"algorithm.name", "task.known"},
         "graph": {"model.graph"},
         "graph_alone": {"algorithm.guidance", "model.graph"},

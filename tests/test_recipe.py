@@ -38,6 +38,13 @@ def test_another_name_brings_its_own_keywords() -> None:
     assert recipe.construct("algorithm").mu == 0.1
 
 
+def test_a_row_may_draw_its_clients_in_another_way_and_as_many() -> None:
+    recipe = load_recipe("fedvqa_scenes", ['methods.fedavg.run.sampling="size"'])
+    assert (recipe.method("fedavg").run.sampling, recipe.method("local").run.sampling) == ("size", "uniform")
+    with pytest.raises(ValueError, match=r"methods\.fedavg\.run may have the key sampling only, got rounds"):
+        load_recipe("fedvqa_scenes", ["methods.fedavg.run.rounds=3"])
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [

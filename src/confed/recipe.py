@@ -118,7 +118,7 @@ class Recipe:
         given = dict(self.overrides.get(name, {}))
         given.pop("label", None)
         given.pop("headline", None)
-        parts = {part: _part(given, part, where) for part in ("local", "model", "task")}
+        parts = {part: _part(given, part, where) for part in ("local", "model", "task", "run")}
         own = {**given, "name": given.get("name", name)}
         sections = {**self.sections, "algorithm": self._own("algorithm", own, where)}
         for part in ("model", "task"):
@@ -126,6 +126,11 @@ class Recipe:
                 sections[part] = self._own(part, parts[part], f"{where}.{part}")
         if parts["local"]:
             sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
+        if parts["run"]:
+            # How many rounds and clients is the same for all rows, or they could not be compared.
+            if other := sorted(set(parts["run"]) - {"sampling"}):
+                raise ValueError(f"{where}.run may have the key sampling only, got {', '.join(other)}")
+            sections["run"] = validate(Run, {**self.sections["run"], **parts["run"]}, f"{where}.run", set())
         return replace(
             self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={},
             score="",
