@@ -1,7 +1,9 @@
 """What is wrong with multi-label input is named, counted or harmless: labels, users, pictures, lists and embeddings."""
 
+import io
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from confed.data.coco_labels import coco
 from confed.data.flair import flair
 from confed.data.label_partitions import label_skew
 from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
+from confed.data.preparation import step
 from confed.data.tagged_texts import tagged_texts
 from confed.data.voc_labels import voc
-from confed.experiment import run
+from confed.experiment import load_data, run
 from confed.label_texts import write_label_embeddings
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
+from confed.progress import Display, GridDisplay
 from confed.recipe import load_recipe
+from confed.results.folder import read_jsonl
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
 
 USERS: dict[str, tuple[str, list[list[str]]]] = {
     "a": ("train", [["food", "plant"], ["food"], ["art"], []]),
@@ -93,6 +103,66 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
         run(load_recipe("fedlgt_flair", given).method("fedlgt"), tmp_path / "two")
 
 
+@pytest.mark.filterwarnings("ignore:1 of . pictures")
+def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_round(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.data.flair.HELD", 0)  # as if they did not fit into memory
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _embeddings(tmp_path / "e.safetensors", FLAIR_LABELS)
+    for name in ("a1", "t1"):
+        file = folder / "small_images" / f"{name}.jpg"
+        file.write_bytes(file.read_bytes()[:-100])
+    given = (*SMALL, f"data.root={folder}", f"model.embeddings={tmp_path / 'e.safetensors'}")
+    with pytest.raises(ValueError, match=r"1 of 9 pictures in .* more than the share of 0\.01 .*a1\.jpg"):
+        load_data(load_recipe("fedlgt_flair", given).method("fedlgt"))
+    summary = run(load_recipe("fedlgt_flair", (*given, "data.unreadable=0.4")).method("fedlgt"), tmp_path / "run")
+    assert summary["facts"]["unreadable"] == "1 pictures left out: 'a1.jpg'"
+    assert summary["facts"]["test: unreadable"] == "1 pictures left out: 't1.jpg'"
+    (line,) = (row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "errors" in row)
+    assert not line["errors"]  # every user takes part
+    trusting = load_recipe("fedlgt_flair", (*given, "data.check=present")).method("fedlgt")
+    with pytest.raises(RuntimeError, match=r't1\.jpg.*; data\.check = "decoded" would leave it out'):
+        run(trusting, tmp_path / "trusting")
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_line_says_once_how_many_pictures_are_left_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("confed.data.flair.HELD", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder / "small_images" / "a1.jpg").write_bytes(b"no picture")
+    steps = [f"checking the pictures in small_images: {n}" for n in (9, 2, 3)]
+    for expected in (steps, []):  # the second time the verdict is known
+        with pytest.raises(SystemExit) as stop:
+            main(["data", "describe", "flair", f"root={folder}", "unreadable=0.2", "--json"])
+        assert stop.value.code == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out)["facts"]["unreadable"] == "1 pictures left out: 'a1.jpg'"
+        (warning,) = (line for line in err.splitlines() if line not in expected)
+        assert warning.startswith(
+            f"warning: 1 of 9 pictures in {folder / 'small_images'} cannot be read and are left out"
+        )
+        assert [line for line in err.splitlines() if line != warning] == expected
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("kind", ["run", "grid"])
+def test_displays_show_the_first_look_at_pictures(tmp_path: Path, kind: str, terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    display = Display(console, tmp_path) if kind == "run" else GridDisplay(console)
+    with display, step("checking the pictures in [there]", 40) as done:
+        done(30)
+        display._bars.refresh()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("30/40" in text) == terminal
+    assert ("checking the pictures in [there]: 40\n" in text) != terminal
+    with step("nobody is told", 1) as done:
+        done(1)
+    assert console.file.getvalue() == text  # type: ignore[attr-defined]
+
+
 def test_flair_says_which_level_and_which_share(folder: Path) -> None:
     with pytest.raises(ValueError, match="level must be coarse or fine, got 'finest'"):
         flair(folder, level="finest")  # type: ignore[arg-type]
@@ -148,6 +218,30 @@ def test_coco_never_tests_on_what_trains(tmp_path: Path) -> None:
         coco(tmp_path, train="train2017", test="val2014", clients=2, image_size=4)
     with pytest.raises(ValueError, match="3 pictures are in train"):
         coco(tmp_path, train="val2014", test="val2014", clients=2, image_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:1 of . pictures")
+def test_coco_and_voc_leave_damaged_pictures_out_that_are_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("coco_labels", "voc_labels"):
+        monkeypatch.setattr(f"confed.data.{name}.HELD", 0)
+    _coco(tmp_path, "train2014", dict.fromkeys(range(1, 7), "dog"))
+    file = tmp_path / "images" / "4.png"
+    file.write_bytes(file.read_bytes()[:50])
+    dataset = coco(tmp_path, test="", clients=1, unreadable=0.2, image_size=4)
+    assert dataset.facts["unreadable"] == f"1 pictures left out: {file.name!r}"
+    year = tmp_path / "VOC2007"
+    for name in ("1", "2", "3"):
+        _picture(year / "JPEGImages" / f"{name}.jpg", 50)
+        (year / "Annotations").mkdir(exist_ok=True)
+        (year / "Annotations" / f"{name}.xml").write_text("<annotation><object><name>dog</name></object></annotation>")
+    (year / "ImageSets" / "Main").mkdir(parents=True)
+    (year / "ImageSets" / "Main" / "trainval.txt").write_text("1\n2\n3\n")
+    (year / "JPEGImages" / "2.jpg").write_bytes(b"no picture")
+    dataset = voc(tmp_path, test=(), clients=1, unreadable=0.4, image_size=4)
+    assert dataset.facts["unreadable"] == "1 pictures left out: 'VOC2007/JPEGImages/2.jpg'"
 
 
 def test_coco_and_voc_list_labels_outside_theirs(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def test_unreadable_pictures_are_counted_or_refused(ucm: Path) -> None:
     (ucm / "images" / "forest00.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"1 of 30 pictures in .*images cannot be read, more than the share of 0.01"):
         ucm_labels(ucm, image_size=4)
-    dataset = ucm_labels(ucm, image_size=4, unreadable=0.05)
+    with pytest.warns(UserWarning, match=r"1 of 30 pictures in .*images cannot be read and are left out; .*forest00"):
+        dataset = ucm_labels(ucm, image_size=4, unreadable=0.05)
     assert dataset.facts["unreadable"] == "1 pictures left out: 'forest00.png'"
     nature = dataset.clients["nature"].train
     assert list(nature.names) == [f"ucm-forest{i:02d}.png" for i in range(1, 7)]
@@ -202,6 +203,29 @@ def test_coco_has_a_central_test(tmp_path: Path) -> None:
         coco(tmp_path, clients=2, test="val2017", image_size=4)
     with pytest.raises(ValueError, match=r"validation must be a share of the training rows in \[0, 1\), got 1.0"):
         coco(tmp_path, clients=2, validation=1.0, image_size=4)
+
+
+def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [(key, [18, 1] if key % 2 else [17]) for key in range(1, 9)])
+    file = tmp_path / "annotations" / "instances_train.json"
+    content = json.loads(file.read_text())
+    content["categories"][2]["name"] = "wolf"
+    content["categories"].insert(0, {"id": 99, "name": "rail car", "supercategory": "vehicle"})  # on no picture
+    file.write_text(json.dumps(content))
+    options: dict[str, Any] = {"train": "train", "test": "", "clients": 2, "image_size": 4}
+    dataset = coco(tmp_path, categories="file", **options)
+    assert dataset.labels == ("person", "cat", "wolf", "rail car")  # in the order of their ids
+    assert dataset.coarse == {"person": "person", "cat": "animal", "wolf": "animal", "rail car": "vehicle"}
+    groups = coco(tmp_path, categories="file", level="supercategory", **options)
+    assert groups.labels == ("person", "animal", "vehicle")
+    with pytest.raises(ValueError, match=r"1 labels are outside the 80 that are known: 'wolf' \(4 times"):
+        coco(tmp_path, **options)
+    with pytest.raises(ValueError, match="categories must be coco80 or file, got 'coco'"):
+        coco(tmp_path, categories="coco", **options)  # type: ignore[arg-type]
+    for category in content["categories"]:
+        del category["supercategory"]
+    file.write_text(json.dumps(content))
+    assert not coco(tmp_path, categories="file", **options).coarse
 
 
 def test_coco_mini_is_read(real_data: Path) -> None:
@@ -359,7 +383,9 @@ def test_flair_refuses(tmp_path: Path) -> None:
         (folder / "small_images" / name).unlink()
     with pytest.raises(ValueError, match=r"2 of 7 pictures in .*small_images cannot be read"):
         flair(folder, image_size=4)
-    assert [len(s.train) for s in flair(folder, unreadable=0.3, image_size=4).clients.values()] == [3, 1, 1]
+    with pytest.warns(UserWarning, match="2 of 7 pictures"):
+        dataset = flair(folder, unreadable=0.3, image_size=4)
+    assert [len(s.train) for s in dataset.clients.values()] == [3, 1, 1]
     with pytest.raises(ValueError, match=r"expected labels_and_metadata\.json and small_images, or one HDF5 file"):
         flair(folder / "small_images")
 

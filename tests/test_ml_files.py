@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,20 @@ from confed.data.ml_files.flair import (
     flair_records,
     flair_relationship,
 )
-from confed.data.ml_files.pictures import drop_unreadable, open_pictures
+from confed.data.ml_files.integrity import cache_folder
+from confed.data.ml_files.pictures import Hdf5Pictures, LazyPictures, NamedPictures, drop_unreadable, open_pictures
 from confed.data.ml_files.records import LabelRecord, line_records
 from confed.data.ml_files.table import PackedTexts, collect
 from confed.data.ml_files.ucm import UCM_LABELS, ucm_records
 from confed.data.ml_files.voc import voc_records
+from confed.data.preparation import shown
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where verdicts on pictures are kept; it does not exist yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home") / "cache"))
+    return cache_folder()
 
 
 def _write(file: Path, content: Any) -> Path:
@@ -420,12 +433,12 @@ def _png(shade: int) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
-def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed):
+def _damaged(root: Path, packed: bool) -> Path:
+    """Ten pictures, of which one is cut off, one is empty and one is missing."""
     files = {f"r{n}.png": _png(10 * n) for n in range(10)}
     files["r3.png"], files["r7.png"] = files["r3.png"][:50], b""
     del files["r8.png"]
-    source = tmp_path / "p.tar" if packed else tmp_path / "p"
+    source = root / "p.tar" if packed else root / "p"
     if packed:
         with tarfile.open(source, "w") as tar:
             for name, content in files.items():
@@ -436,18 +449,203 @@ def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed):
         source.mkdir()
         for name, content in files.items():
             (source / name).write_bytes(content)
-    table = collect([_record(n, "a", f"u{n // 2}") for n in range(10)])[""]
-    kept, pictures = drop_unreadable(table, source, 4, at_most=0.3)
+    return source
+
+
+PACKED = pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
+TEN = collect([_record(n, "a", f"u{n // 2}") for n in range(10)])[""]
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of pictures that were decoded to see whether they can be."""
+    names: list[str] = []
+    fault = LazyPictures.fault
+
+    def spy(pictures: LazyPictures, row: int) -> str:
+        names.append(pictures.names[row])
+        return fault(pictures, row)
+
+    monkeypatch.setattr(LazyPictures, "fault", spy)
+    return names
+
+
+@PACKED
+@pytest.mark.parametrize("hold", [0, 1 << 20], ids=["on disk", "in memory"])
+def test_unreadable_pictures_are_left_out_up_to_a_share(tmp_path, packed, hold):
+    source = _damaged(tmp_path, packed)
+    with pytest.warns(UserWarning, match=r"^3 of 10 pictures in .* cannot be read and are left out; .*r3\.png"):
+        kept, pictures = drop_unreadable(TEN, source, 4, at_most=0.3, hold=hold)
+    assert isinstance(pictures, np.ndarray) == bool(hold)
     assert kept.unreadable == ("r3.png", "r7.png", "r8.png")
     assert "3 pictures left out: 'r3.png', 'r7.png', 'r8.png'" in kept.facts()["unreadable"]
     assert [int(picture[0, 0, 0]) for picture in pictures[np.arange(len(kept))]] == [0, 10, 20, 40, 50, 60, 90]
     assert list(kept.users) == ["u0", "u1", "u2", "u3", "u4"]
     assert pictures[np.array([], dtype=np.int64)].shape == (0, 4, 4, 3)
-    present, _ = drop_unreadable(table, source, 4, at_most=0.2, check="present")
-    assert present.unreadable == ("r7.png", "r8.png")
     with pytest.raises(ValueError, match=r"3 of 10 pictures in .* more than the share of 0\.2 .*r3\.png"):
-        drop_unreadable(table, source, 4, at_most=0.2)
+        drop_unreadable(TEN, source, 4, at_most=0.2, hold=hold)
     with pytest.raises(ValueError, match=r"a share of the pictures in \[0, 1\], got 2"):
-        drop_unreadable(table, source, 4, at_most=2)
+        drop_unreadable(TEN, source, 4, at_most=2)
+    with pytest.raises(ValueError, match="check must be decoded or present, got 'no'"):
+        drop_unreadable(TEN, source, 4, check="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not exist"):
-        open_pictures(tmp_path / "nowhere", table.pictures, 4)
+        open_pictures(tmp_path / "nowhere", TEN.pictures, 4)
+
+
+@PACKED
+def test_pictures_taken_on_trust_say_what_would_have_left_them_out(tmp_path, packed, decoded):
+    source = _damaged(tmp_path, packed)
+    with pytest.warns(UserWarning, match=r"^2 of 10 pictures"):
+        kept, pictures = drop_unreadable(TEN, source, 4, at_most=0.2, check="present")
+    assert kept.unreadable == ("r7.png", "r8.png")
+    assert not decoded
+    for index in (3, np.array([2, 3])):
+        with pytest.raises(ValueError, match=r'r3\.png.*; data\.check = "decoded" would leave it out$'):
+            pictures[index]
+    with pytest.warns(UserWarning, match=r"^3 of 10 pictures"):
+        checked = drop_unreadable(TEN, source, 4, at_most=0.3)[1]
+    assert isinstance(checked, LazyPictures)
+    assert not checked.advice
+
+
+@PACKED
+@pytest.mark.filterwarnings("ignore:. of (10|5) pictures")
+def test_a_verdict_is_remembered_until_a_picture_changes(tmp_path, packed, cache, decoded):
+    source = _damaged(tmp_path, packed)
+    first = drop_unreadable(TEN, source, 4, at_most=0.3)[0]
+    assert sorted(decoded) == [f"r{n}.png" for n in range(10)]
+    (file,) = cache.iterdir()
+    bad = {"3": "r3.png", "7": "r7.png", "8": "r8.png"}
+    assert json.loads(file.read_text()) == {"source": str(source), "pictures": 10, "unreadable": bad}
+    decoded.clear()
+    again = drop_unreadable(TEN, source, 8, at_most=0.3)[0]  # of another size: decoding is the same
+    assert again.unreadable == first.unreadable
+    assert sorted(decoded) == ["r3.png", "r7.png", "r8.png"]  # it may have been the disk that failed
+    with pytest.raises(ValueError, match="more than the share"):
+        drop_unreadable(TEN, source, 4, at_most=0.1)
+    decoded.clear()
+    drop_unreadable(TEN.keep(np.arange(10) < 5), source, 4, at_most=0.3)  # others of the same pictures
+    assert len(decoded) == 5
+    if packed:
+        os.utime(source, ns=(1, 1))
+    else:
+        (source / "r3.png").write_bytes(_png(30))
+    decoded.clear()
+    assert len(drop_unreadable(TEN, source, 4, at_most=0.3)[0].unreadable) == 2 + packed
+    assert len(decoded) == 10
+
+
+@pytest.mark.filterwarnings("ignore:. of 10 pictures")
+def test_pictures_that_can_be_read_again_are_no_longer_left_out(tmp_path, cache, decoded, monkeypatch):
+    source = _damaged(tmp_path, packed=False)
+    read = NamedPictures._read
+
+    def away(pictures: NamedPictures, rows: list[int]) -> np.ndarray:
+        if rows == [5]:
+            raise ValueError("r5.png: the network is down")
+        return read(pictures, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NamedPictures, "_read", away)
+        assert "r5.png" in drop_unreadable(TEN, source, 4, at_most=0.4)[0].unreadable
+    for _ in range(2):
+        decoded.clear()
+        assert drop_unreadable(TEN, source, 4, at_most=0.3)[0].unreadable == ("r3.png", "r7.png", "r8.png")
+    assert sorted(decoded) == ["r3.png", "r7.png", "r8.png"]
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.filterwarnings("ignore:. of 10 pictures")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", "\0\xff", "[" * 100_000, '{"pictures": 10}', '{"pictures": 9, "unreadable": {}}',
+        '{"pictures": 10, "unreadable": []}', '{"pictures": 10, "unreadable": {"x": "r3.png"}}',
+        '{"pictures": 10, "unreadable": {"4": "r3.png"}}', '{"pictures": 10, "unreadable": {"12": "r3.png"}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_verdict_does_not_count(tmp_path, cache, decoded, content):
+    source = _damaged(tmp_path, packed=False)
+    drop_unreadable(TEN, source, 4, at_most=0.3)
+    (file,) = cache.iterdir()
+    sound = file.read_bytes()
+    file.write_text(content, encoding="latin-1")
+    decoded.clear()
+    assert len(drop_unreadable(TEN, source, 4, at_most=0.3)[0].unreadable) == 3
+    assert len(decoded) == 10
+    assert [file.read_bytes() for file in cache.iterdir()] == [sound]
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("home", ["a file in its place", "no home"])
+def test_where_nothing_can_be_remembered_that_is_said_in_one_line(tmp_path, monkeypatch, home):
+    source = _damaged(tmp_path, packed=False)
+    if home == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", _homeless)
+    else:
+        (tmp_path / "cache").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as said:
+            drop_unreadable(TEN, source, 4, at_most=0.3)
+        assert len(said) == 2
+        assert "cannot be remembered, so the next run decodes all of them again" in str(said[0].message)
+        assert "3 of 10 pictures" in str(said[1].message)
+
+
+def _homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_relative_cache_folder_does_not_count(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert cache_folder() == Path.home() / ".cache" / "confed" / "pictures"
+
+
+@pytest.mark.filterwarnings("ignore:. of 200 pictures")
+def test_a_check_is_shown_and_stops_at_once(tmp_path, cache, monkeypatch):
+    table = collect([_record(n, "a") for n in range(200)])[""]
+    for n in range(1, 200):
+        (tmp_path / f"r{n}.png").write_bytes(_png(n))
+    steps: list[tuple[str, int]] = []
+    told: list[int] = []
+
+    @contextmanager
+    def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        steps.append((what, total))
+        yield told.append
+
+    with shown(show):
+        for _ in range(2):  # the second time nothing takes long
+            drop_unreadable(table, tmp_path, 4)
+    assert steps == [(f"checking the pictures in {tmp_path.name}", 200)]
+    assert told == [64, 128, 192, 200]
+
+    @contextmanager
+    def stop(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        del what, total
+
+        def raising(done: int) -> None:
+            raise KeyboardInterrupt
+
+        yield raising
+
+    (tmp_path / "r0.png").write_bytes(_png(0))
+    with shown(stop), pytest.raises(KeyboardInterrupt):
+        drop_unreadable(table, tmp_path, 4)
+    assert len(list(cache.iterdir())) == 1  # half a verdict is none
+
+
+def test_arrays_of_an_hdf5_file_are_checked_too(tmp_path, cache, decoded):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.hdf5", "w") as file:
+        file["r0.png"], file["r1.png"] = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4), np.uint8)
+    table = collect([_record(n, "a") for n in range(3)])[""]
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"^2 of 3 pictures in .*f\.hdf5, r1\.png: expected a picture \(H, W, 3\)"):
+            kept, pictures = drop_unreadable(table, tmp_path / "f.hdf5", 4, at_most=0.7)
+        assert kept.unreadable == ("r1.png", "r2.png")
+        assert isinstance(pictures, Hdf5Pictures)
+    assert len(decoded) == 5  # all three, then those two again
+    assert len(list(cache.iterdir())) == 1

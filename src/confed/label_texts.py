@@ -39,6 +39,7 @@ def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...],
     from confed.data.flair import flair_fine_names
     from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
     from confed.data.ml_files.flair import FLAIR_LABELS, flair_fine_labels
+    from confed.data.ml_files.records import listed_labels
     from confed.data.ml_files.ucm import UCM_LABELS
     from confed.data.ml_files.voc import VOC_LABELS
     from confed.data.scene_labels import COARSE, FINE
@@ -55,10 +56,7 @@ def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...],
     file = Path(labels)
     if not file.is_file():
         raise ValueError(f"labels must be one of {', '.join(LISTS)} or a text file, got {labels!r}")
-    found = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-    if not found:
-        raise ValueError(f"{file}: expected one label a line, got none")
-    return found, {}
+    return listed_labels(file), {}
 
 
 def write_label_embeddings(

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from confed.cells import Event, Listen
+from confed.data.preparation import Show, shown
 from confed.experiment import Progress, Watch
 from confed.results.folder import is_study
 from confed.study import Job, StudyWatch
@@ -42,8 +44,10 @@ class Display(StudyWatch):
         self._bars = Bars(*columns, console=console, disable=not self._live, transient=True)
         self._overall: TaskID | None = None
         self._current: TaskID | None = None
+        self._open = ExitStack()
 
     def __enter__(self) -> "Display":
+        self._open.enter_context(shown(_steps(self._bars, self._line)))
         self._bars.start()
         return self
 
@@ -51,6 +55,7 @@ class Display(StudyWatch):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+        self._open.close()
 
     def __call__(self, number: int, jobs: int, job: Job) -> Watch:
         """A watcher for job ``number`` of ``jobs``."""
@@ -128,13 +133,16 @@ class GridDisplay:
         self._titles: Sequence[str] = ()
         self._done = self._there = 0
         self._began = time.monotonic()
+        self._open = ExitStack()
 
     def __enter__(self) -> "GridDisplay":
+        self._open.enter_context(shown(_steps(self._bars, self._line)))
         self._bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
+        self._open.close()
 
     def __call__(self, titles: Sequence[str], there: int) -> Listen:
         """Begins with these jobs."""
@@ -181,6 +189,22 @@ class GridDisplay:
     def _line(self, text: str) -> None:
         if not self._quiet:
             self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def _steps(bars: Bars, line: Callable[[str], None]) -> Show:
+    """Shows steps of a dataset's preparation, each as a bar while it lasts; elsewhere as a line."""
+
+    @contextmanager
+    def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        if bars.disable:
+            line(f"{what}: {total}")
+        task = bars.add_task(escape(what), total=total, text="")
+        try:
+            yield lambda done: bars.update(task, completed=done)
+        finally:
+            bars.remove_task(task)
+
+    return show
 
 
 def headline(summary: dict[str, Any]) -> str:

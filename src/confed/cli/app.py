@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,6 +13,8 @@ import typer
 import typer.main
 from rich.console import Console
 from rich.markup import escape
+
+from confed.data.preparation import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _spoken_warnings():
+        with _spoken_warnings(), shown(_step):
             code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
         say("[yellow]stopped[/]")
@@ -87,6 +89,29 @@ def _spoken_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = speak
         yield
+
+
+@contextmanager
+def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A step of a dataset's preparation: a bar on a terminal, a line elsewhere."""
+    from rich.errors import LiveError
+    from rich.progress import Progress
+
+    bars = Progress(console=console, transient=True)
+    task = bars.add_task(escape(what), total=total)
+    live = console.is_terminal
+    if live:
+        try:
+            bars.start()
+        except LiveError:  # rich 14.0 shows one live thing at a time, and a server's page is one
+            live = False
+    if not live:
+        say(f"{escape(what)}: {total}")
+    try:
+        yield lambda done: bars.update(task, completed=done)
+    finally:
+        if live:
+            bars.stop()
 
 
 def _command() -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.data.ml_files.coco import COCO_GROUPS, COCO_LABELS, COCO_SUPERCATEGORIES, coco_records
+from confed.data.ml_files.coco import COCO_GROUPS, coco_categories, coco_records
 from confed.data.ml_files.pictures import Check, LazyPictures, drop_unreadable
 from confed.data.ml_files.table import MultiLabelTable, collect
 from confed.registry import register_dataset
@@ -37,6 +37,7 @@ def coco(
     train: str = "train2014",
     test: str = "val2014",
     level: Literal["category", "supercategory"] = "category",
+    categories: Literal["coco80", "file"] = "coco80",
     clients: int = 50,
     alpha: float = 0.5,
     minimum: int = 10,
@@ -45,7 +46,7 @@ def coco(
     unlabelled: bool = False,
     max_train: int | None = None,
     unreadable: float = 0.01,
-    check: Check = "present",
+    check: Check = "decoded",
     image_size: int = 256,
     seed: int = 0,
 ) -> LabelDataset:
@@ -60,6 +61,7 @@ def coco(
         test: the split that is the place "test", which nobody trains on. Empty: each client's own pictures are divided
             (``test_share``).
         level: 80 categories or their 12 groups.
+        categories: COCO's own 80, or those that the file of ``train`` lists, for other datasets in COCO's format.
         clients: number of clients.
         alpha: concentration of the skewed partitions.
         minimum: fewest pictures of a client, of the skewed partitions.
@@ -69,17 +71,24 @@ def coco(
         unlabelled: keep pictures without any object; published multi-label results leave them out.
         max_train: most training pictures per client, chosen by the seed.
         unreadable: share of the pictures that may be left out because they cannot be read.
-        check: "decoded" reads all pictures at the start, "present" only looks whether they are there. Pictures that
-            fit into 256 MB of memory are decoded once and kept there.
+        check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
+            changes (:mod:`confed.data.ml_files.integrity`). "present" only looks whether they are there and not empty,
+            for pictures that are known to be sound: a damaged one then leaves its client out of rounds, or ends the run
+            in an evaluation. Pictures that fit into 256 MB of memory are decoded in any case, and kept there.
         image_size: side of the pictures in pixels.
         seed: see ``validation`` and ``max_train``.
 
     Raises:
-        ValueError: a file is missing or faulty, a category is none of the 80, a picture is in both parts (as 2014's
+        ValueError: a file is missing or faulty, a category is none of the list, a picture is in both parts (as 2014's
             test pictures are in 2017's training part), too many pictures cannot be read, or an option is out of range.
     """
     folder = Path(root)
-    labels = COCO_LABELS if level == "category" else COCO_SUPERCATEGORIES
+    if categories not in ("coco80", "file"):
+        raise ValueError(f"categories must be coco80 or file, got {categories!r}")
+    groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
+    labels = tuple(groups) if level == "category" else tuple(dict.fromkeys(groups.values()))
+    # Of other datasets, groups may be missing.
+    coarse = groups if level == "category" and all(groups.values()) else {}
 
     def read(split: str) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
         records = coco_records(_annotations(folder, split), level=level, unlabelled=unlabelled)
@@ -111,7 +120,7 @@ def coco(
         places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
         facts |= {f"test: {key}": value for key, value in central.facts().items()}
     facts |= label_facts(splits, places.values())
-    return LabelDataset("coco", labels, splits, places, facts, coarse=COCO_GROUPS if level == "category" else {})
+    return LabelDataset("coco", labels, splits, places, facts, coarse=coarse)
 
 
 def _annotations(root: Path, split: str) -> Path:

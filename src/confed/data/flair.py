@@ -52,7 +52,7 @@ def flair(
     validation: float = 0.0,
     max_train: int | None = None,
     unreadable: float = 0.01,
-    check: Check = "present",
+    check: Check = "decoded",
     image_size: int = 256,
     seed: int = 0,
 ) -> LabelDataset:

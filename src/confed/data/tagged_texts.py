@@ -17,7 +17,7 @@ import numpy as np
 from confed.data.federate import words
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
-from confed.data.ml_files.records import LabelRecord, line_records
+from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import collect
 from confed.data.scenes.graph import (
     COLOURS,
@@ -208,7 +208,4 @@ def _built_in(numbers: Mapping[str, int], seed: int) -> Iterator[LabelRecord]:
 
 def _of_folder(root: Path) -> tuple[Iterator[LabelRecord], tuple[str, ...] | None]:
     listed = root / "labels.txt"
-    labels = None
-    if listed.is_file():
-        labels = tuple(line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip())
-    return line_records(root / "texts.jsonl"), labels
+    return line_records(root / "texts.jsonl"), listed_labels(listed) if listed.is_file() else None

@@ -46,7 +46,7 @@ def voc(
     test_share: float = 0.2,
     max_train: int | None = None,
     unreadable: float = 0.01,
-    check: Check = "present",
+    check: Check = "decoded",
     image_size: int = 256,
     seed: int = 0,
 ) -> LabelDataset:

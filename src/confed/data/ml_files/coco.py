@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.ml_files.records import LabelRecord
+from confed.data.ml_files.records import LabelRecord, optional_text
 from confed.data.vl_files.records import Distinct, number, text
 from confed.data.vl_files.stream import Window, json_items
 
-__all__ = ["COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_records", "coco_text_records"]
+__all__ = [
+    "COCO_GROUPS", "COCO_LABELS", "COCO_SUPERCATEGORIES", "coco_categories", "coco_records", "coco_text_records",
+]  # fmt: skip
 
 COCO_LABELS = (
     "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
@@ -129,6 +131,28 @@ def coco_text_records(
             text=words,
             split=split,
         )
+
+
+def coco_categories(file: Path) -> dict[str, str]:
+    """The categories that an instances file of any dataset lists, in the order of their ids, with their groups.
+
+    Args:
+        file: ``instances_*.json``; it is read through for them.
+
+    Returns:
+        Category -> its group, empty where the file gives none.
+
+    Raises:
+        ValueError: a missing or cut-off file, no list of categories, or a faulty entry of it (names the row).
+    """
+    found = {
+        number(entry, "id", file, row): (
+            text(entry, "name", file, row),
+            optional_text(entry, "supercategory", file, row),
+        )
+        for row, entry in json_items(file, "categories")
+    }
+    return dict(found[key] for key in sorted(found))
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:

@@ -5,6 +5,7 @@ that memory does not grow and processes may fork.
 """
 
 import tarfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,13 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from confed.data.ml_files.integrity import faults
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
 from confed.data.picture_files import PictureFiles
 from confed.data.pictures import empty_table, read_picture, resize
 
 __all__ = ["Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
 
-Check = Literal["present", "decoded"]
+Check = Literal["decoded", "present"]
 
 
 class LazyPictures:
@@ -31,12 +33,16 @@ class LazyPictures:
         names: their names there, M.
         size: side of the square pictures in pixels; other proportions are squeezed.
 
+    Attributes:
+        advice: what errors about pictures end with.
+
     Raises:
         ValueError: ``size`` is not positive, or there is nothing at ``source``.
     """
 
     dtype = np.dtype(np.uint8)
     ndim = 4
+    advice = ""
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         if size < 1:
@@ -59,16 +65,33 @@ class LazyPictures:
         Raises:
             ValueError: a picture is missing or unreadable (names it).
         """
-        if isinstance(index, int | np.integer):
-            return self._read([int(index)])[0]
-        rows = np.asarray(index).tolist()
-        return self._read(rows) if rows else np.zeros((0, *self.shape[1:]), dtype=np.uint8)
+        try:
+            if isinstance(index, int | np.integer):
+                return self._read([int(index)])[0]
+            rows = np.asarray(index).tolist()
+            return self._read(rows) if rows else np.zeros((0, *self.shape[1:]), dtype=np.uint8)
+        except ValueError as error:
+            if self.advice:
+                raise ValueError(f"{error}; {self.advice}") from error
+            raise
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
 
+    def fault(self, row: int) -> str:
+        """Why a picture cannot be read; empty if it can. It is decoded, in any thread."""
+        try:
+            self._read([row])
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def present(self, row: int) -> bool:
         """Whether there is a picture that is not empty; it is not read."""
+        raise NotImplementedError
+
+    def version(self, row: int) -> tuple[int, ...]:
+        """What changes when a picture is changed and :attr:`source`, if a file, is not; it is not read."""
         raise NotImplementedError
 
 
@@ -81,10 +104,15 @@ class NamedPictures(LazyPictures):
 
     def present(self, row: int) -> bool:
         """See :meth:`LazyPictures.present`."""
+        return self.version(row)[0] > 0
+
+    def version(self, row: int) -> tuple[int, ...]:
+        """The size in bytes and the time of the last change in ns, zeros for a picture that is not there."""
         try:
-            return (self.source / self.names[row]).stat().st_size > 0
+            status = (self.source / self.names[row]).stat()
         except OSError:
-            return False
+            return 0, 0
+        return status.st_size, status.st_mtime_ns
 
 
 class TarPictures(LazyPictures):
@@ -119,6 +147,10 @@ class TarPictures(LazyPictures):
         """See :meth:`LazyPictures.present`."""
         return bool(self._spans[row, 1] > 0)
 
+    def version(self, row: int) -> tuple[int, ...]:
+        """Where the picture begins, and its bytes."""
+        return tuple(self._spans[row].tolist())
+
 
 @lru_cache(maxsize=1)  # of hundreds of thousands of pictures it takes seconds, and every split asks for it
 def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, int]]:
@@ -130,6 +162,9 @@ def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, i
 
 class Hdf5Pictures(LazyPictures):
     """Arrays (H, W, 3), or rows of arrays (M, H, W, 3), of an HDF5 file, uint8.
+
+    Arrays that are neither compressed nor have checksums can be read whatever their bytes are: damage to those is seen
+    by nobody.
 
     Raises:
         ValueError: as above, or h5py is not installed.
@@ -163,6 +198,10 @@ class Hdf5Pictures(LazyPictures):
         """See :meth:`LazyPictures.present`. The reader of the labels has met the array already."""
         return True
 
+    def version(self, row: int) -> tuple[int, ...]:
+        """Nothing: the file's own size and time of change are those of all its pictures."""
+        return ()
+
 
 def open_pictures(source: Path, names: PackedTexts, size: int) -> LazyPictures:
     """The pictures of M names in a folder, a tar archive (``.tar``) or an HDF5 file (``.h5``, ``.hdf5``).
@@ -187,15 +226,17 @@ def drop_unreadable(
     check: Check = "decoded",
     hold: int = 0,
 ) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
-    """Leaves out the rows whose pictures cannot be read, unless there are too many of them.
+    """Leaves out the rows whose pictures cannot be read, unless there are too many of them; warns how many there are.
 
     Args:
         table: rows with pictures.
         source: where these lie.
         size: side of the square pictures in pixels.
         at_most: share of the rows that may be left out.
-        check: "decoded" reads every picture once; "present" only looks whether it is there and not empty, which is
-            what hundreds of thousands of pictures allow at every start. A damaged one then stops training later.
+        check: "decoded" decodes every picture once and remembers the verdict, see
+            :mod:`confed.data.ml_files.integrity`. "present" only looks whether it is there and not empty: a damaged one
+            then leaves its client out of every round that this one is drawn for, and ends the run in an evaluation,
+            with an error that names it.
         hold: keep all pictures in memory, as uint8 (M, S, S, 3), if they take at most so many bytes; they are then
             decoded whatever ``check`` says, and only once.
 
@@ -203,38 +244,53 @@ def drop_unreadable(
         The table without them, with their names in ``unreadable``, and its pictures.
 
     Raises:
-        ValueError: more than ``at_most`` cannot be read (names the first few), the share is outside [0, 1], the check
+        ValueError: more than ``at_most`` cannot be read (names the first one), the share is outside [0, 1], the check
             is unknown, or there is nothing at ``source``.
     """
     if not 0 <= at_most <= 1:
         raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
-    if check not in ("present", "decoded"):
-        raise ValueError(f"check must be present or decoded, got {check!r}")
+    if check not in ("decoded", "present"):
+        raise ValueError(f"check must be decoded or present, got {check!r}")
     pictures = open_pictures(source, table.pictures, size)
     held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
-    readable, reason = np.ones(len(table), dtype=bool), ""
-    for row in range(len(table)):
+    if held is not None:
+        lost = _read_into(held, pictures)
+    elif check == "decoded":
+        lost = faults(pictures)
+    else:
+        absent = (row for row in range(len(table)) if not pictures.present(row))
+        lost = {row: f"picture {table.pictures[row]}: it is missing or empty" for row in absent}
+    readable = np.ones(len(table), dtype=bool)
+    if lost:
+        _speak_of(lost, len(table), source, at_most)
+        readable[list(lost)] = False
+        names = tuple(table.pictures[row] for row in sorted(lost))
+        table = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
+    if held is not None:
+        if lost:
+            held, whole = empty_table(len(table), size), held
+            held[:] = whole[readable]
+        return table, held
+    if lost:
+        pictures = open_pictures(source, table.pictures, size)
+    pictures.advice = 'data.check = "decoded" would leave it out' if check == "present" else ""
+    return table, pictures
+
+
+def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float) -> None:
+    """Warns of some of M pictures that cannot be read, or refuses them."""
+    told, first = f"{len(lost)} of {count} pictures in {source} cannot be read", lost[min(lost)]
+    if len(lost) > at_most * count:
+        raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out; the first: {first}")
+    warnings.warn(f"{told} and are left out; the first: {first}", stacklevel=3)
+
+
+def _read_into(held: np.ndarray, pictures: LazyPictures) -> dict[int, str]:
+    """Fills a table (M, S, S, 3) with all pictures; why some cannot be read, by their rows."""
+    lost: dict[int, str] = {}
+    for row in range(len(pictures)):
         try:
-            if held is not None:
-                held[row] = pictures[row]
-            elif check == "decoded":
-                pictures[row]
-            elif not pictures.present(row):
-                raise ValueError(f"picture {table.pictures[row]}: it is missing or empty")
+            held[row] = pictures[row]
         except ValueError as error:
-            readable[row], reason = False, reason or str(error)
-    lost = np.flatnonzero(~readable)
-    if len(lost) > at_most * len(table):
-        raise ValueError(
-            f"{len(lost)} of {len(table)} pictures in {source} cannot be read, more than the share of {at_most:g} that "
-            f"may be left out; the first: {reason}"
-        )
-    if not len(lost):
-        return table, pictures if held is None else held
-    names = tuple(table.pictures[row] for row in lost.tolist())
-    kept = replace(table.keep(readable), unreadable=(*table.unreadable, *names))
-    if held is None:
-        return kept, open_pictures(source, kept.pictures, size)
-    left = empty_table(len(kept), size)
-    left[:] = held[readable]
-    return kept, left
+            lost[row] = str(error)
+    return lost

@@ -8,7 +8,7 @@ from typing import Any
 from confed.data.vl_files.records import Distinct, text, texts
 from confed.data.vl_files.stream import json_lines
 
-__all__ = ["LabelRecord", "line_records", "optional_text"]
+__all__ = ["LabelRecord", "line_records", "listed_labels", "optional_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +102,22 @@ def line_records(file: Path, *, user: str = "user", prefix: str = "") -> Iterato
             optional_text(entry, user, file, row) if user else "",
             optional_text(entry, "split", file, row),
         )
+
+
+def listed_labels(file: Path) -> tuple[str, ...]:
+    """The names of labels in a text file with one a line, in their order; empty lines are left out.
+
+    Raises:
+        ValueError: the file is missing, no UTF-8, or has no label (names it).
+    """
+    if not file.is_file():
+        raise ValueError(f"the file {file} does not exist")
+    try:
+        # Editors that mark a file as UTF-8 must not make the mark a part of the first label.
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: expected UTF-8 text, got: {error}") from error
+    labels = tuple(line.strip() for line in lines if line.strip())
+    if not labels:
+        raise ValueError(f"{file}: expected one label a line, got none")
+    return labels

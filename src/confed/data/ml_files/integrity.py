@@ -1,0 +1,132 @@
+"""Which pictures of a data set can be read: each is decoded once, and the verdict is remembered between runs.
+
+The verdict is a JSON file in ``$XDG_CACHE_HOME/confed/pictures``, by default ``~/.cache/confed/pictures``. Its name is
+a digest of where the pictures lie and of every one's name, size and time of change, so that a changed data set is
+looked at again; the file may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from confed.data.preparation import step
+from confed.federation.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from confed.data.ml_files.pictures import LazyPictures
+
+__all__ = ["cache_folder", "faults"]
+
+_AT_ONCE = 64
+"""Pictures that a thread takes at once."""
+_MOST_THREADS = 16
+"""Beyond these, threads wait for each other: Pillow lets others work while it decodes, but not while it converts."""
+_FORMAT = 1
+
+_T = TypeVar("_T")
+
+
+def cache_folder() -> Path:
+    """Where verdicts are kept; it need not exist.
+
+    Raises:
+        OSError: there is no home folder to keep them in.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # as its specification has it, others do not count
+        return given / "confed" / "pictures"
+    try:
+        return Path.home() / ".cache" / "confed" / "pictures"
+    except RuntimeError as error:
+        raise OSError(f"there is no home folder: {error}") from error
+
+
+def faults(pictures: "LazyPictures") -> dict[int, str]:
+    """Why pictures cannot be read, by their rows; those that can are not in it.
+
+    All M pictures are decoded by as many threads as there are cores, unless the verdict on the same files is
+    remembered. Those that could not be read then are tried again: they are few, and it may have been the disk or the
+    network that failed. A verdict that is damaged does not count. One that cannot be written is warned of.
+    """
+    rows = range(len(pictures))
+    key = _digest(pictures, _in_threads(pictures.version, rows))
+    known = _remembered(key, pictures)
+    if known is None:
+        with step(f"checking the pictures in {pictures.source.name}", len(rows)) as done:
+            reasons = _in_threads(pictures.fault, rows, done)
+    else:
+        reasons = [pictures.fault(row) for row in known]
+    found = {row: reason for row, reason in zip(rows if known is None else known, reasons, strict=True) if reason}
+    if known is None or len(found) < len(known):
+        _remember(key, pictures, found)
+    return found
+
+
+def _in_threads(
+    call: Callable[[int], _T], rows: Sequence[int], done: Callable[[int], None] = lambda _: None
+) -> list[_T]:
+    """What ``call`` says of each row, in order; ``done`` is told how many are."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+    answers: list[list[_T]] = []
+    count = 0
+    # The pool does not outlive the call: a process with threads cannot be forked safely.
+    pool = ThreadPoolExecutor(max(min(cores, _MOST_THREADS, len(parts)), 1))
+    try:
+        for part in pool.map(lambda part: [call(row) for row in part], parts):
+            answers.append(part)
+            count += len(part)
+            done(count)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C nobody waits for the rest
+    return list(chain.from_iterable(answers))
+
+
+def _digest(pictures: "LazyPictures", versions: Sequence[tuple[int, ...]]) -> str:
+    """What tells these pictures, in their order and as they are now, from all others."""
+    source = pictures.source.resolve()
+    status = source.stat()
+    # A folder changes with every file that is put beside the pictures; an archive is the pictures.
+    own = () if source.is_dir() else (status.st_size, status.st_mtime_ns)
+    digest = hashlib.sha256(json.dumps([_FORMAT, type(pictures).__name__, str(source), own]).encode())
+    for name, version in zip(pictures.names, versions, strict=True):
+        digest.update(json.dumps([name, *version]).encode())
+    return digest.hexdigest()
+
+
+def _remembered(key: str, pictures: "LazyPictures") -> list[int] | None:
+    """The rows that could not be read, ascending; None if there is no sound verdict."""
+    try:
+        content: Any = json.loads((cache_folder() / f"{key}.json").read_bytes())
+        if content["pictures"] != len(pictures):
+            return None
+        rows = {int(row): name for row, name in content["unreadable"].items()}
+        sound = all(0 <= row < len(pictures) and pictures.names[row] == name for row, name in rows.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # it is as if nobody had looked yet
+    return sorted(rows) if sound else None
+
+
+def _remember(key: str, pictures: "LazyPictures", found: dict[int, str]) -> None:
+    content = {
+        "source": str(pictures.source),
+        "pictures": len(pictures),
+        "unreadable": {str(row): pictures.names[row] for row in sorted(found)},
+    }
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{key}.json", json.dumps(content, indent=1).encode())
+    except OSError as error:
+        # Neither file nor split is named, so that a data set of several is warned of once.
+        warnings.warn(
+            "which pictures can be read cannot be remembered, so the next run decodes all of them again (XDG_CACHE_HOME"
+            f" may name a folder to keep it in): {error.strerror or error}",
+            stacklevel=2,
+        )

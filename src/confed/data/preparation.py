@@ -1,0 +1,41 @@
+"""Long steps of a dataset's preparation, shown by whoever has a terminal.
+
+A dataset is made by a function of its own options, so that there is no argument for it to be watched by.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+
+__all__ = ["Show", "shown", "step"]
+
+Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Given what a step does and how many things there are, a context in which to tell how many are done."""
+
+
+def _unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    del what, total
+    return nullcontext(lambda done: None)
+
+
+_show: ContextVar[Show] = ContextVar("show", default=_unseen)
+
+
+def step(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A context that gives a function to be told how many of ``total`` things are done.
+
+    Args:
+        what: what is done, such as "checking the pictures in train2014".
+        total: how many things there are.
+    """
+    return _show.get()(what, total)
+
+
+@contextmanager
+def shown(show: Show) -> Iterator[None]:
+    """Within it (in this thread), steps are shown by ``show``; otherwise nobody is told of them."""
+    before = _show.set(show)
+    try:
+        yield
+    finally:
+        _show.reset(before)
