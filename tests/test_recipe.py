@@ -38,6 +38,15 @@ def test_another_name_brings_its_own_keywords() -> None:
     assert recipe.construct("algorithm").mu == 0.1
 
 
+def test_a_key_of_the_recipe_can_be_taken_away() -> None:
+    overrides = ["model.name=ctran", "~model.embeddings", "~methods.fedavg.task.known"]
+    recipe = load_recipe("fedlgt_scenes", overrides[::-1])
+    assert (recipe.sections["model"]["name"], recipe.sections["model"]["embeddings"]) == ("ctran", None)
+    assert recipe.method("fedavg").sections["task"]["known"] == recipe.sections["task"]["known"] == 0.75
+    again = load_recipe("fedlgt_scenes", ["model.name=ctran"])
+    assert again.sections["model"]["embeddings"] == "scene_labels"
+
+
 def test_a_row_may_draw_its_clients_in_another_way_and_as_many() -> None:
     recipe = load_recipe("fedvqa_scenes", ['methods.fedavg.run.sampling="size"'])
     assert (recipe.method("fedavg").run.sampling, recipe.method("local").run.sampling) == ("size", "uniform")
@@ -65,6 +74,10 @@ def test_a_row_may_draw_its_clients_in_another_way_and_as_many() -> None:
         ("modle.name=x", r"unknown section \[modle\]; did you mean 'model'\?"),
         ("methods.mine.mu=1", r"\[methods\.mine\] is not one of the study's methods"),
         ("methods.fedprox.nu=1", r"unknown key methods\.fedprox\.nu=1; valid keys: mu, accumulator"),
+        ("~algorithm.lamda", r"'~algorithm\.lamda': the recipe does not give that key, only name, "),
+        ("~modle.name", r"'~modle\.name': the recipe has no section \[modle\]"),
+        ("~run.rounds=3", r"must be ~section\.key, got '~run\.rounds=3'"),
+        ("~run", r"must be ~section\.key, got '~run'"),
         ("nonsense", r"an override must be section\.key=value, got 'nonsense'"),
     ],
 )

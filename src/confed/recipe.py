@@ -23,29 +23,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.resources import files
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
 
-from confed import registry
 from confed.data.missing import missing_of
 from confed.federation.train import Local
+from confed.overrides import NAMED, apply_overrides, kept_keys
 from confed.run_section import Run
 from confed.schema import plain, validate
 
 __all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes"]
 
-SHARED = ("trainable", "peft", "embeddings")
-"""Keywords of models that mean the same for all of them: how they are finetuned, and which vectors they are given."""
 SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
-NAMED = {
-    "algorithm": registry.algorithms,
-    "model": registry.models,
-    "task": registry.tasks,
-    "data": registry.datasets,
-}
 Headline = Literal["personal", "global_seen"]
 """What a method may deploy at a client; see :mod:`confed.results.deployed`."""
 
@@ -161,7 +152,7 @@ class Recipe:
         """A row's own section on top of the recipe's; another constructor has other keywords."""
         same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
         before = self.sections[section]
-        kept = before if same else _kept(section, str(given["name"]), before)
+        kept = before if same else kept_keys(section, str(given["name"]), before)
         return _named(section, {**kept, **given}, where)
 
     def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
@@ -234,10 +225,11 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     Args:
         source: a path, ``recipes/NAME.toml`` or ``NAME``; where there is no such file, the packaged recipe NAME.
         overrides: ``section.key=value`` with a TOML value, such as ``algorithm.lam=0.5``; a value that is no
-            TOML is taken as a string.
+            TOML is taken as a string. ``~section.key`` takes a key of the recipe away, so that its default counts.
 
     Raises:
-        ValueError: no such recipe; or an unknown key or a wrong type, with the valid ones.
+        ValueError: no such recipe; an unknown key or a wrong type, with the valid ones; or a key to take away that
+            the recipe does not have.
     """
     path = Path(source)
     name = path.name.removesuffix(".toml")
@@ -252,21 +244,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
     name = content.pop("name", name)
-    rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
-    # A new constructor drops the old one's keywords, so it comes before keywords, whatever their order.
-    for override in sorted(overrides, key=lambda override: not _renames(override)):
-        _override(content, override)
-    if any(override.startswith("study.") for override in overrides):
-        # Rows of the file that the command left out are no mistake; rows the command names itself are.
-        named = {override.split(".")[1] for override in overrides if override.startswith("methods.")}
-        kept = {*content["study"].get("methods", ()), *content["study"].get("table", ()), *named}
-        for row in rows:
-            if row not in kept:
-                del content["methods"][row]
-        named = {override.split(".")[1] for override in overrides if override.startswith("models.")}
-        for model in variants:
-            if model not in {*content["study"].get("models", ()), *named}:
-                del content["models"][model]
+    apply_overrides(content, overrides)
     return _resolve(name, content)
 
 
@@ -348,41 +326,3 @@ class _Study:
     headline: Headline | None = None
     models: tuple[str, ...] = ()
     score: str = ""
-
-
-def _kept(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a section stays when its constructor becomes another: of models, what means the same for all."""
-    if section != "model":
-        return {}
-    try:
-        accepted = signature(registry.models[name]).parameters
-    except ValueError:  # no such model, which is said where it is looked up to be used
-        return {}
-    return {key: values[key] for key in SHARED if key in values and key in accepted}
-
-
-def _renames(override: str) -> bool:
-    """Whether an override names another constructor, such as ``model.name=mcan_small``."""
-    section, _, key = override.partition("=")[0].strip().partition(".")
-    return section in NAMED and key == "name"
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not separator or not 2 <= len(parts) <= 4 or not all(parts):
-        raise ValueError(f"an override must be section.key=value, got {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    target = content
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            raise ValueError(f"{override!r}: {part!r} is a value, not a section")
-    if parts[0] in NAMED and parts[1:] == ["name"] and target.get("name") != value:
-        kept = _kept(parts[0], str(value), target)
-        target.clear()  # another constructor has other keywords
-        target.update(kept)
-    target[parts[-1]] = value

@@ -133,7 +133,7 @@ def apply(
     Returns:
         The recipe, and row -> the tuned values in use.
     """
-    named = {override.partition("=")[0].strip() for override in explicit}
+    named = {override.partition("=")[0].strip().removeprefix("~") for override in explicit}
     overrides, used = dict(recipe.overrides), dict[str, dict[str, Any]]()
     for row in recipe.methods:
         main = recipe.method(row).sections["algorithm"]["name"] == recipe.sections["algorithm"]["name"]

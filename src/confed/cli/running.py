@@ -22,7 +22,10 @@ def run(
         str, typer.Argument(help="A recipe file, or the name of a packaged one (`confed list recipes`).")
     ] = "fedvqa_scenes",
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. algorithm.lam=0.5")
+        list[str] | None,
+        typer.Argument(
+            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; ~section.key takes a key away"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; must not exist. By default under runs/.")
@@ -44,7 +47,7 @@ def run(
     from confed.recipe import load_recipe
 
     overrides = list(overrides or [])
-    if "=" in recipe:  # `confed run algorithm.lam=0.5` means the default recipe
+    if "=" in recipe or recipe.startswith("~"):  # `confed run algorithm.lam=0.5` means the default recipe
         overrides.insert(0, recipe)
         recipe = "fedvqa_scenes"
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
