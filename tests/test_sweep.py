@@ -123,6 +123,8 @@ def test_a_faulty_value_is_refused_before_anything_runs(tmp_path: Path, capsys: 
     assert not folder.exists()
     assert confed("sweep", *TINY, "--over", "rounds", "--out", folder) == 2
     assert "section.key=VALUE,VALUE" in capsys.readouterr().err
+    assert confed("sweep", "algorithm.lam=0.1,0.3", "--split", "iid,dirichlet") == 2
+    assert "needs a recipe before its settings" in " ".join(capsys.readouterr().err.split())
 
 
 def test_values_may_be_any_toml() -> None:

@@ -67,6 +67,8 @@ def sweep(
     from confed.sweep import open_sweep, parse_axis
     from confed.tuned import read_tuned
 
+    if "=" in recipe and not Path(recipe).is_file():
+        raise ValueError(f"a sweep needs a recipe before its settings, as in `confed sweep modalities {recipe}`")
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     if not 0 < margin < 100:
