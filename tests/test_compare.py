@@ -237,7 +237,7 @@ def test_equivalence_within_a_margin(study: Path) -> None:
     assert difference.no_worse_p >= low  # corrected over methods
     assert not difference.no_worse  # three seeds
     assert "p, margin 3 no worse" in comparison.csv()
-    assert any("less than 3 points" in remark for remark in comparison.remarks)
+    assert any("less than 3 points" in remark for remark in comparison.table_remarks)
 
 
 def test_five_seeds_claim_that_a_better_method_is_no_worse(tmp_path: Path) -> None:

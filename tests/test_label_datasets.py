@@ -226,6 +226,12 @@ def test_categories_of_another_dataset_in_cocos_format(tmp_path: Path) -> None:
         del category["supercategory"]
     file.write_text(json.dumps(content))
     assert not coco(tmp_path, categories="file", **options).coarse
+    with pytest.raises(ValueError, match="level supercategory needs one of every category, and 'person' has none"):
+        coco(tmp_path, categories="file", level="supercategory", **options)
+    content["categories"].append({"id": 100, "name": "wolf", "supercategory": "toy"})
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="the category's name 'wolf' is that of row"):
+        coco(tmp_path, categories="file", **options)
 
 
 def test_coco_mini_is_read(real_data: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import tarfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from confed.data.labelled_pictures import labelled_pictures
 from confed.experiment import run
 from confed.label_inference import predict_labels
 from confed.label_texts import write_label_embeddings
+from confed.materials import load_materials
 from confed.recipe import load_recipe
 from confed.registry import datasets
+from confed.sources import load_source
 
 WORDS = ("tree", "dog", "car")
 
@@ -182,6 +185,36 @@ def test_a_faulty_line_is_named(folder: Path, change: dict[str, Any], message: s
     (folder / "labels.jsonl").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=message):
         labelled_pictures(folder, image_size=4)
+
+
+def test_one_picture_under_two_names_is_seen(folder: Path) -> None:
+    file = folder / "labels.jsonl"
+    again = json.dumps({"image": "./00.png", "labels": [], "user": "anna", "id": "again"})
+    file.write_text(f"{file.read_text()}\n{again}")
+    with pytest.raises(ValueError, match=r"the image '00\.png' is that of row \d already"):
+        labelled_pictures(folder)
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_run_goes_on_with_the_pictures_it_began_with_only(tmp_path: Path, lost_first: bool) -> None:
+    root = _write(tmp_path / "own", _rows(60))
+    aside, place = tmp_path / "aside.png", root / "images/07.png"
+    if lost_first:
+        place.rename(aside)
+    overrides = ["data.name=labelled_pictures", f"data.root={root}", "data.clients=3", "data.unreadable=0.5"]
+    overrides += ["run.rounds=1", "run.checkpoint_seconds=0", "run.evaluate_every=0"]
+    recipe = load_recipe("fedlgt_ucm", overrides).method("fedctran")
+    out = tmp_path / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = run(recipe, out)
+        (out / "summary.json").unlink()
+        assert run(recipe, out, resume=True)["global_seen"] == first["global_seen"]  # nothing has changed yet
+        (aside if lost_first else place).rename(place if lost_first else aside)
+        load_source.cache_clear()
+        load_materials.cache_clear()
+        with pytest.raises(ValueError, match=r"not those that the run began with: then \d+ examples and [01] that.*07"):
+            run(recipe, out, resume=True)
 
 
 def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import io
 import re
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from confed.data import pictures
 from confed.data.examples import Examples, encode
 from confed.data.pictures import empty_table, fill_table, read_folder, read_picture, read_tar, resize
 
@@ -114,3 +116,17 @@ def test_folder_and_tar_agree(photo, tmp_path):
         list(read_tar(archive, ["photo.png"]))
     with pytest.raises(ValueError, match="not a path"):
         list(read_folder(tmp_path, ["../photo.png"]))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, IndexError, KeyError, TypeError])
+def test_whatever_a_reader_raises_names_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(file: object) -> None:
+        raise error("Failed to decode image")
+
+    file = tmp_path / "x.avif"
+    file.write_bytes(b"damaged")
+    monkeypatch.setattr(pictures.Image, "open", fail)
+    with pytest.raises(ValueError, match=r"x\.avif: expected a complete.*Failed to decode"):
+        read_picture(file)

@@ -54,6 +54,12 @@ def test_a_row_may_draw_its_clients_in_another_way_and_as_many() -> None:
         load_recipe("fedvqa_scenes", ["methods.fedavg.run.rounds=3"])
 
 
+def test_rows_that_are_taken_away_do_not_miss_in_a_shorter_study() -> None:
+    recipe = load_recipe("feddat_rivals", ["~methods.feddpa", 'study.methods=["fedavg"]'])
+    assert recipe.methods == ("fedavg",)
+    assert load_recipe("fedlgt_ablation", ["~study.table"]).table == ()
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [

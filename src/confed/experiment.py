@@ -28,6 +28,7 @@ from confed.results.folder import RunFolder, read_jsonl
 from confed.results.multilabel import PooledCounts, kept_probabilities
 from confed.results.spent import ledger_of, line_of
 from confed.results.summary import summarise_run
+from confed.same_data import check_same_data, note_data
 from confed.tasks.vqa import summarise
 
 __all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
@@ -146,12 +147,14 @@ class Runner:
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
+            check_same_data(self.folder, self.materials)
             checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
                 self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
             self.resumed = True
             return checkpoint.servers, checkpoint.round
+        note_data(self.folder, self.materials)
         self.checkpoints.store.rewind(0)
         self.folder.truncate(0, -1)
         servers = simulation.start(workspace)

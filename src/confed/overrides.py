@@ -40,17 +40,18 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
             _take_away(content, override)
         else:
             _override(content, override)
-    if any(override.startswith("study.") for override in overrides):
+    if any(override.removeprefix("~").startswith("study.") for override in overrides):
+        study = content.get("study", {})
         # Rows of the file that the command left out are no mistake; rows the command names itself are.
         named = {override.split(".")[1] for override in overrides if override.startswith("methods.")}
-        kept = {*content["study"].get("methods", ()), *content["study"].get("table", ()), *named}
+        kept = {*study.get("methods", ()), *study.get("table", ()), *named}
         for row in rows:
             if row not in kept:
-                del content["methods"][row]
+                content["methods"].pop(row, None)
         named = {override.split(".")[1] for override in overrides if override.startswith("models.")}
         for model in variants:
-            if model not in {*content["study"].get("models", ()), *named}:
-                del content["models"][model]
+            if model not in {*study.get("models", ()), *named}:
+                content["models"].pop(model, None)
 
 
 def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

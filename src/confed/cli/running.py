@@ -24,7 +24,7 @@ def run(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; ~section.key takes a key away"
+            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; '~section.key' takes a key away"
         ),
     ] = None,
     out: Annotated[
@@ -47,7 +47,8 @@ def run(
     from confed.recipe import load_recipe
 
     overrides = list(overrides or [])
-    if "=" in recipe or recipe.startswith("~"):  # `confed run algorithm.lam=0.5` means the default recipe
+    # `confed run algorithm.lam=0.5` means the default recipe
+    if "=" in recipe or (recipe.startswith("~") and "/" not in recipe):
         overrides.insert(0, recipe)
         recipe = "fedvqa_scenes"
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]

@@ -86,9 +86,12 @@ def coco(
     if categories not in ("coco80", "file"):
         raise ValueError(f"categories must be coco80 or file, got {categories!r}")
     groups = COCO_GROUPS if categories == "coco80" else coco_categories(_annotations(folder, train))
+    bare = [name for name, group in groups.items() if not group]
+    if level == "supercategory" and bare:
+        raise ValueError(f"level supercategory needs one of every category, and {bare[0]!r} has none in {train}")
     labels = tuple(groups) if level == "category" else tuple(dict.fromkeys(groups.values()))
     # Of other datasets, groups may be missing.
-    coarse = groups if level == "category" and all(groups.values()) else {}
+    coarse = groups if level == "category" and not bare else {}
 
     def read(split: str) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
         records = coco_records(_annotations(folder, split), level=level, unlabelled=unlabelled)

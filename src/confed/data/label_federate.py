@@ -156,8 +156,11 @@ def _owners(pool: LabelPool, deal: _Deal, rows: Mapping[str, np.ndarray]) -> dic
     rng = np.random.default_rng(0)
     if deal.partition in pool.keys:
         keys = pool.keys[deal.partition]
-        names = list(by_key(keys[rows["train"]]))
-        return {role: {name: own[keys[own] == name] for name in names} for role, own in rows.items()}
+        there = {role: by_key(keys[own]) for role, own in rows.items()}
+        nothing = np.zeros(0, dtype=np.int64)
+        return {
+            role: {name: own[there[role].get(name, nothing)] for name in there["train"]} for role, own in rows.items()
+        }
     if deal.partition == "label_skew":
         preferences = draw_preferences(len(pool.table.labels), deal.clients, deal.alpha, rng)
         # A stream of its own for each role: generated training rows may differ between seeds, test rows do not.

@@ -30,7 +30,7 @@ and embeddings made without ``--width``::
 """
 
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -144,7 +144,7 @@ def _records(folder: Path) -> list[LabelRecord]:
         if not record.picture:
             raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
         # A picture on two lines, which an id allows, could train and be tested on at once.
-        distinct.add(record.picture, file, record.row)
+        distinct.add(str(PurePosixPath(record.picture)), file, record.row)
         if record.split not in ROLES:
             raise ValueError(f"{record.where}: expected the split train, validation or test, got {record.split!r}")
     nobodys = [record for record in records if not record.user]

@@ -154,8 +154,10 @@ def by_key(keys: Sequence | np.ndarray) -> Owners:
     Returns:
         Key -> row indices.
     """
-    keys = np.asarray(keys)
-    return {str(key): np.flatnonzero(keys == key) for key in np.unique(keys)}
+    found, inverse, counts = np.unique(np.asarray(keys), return_inverse=True, return_counts=True)
+    # A stable sort leaves the rows of a key ascending; to look for every key in all rows takes minutes with many users.
+    rows = np.split(np.argsort(inverse.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
+    return {str(key): own for key, own in zip(found, rows, strict=False)}
 
 
 def mirror(

@@ -12,7 +12,11 @@ from PIL import Image
 __all__ = ["empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
 
 _EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, StructError, Image.DecompressionBombError)
+# What Pillow's readers raise of damaged files differs by format: of AVIF a RuntimeError, of QOI an IndexError.
+_UNREADABLE = (
+    OSError, SyntaxError, ValueError, EOFError, StructError, Image.DecompressionBombError,
+    RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError,
+)  # fmt: skip
 
 
 def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.ndarray:

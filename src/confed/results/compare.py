@@ -17,7 +17,7 @@ from confed.results.difference_tables import client_table, difference_table, ext
 from confed.results.measured import metric_note, metric_of
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
 from confed.results.relative import Values, relative_drawing, relative_table
-from confed.results.remarks import remarks
+from confed.results.remarks import remarks, table_remarks
 from confed.results.runs import Run, counted, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
 from confed.results.tables import LABELS
@@ -42,6 +42,7 @@ class Comparison:
         differences: one per reference, measure and method that share a seed.
         warnings: settings in which the runs differ although only the algorithm and the seed should.
         remarks: how to read the figures.
+        table_remarks: how to read the tables of this comparison: their tests of equivalence and corrections.
         clients_of: method -> client -> seed -> value of what is deployed at the client, where the study says so, or of
             its personal model.
     """
@@ -54,6 +55,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...]
     remarks: tuple[str, ...]
+    table_remarks: tuple[str, ...]
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
 
     def against(self, reference: str) -> tuple[Difference, ...]:
@@ -71,7 +73,7 @@ class Comparison:
 
     def tables(self) -> tuple[Table, ...]:
         """One table per reference; warnings and remarks are the notes of the last."""
-        notes = (*(f"Warning: {warning}" for warning in self.warnings), *self.remarks)
+        notes = (*(f"Warning: {warning}" for warning in self.warnings), *self.remarks, *self.table_remarks)
         last = self.references[-1]
         return tuple(self.table(name, notes if name == last else ()) for name in self.references)
 
@@ -200,7 +202,8 @@ def compare_runs(
         values={measure: there for measure, there in values.items() if there},
         differences=tuple(found),
         warnings=tuple(_warnings(methods, references[0])),
-        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods, margin)),
+        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods)),
+        table_remarks=tuple(table_remarks(found, margin)),
         clients_of=_clients_of(methods, "deployed" if values["deployed_mean"] else "personal"),
     )
 

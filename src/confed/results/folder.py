@@ -1,7 +1,8 @@
 """A run folder: what a run leaves behind, and in which files.
 
-``recipe.toml``, ``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers),
-``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
+``recipe.toml``, ``data.json`` (of multi-label data), ``metrics.jsonl`` (the same bytes however often the run was killed
+and with however many workers), ``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``,
+``checkpoint/``, ``models/``.
 """
 
 import json
@@ -28,6 +29,7 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.recipe = root / "recipe.toml"
+        self.data = root / "data.json"
         self.metrics = root / "metrics.jsonl"
         self.timings = root / "timings.jsonl"
         self.timeline = root / "timeline.jsonl"

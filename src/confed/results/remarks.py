@@ -9,24 +9,27 @@ from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Method
 from confed.results.settings import tuning_note
 from confed.results.tables import is_bound
 
-__all__ = ["remarks"]
+__all__ = ["remarks", "table_remarks"]
 
 
-def remarks(found: Sequence[Difference], methods: Methods, margin: float) -> list[str]:
-    """What to know before reading a table of differences.
+def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
+    """What to know before reading differences, in whatever table they stand.
 
     Args:
         found: the differences.
         methods: what was compared.
+    """
+    return [*_on_seeds(found), *_on_examples(found), *_on_methods(methods), *_on_tuning(methods)]
+
+
+def table_remarks(found: Sequence[Difference], margin: float) -> list[str]:
+    """What holds for a table of these differences alone: its tests of equivalence, and what Holm corrects over.
+
+    Args:
+        found: the differences.
         margin: of the tests of equivalence, a fraction.
     """
-    return [
-        *_on_seeds(found),
-        *_on_margin(found, margin),
-        *_on_examples(found),
-        *_on_methods(found, methods),
-        *_on_tuning(methods),
-    ]
+    return [*_on_margin(found, margin), *_on_families(found)]
 
 
 def _on_tuning(methods: Methods) -> list[str]:
@@ -93,16 +96,21 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def _on_methods(found: Sequence[Difference], methods: Methods) -> list[str]:
-    """Holm's families, and which rows are bounds."""
+def _on_families(found: Sequence[Difference]) -> list[str]:
+    """Among how many comparisons somebody may look for the best."""
+    references = dict.fromkeys(d.reference for d in found)
+    families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
+    if max(families, default=0) < 2:
+        return []
+    of = "measure and reference" if len(references) > 1 else "measure"
+    return [f"p-values are corrected by Holm's procedure over up to {max(families)} methods per {of}."]
+
+
+def _on_methods(methods: Methods) -> list[str]:
+    """What is deployed, and which rows are bounds."""
     shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
     lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
     lines += filter(None, [personal_note(shown)])
-    references = dict.fromkeys(d.reference for d in found)
-    families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
-    if max(families, default=0) > 1:
-        of = "measure and reference" if len(references) > 1 else "measure"
-        lines.append(f"p-values are corrected by Holm's procedure over up to {max(families)} methods per {of}.")
     firsts = [next(iter(runs.values())) for runs in methods.values()]
     bounds = [run.label for run in firsts if is_bound(run.summary)]
     if bounds:

@@ -9,7 +9,10 @@ from confed.results.runs import Run, distinct_labels
 __all__ = ["differing_keys", "flat", "named_apart", "tuning_note"]
 
 # What must agree for two runs to differ in nothing but the algorithm.
-_FAIR = ("data.", "model.", "local.", "task.", "run.rounds", "run.cohort", "run.joins", "run.leaves", "run.without")
+_FAIR = (
+    "data.", "model.", "local.", "task.",
+    "run.rounds", "run.cohort", "run.sampling", "run.joins", "run.leaves", "run.without",
+)  # fmt: skip
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

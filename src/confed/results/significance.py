@@ -24,7 +24,7 @@ def significance(study: Study, tabs: Tabs) -> str:
     panels = [
         (f"against {comparison.labels[name]}", _against(comparison, name, tabs)) for name in comparison.references
     ]
-    remarks = "".join(page.paragraph(remark, "note") for remark in comparison.remarks)
+    remarks = "".join(page.paragraph(remark, "note") for remark in (*comparison.remarks, *comparison.table_remarks))
     return page.paragraph(text) + page.callout(comparison.warnings) + tabs(panels) + remarks
 
 

@@ -143,15 +143,14 @@ def coco_categories(file: Path) -> dict[str, str]:
         Category -> its group, empty where the file gives none.
 
     Raises:
-        ValueError: a missing or cut-off file, no list of categories, or a faulty entry of it (names the row).
+        ValueError: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry of it
+            (names the row).
     """
-    found = {
-        number(entry, "id", file, row): (
-            text(entry, "name", file, row),
-            optional_text(entry, "supercategory", file, row),
-        )
-        for row, entry in json_items(file, "categories")
-    }
+    found, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
+    for row, entry in json_items(file, "categories"):
+        name = text(entry, "name", file, row)
+        distinct.add(name, file, row)
+        found[number(entry, "id", file, row)] = name, optional_text(entry, "supercategory", file, row)
     return dict(found[key] for key in sorted(found))
 
 

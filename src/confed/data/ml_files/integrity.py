@@ -1,8 +1,8 @@
 """Which pictures of a data set can be read: each is decoded once, and the verdict is remembered between runs.
 
 The verdict is a JSON file in ``$XDG_CACHE_HOME/confed/pictures``, by default ``~/.cache/confed/pictures``. Its name is
-a digest of where the pictures lie and of every one's name, size and time of change, so that a changed data set is
-looked at again; the file may be deleted at any time.
+a digest of where the pictures lie, of every one's name, size and time of change, and of Pillow's version, so that a
+changed data set is looked at again; the file may be deleted at any time.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import PIL
 
 from confed.data.preparation import step
 from confed.federation.checkpoint import write_atomically
@@ -94,7 +96,7 @@ def _digest(pictures: "LazyPictures", versions: Sequence[tuple[int, ...]]) -> st
     status = source.stat()
     # A folder changes with every file that is put beside the pictures; an archive is the pictures.
     own = () if source.is_dir() else (status.st_size, status.st_mtime_ns)
-    digest = hashlib.sha256(json.dumps([_FORMAT, type(pictures).__name__, str(source), own]).encode())
+    digest = hashlib.sha256(json.dumps([_FORMAT, PIL.__version__, type(pictures).__name__, str(source), own]).encode())
     for name, version in zip(pictures.names, versions, strict=True):
         digest.update(json.dumps([name, *version]).encode())
     return digest.hexdigest()

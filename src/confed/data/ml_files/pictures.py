@@ -23,6 +23,7 @@ from confed.data.pictures import empty_table, read_picture, resize
 __all__ = ["Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
 
 Check = Literal["decoded", "present"]
+_CHANGED = "it could be read when all pictures were checked"
 
 
 class LazyPictures:
@@ -110,7 +111,7 @@ class NamedPictures(LazyPictures):
         """The size in bytes and the time of the last change in ns, zeros for a picture that is not there."""
         try:
             status = (self.source / self.names[row]).stat()
-        except OSError:
+        except (OSError, ValueError):  # of a name with a NUL it is a ValueError
             return 0, 0
         return status.st_size, status.st_mtime_ns
 
@@ -129,7 +130,8 @@ class TarPictures(LazyPictures):
             members = _members(source, status.st_mtime_ns, status.st_size)
         except (OSError, tarfile.TarError) as error:
             raise ValueError(f"{source}: expected a complete, uncompressed tar archive, got: {error}") from error
-        self._spans = np.array([members.get(name, (0, 0)) for name in names], dtype=np.int64).reshape(-1, 2)
+        spans = [members.get(name.removeprefix("./"), (0, 0)) for name in names]
+        self._spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def _read(self, rows: Sequence[int]) -> np.ndarray:
         pictures: list[np.ndarray] = []
@@ -273,7 +275,7 @@ def drop_unreadable(
         return table, held
     if lost:
         pictures = open_pictures(source, table.pictures, size)
-    pictures.advice = 'data.check = "decoded" would leave it out' if check == "present" else ""
+    pictures.advice = 'data.check = "decoded" would leave it out' if check == "present" else _CHANGED
     return table, pictures
 
 
