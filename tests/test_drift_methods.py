@@ -16,6 +16,8 @@ from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore
@@ -104,8 +106,8 @@ def gradient(k: int, theta: Array) -> Array:
 
 
 def shares(cohort: list[int]) -> dict[int, float]:
-    mean = sum(SIZES[k] for k in cohort) / len(cohort)
-    return {k: SIZES[k] / mean for k in cohort}
+    """N_k / mean N of the cohort's clients, with the mean over all three, as in the authors' code."""
+    return {k: SIZES[k] * 3 / sum(SIZES) for k in cohort}
 
 
 # Against NumPy --------------------------------------------------------------------------------------------------
@@ -219,6 +221,77 @@ def test_scaffold_alone_or_among_equals_is_fedavg() -> None:
             for m in (Scaffold("steps"), FedAvg())
         )
         assert all(torch.allclose(got[n], wanted[n], atol=1e-5) for n in wanted)
+
+
+@pytest.mark.parametrize("method", [FedDyn(1.0), FedDC(0.5)], ids=["feddyn", "feddc"])
+def test_a_cohort_of_unequal_clients_reaches_the_optimum(method: Algorithm) -> None:
+    """Two of three clients a round: only with shares over all clients is the optimum of sum N_k f_k a fixed point."""
+
+    class Exact(Point):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theta = nn.Parameter(self.theta.detach().double())
+
+    class ExactSame(Same):
+        def __init__(self, a: Array, b: Array, size: int) -> None:
+            super().__init__(a, b, size)
+            self.batch |= {name: torch.tensor(value).expand(size, 2) for name, value in (("a", a), ("b", b))}
+
+    members = Members({f"client-{k}": ExactSame(A[k], B[k], SIZES[k]) for k in range(3)})
+    method = replace(method, accumulator="float64").suit(Exact(), Bowl())
+    records, _ = run(Setup(method, members, Bowl(), SGD, Exact, 180), cohort=2)
+    weight = np.array(SIZES)[:, None] * A
+    optimum = (weight * B).sum(axis=0) / weight.sum(axis=0)
+    assert path(records)[-1] == pytest.approx(optimum, abs=1e-10)
+
+
+def test_feddc_corrects_under_a_schedule() -> None:
+    """Equal slopes everywhere: g_k is that slope, whatever the rates of the steps were."""
+
+    class Slope(Bowl):
+        def loss(self, output: Output, batch: Batch) -> Tensor:
+            return (batch["b"] * output.logits).sum(dim=1).mean()
+
+    local = replace(SGD, schedule="cosine", warmup=0.2)
+    setup = replace(bowls(FedDC(0.0), 1, local), task=Slope())
+    _, store = run(setup)
+    for k in range(3):
+        # After the first round g_k = -Delta / (sum of rates) = b; with S eta it would be a fraction of it.
+        assert store.load(f"client-{k}").tensors["gradient"]["theta"][0].numpy() == pytest.approx(B[k], abs=1e-4)
+    _, store = run(replace(setup, local=replace(local, momentum=0.9)))
+    assert "gradient" not in store.load("client-0").tensors
+
+
+def test_a_missing_scalar_is_an_error_of_the_protocol() -> None:
+    for method in (FedDyn(0.1), FedDC(0.1)):
+        setup = bowls(method, 1)
+        with Simulation(setup, MemoryStore()) as simulation:
+            assert isinstance(simulation.answerer, InProcess)
+            server = simulation.start(simulation.answerer.workspace)["main"]
+            info = simulation.clients()[0]
+            for scalars, problem in (
+                ({}, "the message lacks the scalar 'share'; it has none"),
+                ({"share": 0.0}, "scalar 'share' must be a positive finite number, got 0.0"),
+                ({"share": float("nan")}, "got nan"),
+                ({"share": "x"}, "got 'x'"),
+            ):
+                message = Message(setup.algorithm.broadcast(server, info).tensors, scalars)
+                (reply,) = simulation.answerer([Call(info, "fit", message)], simulation.store, 0)
+                assert problem in str(reply.error)
+            with pytest.raises(ValueError, match="needs the numbers of registered clients and of their examples"):
+                next(setup.algorithm.round(server, [info]))
+
+
+def test_a_reply_without_its_rate_counts_as_failed() -> None:
+    method = bowls(FedDC(0.1), 1).algorithm
+    server = replace(method.init({"theta": torch.zeros(1, 2)}, {"theta": Scope.SHARED})["main"], clients=2, examples=2)
+    sound = Reply(ClientInfo("a", 1), Message({"theta": torch.ones(1, 2)}, {"rate": 2.0}))
+    expected = method.aggregate(server, [sound, Reply(ClientInfo("b", 1), Message(), "failed")])
+    for rate in ({}, {"rate": "x"}, {"rate": -1.0}):
+        bad = Reply(ClientInfo("b", 1), Message({"theta": torch.full((1, 2), 9.0)}, rate))
+        after = method.aggregate(server, [sound, bad])
+        assert torch.equal(after.params["theta"], expected.params["theta"])
+        assert torch.equal(after.slots["gradient"]["theta"], expected.slots["gradient"]["theta"])
 
 
 def test_feddc_without_correction_is_feddyn() -> None:

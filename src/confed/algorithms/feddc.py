@@ -3,9 +3,9 @@
 Gao et al., "FedDC: federated learning with non-IID data via local drift decoupling and correction", CVPR 2022;
 details (weights, where g is scaled) follow the authors' code.
 
-Notation: w the weights received, theta the local weights, v_k = N_k / mean N, alpha_k = alpha / v_k; h_k client k's
-drift, g_k its estimate of its own gradient, g the server's of all clients' (all zero at first); S local steps of rate
-eta; K registered clients. Client k minimises
+Notation: w the weights received, theta the local weights, v_k = N_k / mean N with the mean over all registered
+clients, alpha_k = alpha / v_k; h_k client k's drift, g_k its estimate of its own gradient, g the server's of all
+clients' (all zero at first); S local steps of rate eta; K registered clients. Client k minimises
 
     L_task(theta) + (alpha_k / 2) ||theta - (w - h_k)||^2 + <theta - w, g / v_k - g_k>
 
@@ -19,10 +19,18 @@ and the server, with "change" the change of g_k,
     w <- mean over the cohort of theta_k + (1 / K) sum over all k of h_k        (means not weighted by N_k).
 
 The last term of the loss, the gradient correction, reads gradients off the distance travelled: that holds for plain
-SGD of a constant rate only. With AdamW the distance says nothing about the size of the gradient, so ``correction =
-"auto"`` leaves the term out there; what remains is FedDyn's penalty. The server recomputes all changes from theta and
-the scalar v_k / (S eta): a client sends its weights only, where the authors' code sends both. The authors clip
-gradients at norm 10, which is ``local.clip = 10``.
+SGD, at a constant rate or under a schedule. S eta is computed as the sum of the rates of the round's own steps. The
+authors keep the term under their schedule (0.998 a round) and divide by S times the rate of round 0, with S that of a
+client of mean size; both are the same at a constant rate and equal sizes.
+
+Paper and released code define the term for SGD with a rate eta and say nothing of other optimisers. After AdamW
+Delta / (S eta) is the mean of normalised steps, of about the same size for every parameter whatever its gradient is,
+and no estimate of a gradient, so ``correction = "auto"`` leaves the term out with AdamW, Adam, Adamax and momentum.
+What remains is FedDyn's penalty and FedDyn's server: with equal alpha the two then are one method under two names, and
+give the same numbers but for rounding. They differ with ``local.optimizer = "sgd"`` and ``local.momentum = 0``.
+
+The server recomputes all changes from theta and the scalar v_k / (S eta): a client sends its weights only, where the
+authors' code sends both. The authors clip gradients at norm 10, which is ``local.clip = 10``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +46,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
-from confed.federation.train import Local, Objective, epoch_steps, train
+from confed.federation.train import Local, Objective, train, travelled
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDC"]
@@ -53,13 +61,15 @@ PREFIX = "gradient/"
 class FedDC(Algorithm):
     """FedAvg with drift decoupling and correction.
 
-    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. No client may
-    leave the federation: the server's sums would hold its h_k and g_k for good, and be divided by a smaller K.
+    The server sends v_k as the scalar ``share``. Its mean is that of all registered clients, as in the authors' code:
+    over the cohort of a round v_k and alpha_k would change from round to round, K g would not be the sum of v_k g_k,
+    and the optimum no fixed point. No client may leave the federation: the server's sums would hold its h_k and g_k
+    for good, and be divided by a smaller K.
 
     Attributes:
         alpha: weight of the penalty.
         correction: the gradient correction: "on", "off", or "auto": on where clients train by SGD without momentum
-            at a constant rate. "on" with another optimiser is possible, and has no theory behind it.
+            (whatever the schedule of its rate). "on" with another optimiser is possible, and has no theory behind it.
         statistics: names of the model's buffers, which are averaged and not corrected; read off the model.
     """
 
@@ -68,6 +78,7 @@ class FedDC(Algorithm):
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    counts_examples: ClassVar[bool] = True
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
@@ -96,13 +107,12 @@ class FedDC(Algorithm):
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round; clients also receive their share of the examples, and g where there is one."""
-        mean = sum(max(c.num_examples, 1) for c in cohort) / len(cohort)
         clients = server.clients or len(cohort)
         extra = {PREFIX + n: g / clients for n, g in server.slots.get(GRADIENT, {}).items()}
         calls: list[Call] = []
         for client in cohort:
             shared = self.broadcast(server, client).tensors
-            message = Message({**shared, **extra}, {"share": max(client.num_examples, 1) / mean})
+            message = Message({**shared, **extra}, {"share": server.share(client)})
             calls.append(Call(client, "fit", message, expects=shared))
         replies = yield calls
         return self.aggregate(server, replies)
@@ -119,10 +129,10 @@ class FedDC(Algorithm):
 
         def noted() -> Iterator[Reply]:
             nonlocal asked, answered, correcting, rates
-            for reply in replies:
+            for given in replies:
+                reply, rate = self._rate(given)
                 asked += 1
                 answered += reply.error is None
-                rate = float(reply.message.scalars.get("rate", 0.0))
                 if rate > 0:
                     correcting, rates = correcting + 1, rates + rate
                     travelled.add({n: reply.message.tensors[n] for n in known}, rate)
@@ -140,13 +150,22 @@ class FedDC(Algorithm):
         params = mean | {n: mean[n] + h / clients for n, h in drift.items()}
         return replace(server, round=server.round + 1, params=params, slots=slots)
 
+    def _rate(self, reply: Reply) -> tuple[Reply, float]:
+        """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one."""
+        if reply.error is not None or self.correction == "off":
+            return reply, 0.0
+        try:
+            return reply, reply.message.positive("rate", zero=True)
+        except ValueError as error:  # this client's fault alone
+            return replace(reply, message=Message(), error=f"ValueError: {error}"), 0.0
+
     # Client ------------------------------------------------------------------------------------------------
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
         """Trains against penalty and correction, then moves h_k and g_k."""
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
-        share = float(message.scalars.get("share", 1.0))
+        share = message.positive("share")
         client.load(shared)
         zeros = self._zeros(client)
         drift = client.state.tensors.get(DRIFT, zeros)
@@ -156,11 +175,12 @@ class FedDC(Algorithm):
         pull = {n: everyone[n] - own[n] for n in zeros} if correcting else None
         loss = train(client, self._corrected(client, drift, pull, self.alpha / share))
         client.remember()
-        per_distance = 1 / (client.local.epochs * epoch_steps(client) * client.local.lr) if correcting else 0.0
+        length = travelled(client) if correcting else 0.0
+        per_distance = 1 / length if length > 0 else 0.0
         reply = client.upload(loss=loss, rate=share * per_distance)
         moved = {n: reply.tensors[n] - shared[n] for n in zeros}
         client.state.tensors[DRIFT] = {n: drift[n] + moved[n] for n in zeros}
-        if correcting:
+        if per_distance:
             client.state.tensors[GRADIENT] = {n: own[n] - everyone[n] - per_distance * moved[n] for n in zeros}
         return reply
 
@@ -194,5 +214,5 @@ class FedDC(Algorithm):
 
 
 def _plain(local: Local) -> bool:
-    """Whether S steps of rate eta travel S eta times the mean gradient."""
-    return local.optimizer == "sgd" and not local.momentum and local.schedule == "constant" and not local.warmup
+    """Whether steps travel the sum of their rates times the mean gradient."""
+    return local.optimizer == "sgd" and not local.momentum

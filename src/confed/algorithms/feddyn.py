@@ -4,8 +4,8 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, Al
 weights alpha_k follow the authors' code.
 
 Notation: w the weights received, theta the local weights, N_k the number of client k's examples, alpha_k =
-alpha / (N_k / mean N), h_k the sum of all moves theta - w that client k has made (zero before its first). Client k
-minimises
+alpha / (N_k / mean N) with the mean over all registered clients, h_k the sum of all moves theta - w that client k has
+made (zero before its first). Client k minimises
 
     L_task(theta) + (alpha_k / 2) ||theta - w||^2 + alpha_k <theta, h_k>
 
@@ -16,6 +16,8 @@ is squared). Then h_k grows by theta - w, and with S the cohort and K the number
 
 Both means are plain, not weighted by N_k. The server knows theta and w, hence every increment of h_k: a client sends
 its weights and nothing else. The authors clip gradients at norm 10, which is ``local.clip = 10``.
+
+FedDC without its gradient correction, which it leaves out under AdamW, is this method (but for rounding).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +46,10 @@ DRIFT = "drift"
 class FedDyn(Algorithm):
     """FedAvg with a dynamic regulariser.
 
-    N_k / mean N is taken over the cohort of the round: the server sends it as the scalar ``share``. No client may
-    leave the federation: the server's sum would hold its h_k for good, and be divided by a smaller K.
+    The server sends N_k / mean N as the scalar ``share``. The mean is that of all registered clients, as in the
+    authors' code: over the cohort of a round alpha_k would change from round to round, and with it the point at which
+    gradient and alpha_k h_k cancel. No client may leave the federation: the server's sum would hold its h_k for good,
+    and be divided by a smaller K.
 
     Attributes:
         alpha: weight of the regulariser.
@@ -56,6 +60,7 @@ class FedDyn(Algorithm):
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    counts_examples: ClassVar[bool] = True
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
@@ -77,10 +82,7 @@ class FedDyn(Algorithm):
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
         """FedAvg's round; each client is also told its share of the examples."""
-        mean = sum(max(c.num_examples, 1) for c in cohort) / len(cohort)
-        messages = [
-            Message(self.broadcast(server, c).tensors, {"share": max(c.num_examples, 1) / mean}) for c in cohort
-        ]
+        messages = [Message(self.broadcast(server, c).tensors, {"share": server.share(c)}) for c in cohort]
         replies = yield [Call(c, "fit", m, expects=m.tensors) for c, m in zip(cohort, messages, strict=True)]
         return self.aggregate(server, replies)
 
@@ -111,7 +113,7 @@ class FedDyn(Algorithm):
         """Trains against the regulariser, then adds the move to h_k."""
         client.load(message.tensors)
         drift = client.state.tensors.get(DRIFT) or self._zeros(client)
-        loss = train(client, self._regularised(client, drift, self.alpha / float(message.scalars.get("share", 1.0))))
+        loss = train(client, self._regularised(client, drift, self.alpha / message.positive("share")))
         client.remember()
         reply = client.upload(loss=loss)
         client.state.tensors[DRIFT] = {n: h + reply.tensors[n] - message.tensors[n] for n, h in drift.items()}

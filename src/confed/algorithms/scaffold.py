@@ -32,7 +32,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
-from confed.federation.train import Objective, epoch_steps, to_device, train
+from confed.federation.train import Objective, to_device, train, travelled
 
 __all__ = ["Scaffold"]
 
@@ -125,9 +125,9 @@ class Scaffold(Algorithm):
         loss = train(client, self._corrected(client, {n: c - own[n] for n, c in everyone.items()}))
         client.remember()
         reply = client.upload(loss=loss)
-        travelled = _travelled(client)
-        if by_steps and travelled > 0:
-            new = {n: own[n] - c + (shared[n] - reply.tensors[n]) / travelled for n, c in everyone.items()}
+        length = travelled(client)
+        if by_steps and length > 0:
+            new = {n: own[n] - c + (shared[n] - reply.tensors[n]) / length for n, c in everyone.items()}
         client.state.tensors[VARIATE] = new
         return Message({**reply.tensors, **{PREFIX + n: c - own[n] for n, c in new.items()}}, reply.scalars)
 
@@ -145,13 +145,6 @@ class Scaffold(Algorithm):
 
     def _varies(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and name not in self.statistics
-
-
-def _travelled(client: Client) -> float:
-    """The sum of the learning rates of this round's steps (eta times their number where the rate is constant)."""
-    local = client.local
-    steps = local.epochs * epoch_steps(client)
-    return local.lr * sum(local.factor((client.round + step / steps) / client.rounds) for step in range(steps))
 
 
 def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:

@@ -125,6 +125,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
         self.presence = Presence() if presence is None else presence
         self.sizes: Tensor | None = None
+        self._sum: tuple[Sequence[int], int] | None = None
         if by_size:  # asked for once: a population may have to look at every client's data for it
             infos = map(setup.population.info, range(len(setup.population)))
             self.sizes = torch.tensor([info.num_examples for info in infos], dtype=torch.int64)
@@ -181,6 +182,19 @@ class Simulation(AbstractContextManager["Simulation"]):
             sizes = sizes[torch.tensor(members, dtype=torch.int64)]
         numbers = sample_cohort(there, self.cohort(there), self.setup.seed, round, sizes)
         return there, [self.setup.population.info(members[number]) for number in numbers]
+
+    def examples(self, round: int) -> int:
+        """Training examples of all clients that belong to the federation in a round; 0 if the method does not ask.
+
+        Args:
+            round: number of finished rounds.
+        """
+        if not self.setup.algorithm.counts_examples:
+            return 0
+        members = self.presence.members(self.setup.population, round + 1)
+        if self._sum is None or self._sum[0] != members:  # a population may have to look at every client's data for it
+            self._sum = (members, sum(self.setup.population.info(number).num_examples for number in members))
+        return self._sum[1]
 
     def exchange(
         self,
@@ -316,8 +330,9 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         simulation.answerer.timeline = timeline
         if round < setup.rounds:
             there, cohort = simulation.sample(round)
+            known = {"clients": there, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():
-                server = replace(servers[name], clients=there, rounds=setup.rounds, local=setup.local)
+                server = replace(servers[name], **known, local=setup.local)
                 plain = simulation.exchange(round, ledger, errors, losses, name, timeline)
                 exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round, errors=errors)
                 servers[name] = replace(drive(flow(server, cohort), exchange), local=None)

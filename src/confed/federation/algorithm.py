@@ -53,6 +53,8 @@ class Algorithm:
             every client's that it cannot take out again.
         partial: clients may lack modalities that others have, and so take no part in some of the shared tensors; not
             where a server's sums are those of all clients.
+        counts_examples: the server needs the number of training examples of all registered clients together
+            (:attr:`ServerState.examples`), which costs a look at every client.
         finetuning: the kind of model the method is made for ("adapters", "lora", "modalities" for one that takes
             examples without some modality, ...); "" for any. The contract picks its toy model by it.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
@@ -80,6 +82,7 @@ class Algorithm:
     own_heads: ClassVar[bool] = False
     leavers: ClassVar[bool] = True
     partial: ClassVar[bool] = True
+    counts_examples: ClassVar[bool] = False
     carried: ClassVar[tuple[str, ...]] = ()
     changes: ClassVar[tuple[str, ...]] = ()
     finetuning: ClassVar[str] = ""

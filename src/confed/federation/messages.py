@@ -1,5 +1,6 @@
 """What travels between servers and clients, and in which order."""
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,24 @@ class Message:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+
+    def positive(self, scalar: str, *, zero: bool = False) -> float:
+        """A scalar that the method's protocol needs and that must be a positive finite number.
+
+        Args:
+            scalar: its name.
+            zero: 0 is allowed too.
+
+        Raises:
+            ValueError: it is missing, no number, or out of range.
+        """
+        if scalar not in self.scalars:
+            raise ValueError(f"the message lacks the scalar {scalar!r}; it has {sorted(self.scalars) or 'none'}")
+        value = self.scalars[scalar]
+        if isinstance(value, bool | str) or not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+            wanted = "a finite number that is not negative" if zero else "a positive finite number"
+            raise ValueError(f"the message's scalar {scalar!r} must be {wanted}, got {value!r}")
+        return float(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from confed.federation.params import Params
 
 if TYPE_CHECKING:
-    from confed.federation.messages import Scalar
+    from confed.federation.messages import ClientInfo, Scalar
     from confed.federation.train import Local
 
 __all__ = ["ClientState", "MemoryStore", "ServerState", "Store"]
@@ -25,6 +25,8 @@ class ServerState:
         slots: what its optimiser or method keeps beside them: moments, control variates, prototypes.
         clients: number of clients registered in the current round, taking part or not; set by the engine before
             each round, not saved.
+        examples: number of training examples of all registered clients together; as ``clients``, and set for
+            methods that ask for it only (:attr:`confed.federation.algorithm.Algorithm.counts_examples`).
         rounds: number of rounds in the run; as ``clients``.
         local: how clients train, for servers that train as well; as ``clients``.
     """
@@ -33,8 +35,22 @@ class ServerState:
     params: Params
     slots: Mapping[str, Params] = field(default_factory=dict[str, Params])
     clients: int = 0
+    examples: int = 0
     rounds: int = 0
     local: "Local | None" = None
+
+    def share(self, client: "ClientInfo") -> float:
+        """N_k / mean N, with the mean over all registered clients; a client without examples counts as one of one.
+
+        Raises:
+            ValueError: the engine did not say how many clients and examples there are.
+        """
+        if self.clients < 1 or self.examples < 1:
+            raise ValueError(
+                "a client's share needs the numbers of registered clients and of their examples, got "
+                f"{self.clients} and {self.examples}"
+            )
+        return max(client.num_examples, 1) * self.clients / self.examples
 
 
 @dataclass

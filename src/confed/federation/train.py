@@ -30,6 +30,7 @@ __all__ = [
     "to_device",
     "train",
     "trained",
+    "travelled",
 ]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -107,6 +108,16 @@ def epoch_steps(client: "Client") -> int:
     if counted is not None:
         return int(counted(size, 1 + needs_two(client)))
     return math.ceil(len(client.data) / size) - (needs_two(client) and len(client.data) % size == 1)
+
+
+def travelled(client: "Client") -> float:
+    """The sum of the learning rates of one round's steps: S eta for S steps of a constant rate eta.
+
+    Plain SGD moves a client by this sum times its mean gradient.
+    """
+    local = client.local
+    steps = local.epochs * epoch_steps(client)
+    return local.lr * sum(local.factor((client.round + step / steps) / client.rounds) for step in range(steps))
 
 
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
