@@ -52,7 +52,7 @@ def normalise_answer(answer: str) -> str:
         >>> normalise_answer("The T-shirt, two of 2,000!")
         'tshirt 2 of 2000'
     """
-    answer = answer.replace("\n", " ").replace("\t", " ").strip()
+    answer = _stripped(answer)
     has_thousands = _THOUSANDS.search(answer) is not None
     text = answer
     for mark in _PUNCTUATION:
@@ -73,7 +73,8 @@ def vqa_accuracy(prediction: str, annotations: Sequence[str], variant: Variant =
         prediction: the model's answer.
         annotations: one answer per annotator.
         variant: ``official`` normalises the prediction and the annotations only if these are not all the same
-            string; ``always`` normalises both in every case.
+            string once line breaks and tabs are spaces and the ends are stripped; ``always`` normalises both in
+            every case.
 
     Returns:
         A fraction in [0, 1].
@@ -85,13 +86,18 @@ def vqa_accuracy(prediction: str, annotations: Sequence[str], variant: Variant =
         raise ValueError("annotations must hold at least one answer, got none")
     if variant not in get_args(Variant):
         raise ValueError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
+    # The official evaluation strips before it asks whether the annotators agree: "two" and "two " do.
+    prediction, annotations = _stripped(prediction), [_stripped(answer) for answer in annotations]
     if variant == "always" or len(set(annotations)) > 1:
         prediction = normalise_answer(prediction)
         annotations = [normalise_answer(answer) for answer in annotations]
-    else:
-        prediction = prediction.replace("\n", " ").replace("\t", " ").strip()
     matches = sum(answer == prediction for answer in annotations)
     return _leave_one_out(matches, len(annotations))
+
+
+def _stripped(answer: str) -> str:
+    """Without line breaks, tabs and surrounding spaces, which the official evaluation removes in every case."""
+    return answer.replace("\n", " ").replace("\t", " ").strip()
 
 
 def exact_match(prediction: str, answer: str) -> float:
