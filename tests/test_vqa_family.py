@@ -162,6 +162,27 @@ def test_box_geometry_by_hand():
     assert bool(found.isfinite().all())
 
 
+def test_box_geometry_counts_both_border_pixels():
+    """The released code's geometry, in pixels of a picture of 640 x 640: widths and heights are one pixel larger."""
+    pixels = np.array([[10.0, 20.0, 330.0, 84.0], [300.0, 300.0, 300.0, 639.0], [0, 0, 0, 0]])
+    centre, size = (pixels[:, :2] + pixels[:, 2:]) / 2, pixels[:, 2:] - pixels[:, :2] + 1
+    distance = np.abs(centre[:, None] - centre[None]) / size[:, None]
+    wanted = np.log(np.concatenate([np.maximum(distance, 1e-3), size[:, None] / size[None]], axis=-1))
+    boxes = torch.tensor(pixels / 640).unsqueeze(0)
+    assert box_geometry(boxes, 1 / 640)[0].numpy() == pytest.approx(wanted, abs=1e-9)
+    assert np.abs(box_geometry(boxes)[0].numpy() - wanted).max() > 0.01
+    for name, pixel in (("mmnas_small", 1 / 640), ("mmnas_s_mini", 0.0)):
+        with torch.device("meta"):
+            assert create_model(name, answers=3, vocab_size=40).pixel == pixel
+    torch.manual_seed(0)
+    batch = make_batch()
+    with torch.no_grad():
+        model = build("mmnas_s_mini")
+        before = model(batch).logits
+        model.pixel = 1 / 640
+        assert not torch.equal(model(batch).logits, before)
+
+
 # Equations ----------------------------------------------------------------------------------------------------
 
 
@@ -345,12 +366,12 @@ def wn(inputs, outputs):
     return lin(inputs, outputs) + 1
 
 
-def deep(d, features, heads, sa, rsa, ga, ffn):
+def deep(d, features, heads, sa, rsa, ga, ffn, hidden=512):
     """MCAN's and MMNasNet's layers behind the embedding: so many of each kind, each with a layer normalisation."""
     lstm = 4 * (300 * d + d * d + 2 * d)
     attentions = (sa + rsa + ga) * 4 * lin(d, d) + rsa * lin(64, heads)
     blocks = attentions + ffn * (lin(d, 4 * d) + lin(4 * d, d)) + (sa + rsa + ga + ffn) * 2 * d
-    flat = 2 * (lin(d, 512) + lin(512, 1) + lin(d, features))
+    flat = 2 * (lin(d, hidden) + lin(hidden, 1) + lin(d, features))
     geometry = lin(4, 64) if rsa else 0
     return lstm + lin(2048, d) + geometry + blocks + flat + 2 * features + lin(features, 3129)
 
@@ -366,7 +387,7 @@ COUNTS = {
     "mcan_small": deep(512, 1024, 8, sa=12, rsa=0, ga=6, ffn=12),
     "mcan_large": deep(1024, 2048, 8, sa=12, rsa=0, ga=6, ffn=12),
     "mmnas_small": deep(512, 1024, 8, sa=6, rsa=4, ga=6, ffn=14),
-    "mmnas_large": deep(1024, 2048, 16, sa=6, rsa=4, ga=6, ffn=14),
+    "mmnas_large": deep(1024, 2048, 8, sa=6, rsa=4, ga=6, ffn=14, hidden=1024),
     "butd": LSTM + wn(2048, 2048) + wn(1024, 1024) + wn(3072, 1024) + wn(1024, 1) + wn(1024, 1024) + wn(2048, 1024)
     + wn(1024, 2048) + wn(2048, 3129),
     "ban_4": bilinear(4) + wn(2048, 3129),
@@ -374,8 +395,16 @@ COUNTS = {
     "mfb": LSTM + lin(1024, 512) + lin(512, 2) + lin(2048, 5000) + lin(2048, 5000) + lin(1000, 512) + lin(512, 2)
     + lin(4096, 5000) + lin(2048, 5000) + lin(1000, 3129),
 }  # fmt: skip
-MILLIONS = {"mcan_small": 57.8, "mcan_large": 201.7, "mmnas_small": 59.9, "mmnas_large": 210.1, "butd": 31.7,
-            "ban_4": 70.2, "ban_8": 112.2, "mfb": 67.0}  # fmt: skip
+# With 20,573 words, 3,129 answers and regions of 2,048 features, counted from openvqa's configurations and layers.
+LITERAL = {
+    "mcan_small": 57_812_791, "mcan_large": 201_723_191, "mmnas_small": 59_913_367, "mmnas_large": 211_166_871,
+    "butd": 31_655_230, "ban_4": 70_183_242, "ban_8": 112_167_258, "mfb": 66_994_689,
+}  # fmt: skip
+PARTS = {
+    "embedding": 6_171_900, "recurrent": 5_431_296, "regions": 2_098_176, "relation": 320, "encoder": 79_772_672,
+    "decoder": 104_977_440, "flat_text": 3_149_825, "flat_regions": 3_149_825, "norm": 4_096, "classifier": 6_411_321,
+}  # fmt: skip
+"""Of MMNasNet-large: 8 heads of 128, AttFlat of 1,024, D = 2,048."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -385,10 +414,30 @@ def test_parameters_of_the_published_sizes(name):
         model = create_model(name, answers=3129, vocab_size=20573)
     found = sum(p.numel() for p in model.parameters())
     assert found == 20573 * 300 + COUNTS[name]
-    assert found / 1e6 == pytest.approx(MILLIONS[name], abs=0.05)
+    assert found == LITERAL[name]
     width = {"mcan_small": 1024, "mmnas_small": 1024, "mfb": 1000}.get(name, 2048)
     head = [p for p in model.get_submodule("classifier").parameters() if p.ndim == 2]
     assert [tuple(p.shape) for p in head] == [(3129, width)]
+
+
+def test_mmnasnet_large_is_the_published_one():
+    with torch.device("meta"):
+        model = create_model("mmnas_large", answers=3129, vocab_size=20573)
+        small = create_model("mmnas_large", answers=11, vocab_size=40, region_width=16)
+        other = create_model("mmnas_large", answers=11, vocab_size=40, region_width=16, head_width=64, flat_hidden=512)
+    parts = {part: sum(p.numel() for p in model.get_submodule(part).parameters()) for part in PARTS}
+    assert parts == PARTS
+    assert sum(p.numel() for p in small.parameters()) == 196_537_421
+    assert sum(p.numel() for p in other.parameters()) == 195_488_877
+    attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    assert len(attentions) == 16
+    assert {m.heads for m in attentions} == {8}
+    relations = [m.relation.weight.shape for m in model.decoder if m.kind == "RSA"]
+    assert relations == [(8, 64)] * 4
+    with pytest.raises(ValueError, match=r"model\.head_width must divide the width 1024, got 100"):
+        create_model("mmnas_large", answers=3, vocab_size=40, head_width=100)
+    with pytest.raises(ValueError, match=r"model\.picture_side must not be negative, got -1"):
+        create_model("mmnas_large", answers=3, vocab_size=40, picture_side=-1)
 
 
 # Behaviour ----------------------------------------------------------------------------------------------------

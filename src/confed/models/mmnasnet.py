@@ -39,9 +39,7 @@ SMALL_ENCODER = ("SA", "FFN", "SA", "FFN")
 SMALL_DECODER = ("GA", "FFN", "RSA", "GA", "FFN", "RSA", "SA", "FFN")
 """Operations of the small models: each kind of the searched ones, in their order."""
 
-PUBLISHED: dict[str, Any] = {
-    "head_width": 64, "relation": 64, "encoder": ENCODER, "decoder": DECODER, "flat_hidden": 512
-}  # fmt: skip
+PUBLISHED: dict[str, Any] = {"relation": 64, "encoder": ENCODER, "decoder": DECODER}
 MINI: dict[str, Any] = {"head_width": 16, "relation": 16, "encoder": SMALL_ENCODER, "decoder": SMALL_DECODER}
 
 
@@ -62,6 +60,8 @@ class MMNasNet(RegionModel):
         features: what the answer head reads, D.
         dropout: dropout probability.
         max_length: the most tokens.
+        picture_side: pixels along a picture's sides, of which the released code adds one to every box's width and
+            height; files of regions keep no sizes of pictures. 0 adds nothing.
     """
 
     needs_boxes = True
@@ -82,8 +82,13 @@ class MMNasNet(RegionModel):
         features: int,
         dropout: float,
         max_length: int,
+        picture_side: int = 0,
     ) -> None:
         super().__init__(answers, vocab_size, embedding, hidden, region_width, nn.LSTM, max_length)
+        if head_width < 1 or hidden % head_width:
+            raise ValueError(f"model.head_width must divide the width {hidden}, got {head_width}")
+        if picture_side < 0:
+            raise ValueError(f"model.picture_side must not be negative, got {picture_side}")
         heads = hidden // head_width
         self.regions = nn.Linear(region_width, hidden)
         self.relation = nn.Linear(4, relation)
@@ -96,11 +101,12 @@ class MMNasNet(RegionModel):
         self.norm = LayerNorm(features)
         self.classifier = nn.Linear(features, answers)
         self.hidden = hidden
+        self.pixel = 1 / picture_side if picture_side else 0.0
 
     def look(self, state: State) -> tuple[Tensor, Tensor]:
         """The features (B, D), and AttFlat's weights of the regions (B, R)."""
         assert state.boxes is not None
-        related = torch.relu(self.relation(box_geometry(state.boxes)))
+        related = torch.relu(self.relation(box_geometry(state.boxes, self.pixel)))
         x, y = state.words, self.regions(state.regions)
         for operation in self.encoder:
             x = operation(x, state.asked, x, state.asked, related)
@@ -170,6 +176,9 @@ def mmnas_small(
     glove: Path | None = None,
     max_length: int = 14,
     dropout: float = 0.1,
+    head_width: int = 64,
+    flat_hidden: int = 512,
+    picture_side: int = 640,
     trainable: Trainable = "all",
     peft: Finetuning = USUAL,
     seed: int = 0,
@@ -184,6 +193,9 @@ def mmnas_small(
         glove: a text file of word vectors with which the embeddings start.
         max_length: the most tokens.
         dropout: dropout probability.
+        head_width: features of an attention head.
+        flat_hidden: width of the MLP of AttFlat.
+        picture_side: see :class:`MMNasNet`; 640 is the longer side of COCO's pictures.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.
         seed: of the initial values.
@@ -191,7 +203,8 @@ def mmnas_small(
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
         region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=512, **PUBLISHED, features=1024,
+        embedding=300, hidden=512, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=1024,
+        picture_side=picture_side,
     )  # fmt: skip
 
 
@@ -206,15 +219,22 @@ def mmnas_large(
     glove: Path | None = None,
     max_length: int = 14,
     dropout: float = 0.1,
+    head_width: int = 128,
+    flat_hidden: int = 1024,
+    picture_side: int = 640,
     trainable: Trainable = "all",
     peft: Finetuning = USUAL,
     seed: int = 0,
 ) -> MMNasNet:
-    """MMNasNet-large as published: d = 1024, 16 heads, D = 2048, otherwise as :func:`mmnas_small`."""
+    """MMNasNet-large as published: d = 1024, 8 heads of 128, AttFlat of 1024, D = 2048, else as :func:`mmnas_small`.
+
+    Source: ``configs/vqa/mmnasnet_large.yml`` of openvqa (MULTI_HEAD 8, REL_HBASE 128, FLAT_MLP_SIZE 1024).
+    """
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
         region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=1024, **PUBLISHED, features=2048,
+        embedding=300, hidden=1024, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=2048,
+        picture_side=picture_side,
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def masked_softmax(scores: Tensor, present: Tensor) -> Tensor:
     return scores.masked_fill(~present, MASKED).softmax(-1)
 
 
-def box_geometry(boxes: Tensor) -> Tensor:
+def box_geometry(boxes: Tensor, pixel: float = 0.0) -> Tensor:
     """How regions lie to each other: logarithms of distances and of sizes, relative to their own size.
 
     With centre (x, y), width w and height h of regions m and n: ``log(|x_m - x_n| / w_m)``,
@@ -170,13 +170,16 @@ def box_geometry(boxes: Tensor) -> Tensor:
     Networks for Object Detection", CVPR 2018, Eq. 5, as MMNasNet uses them).
 
     Args:
-        boxes: x1, y1, x2, y2 in [0, 1] of the picture, (B, R, 4). Sides are taken to be at least 1e-3.
+        boxes: x1, y1, x2, y2 in [0, 1] of the picture, (B, R, 4).
+        pixel: added to widths and heights, as a share of the picture's side: openvqa's code counts both border pixels
+            of a box. With 0 they are taken to be at least 1e-3.
 
     Returns:
         Shape (B, R, R, 4).
     """
     low, high = boxes[..., :2], boxes[..., 2:]
-    centre, size = (low + high) / 2, (high - low).clamp_min(1e-3)
+    centre, size = (low + high) / 2, high - low
+    size = size + pixel if pixel else size.clamp_min(1e-3)
     distance = (centre.unsqueeze(2) - centre.unsqueeze(1)).abs() / size.unsqueeze(2)
     ratio = size.unsqueeze(2) / size.unsqueeze(1)
     return torch.cat([distance.clamp_min(1e-3), ratio], -1).log()
