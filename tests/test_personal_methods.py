@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from confed.algorithms.ditto import Ditto
 from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.algorithms.fedbn import FedBN
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.fedrep import FedRep
@@ -60,6 +61,24 @@ def average(models: list[ToyModel], part: str) -> dict[str, Tensor]:
 
 def close(got: Params, wanted: Params) -> bool:
     return all(torch.allclose(got[n], wanted[n], atol=2e-6) for n in wanted)
+
+
+# FedAvg + FT ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2, 5])
+def test_fine_tuning_takes_as_many_epochs_as_it_says(epochs: int) -> None:
+    """One step per epoch with full batches: the personal model is the global one after so many steps."""
+    setup = toy_setup(FedAvgFT(finetune_epochs=epochs), local=FULL, rounds=2, noisy=False)
+    records, store, _ = run(setup)
+    shared = records[-1].servers["main"].params
+    for name, batch in zip(CLIENTS, batches(), strict=True):
+        model = toy_model(noisy=False)
+        model.load_state_dict({**model.state_dict(), **shared})
+        for _ in range(epochs):
+            step(model, batch, "body", "head")
+        assert close(store.load(name).tensors["personal"], {n: model.state_dict()[n] for n in shared})
+    assert FedAvgFT().finetune_epochs == 2  # of the rows in the tables
 
 
 # FedPer and FedRep ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """VQA v2 at random clients, and region features in the layouts that they are published in."""
 
+import inspect
 import json
 import warnings
 from collections import Counter
@@ -17,8 +18,9 @@ from confed.data.picture_tables import NoPictures
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
 from confed.data.region_layouts import read_layout
 from confed.data.region_prepare import Options, image_number, prepare
+from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
-from confed.data.vqa_v2 import vqa_v2
+from confed.data.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
 from confed.experiment import run
 from confed.inference import predict
 from confed.models.vision_features import load_vision_encoder
@@ -358,6 +360,43 @@ def test_what_prepare_is_not_told(root: Path, tmp_path: Path):
             prepare(root, **arguments)
     with pytest.raises(ValueError, match="grid must be at least 1, got 0"):
         Options(grid=0)
+
+
+# Answers
+
+
+def record(answer: str, *annotations: str) -> Record:
+    return Record(
+        Path("annotations.json"), 0, "question", ("picture",), "What?", answer, annotations=annotations or None
+    )
+
+
+def test_an_answer_counts_from_the_ninth_time_on():
+    """The 3,129 answers in common use occur more than eight times."""
+    records = [
+        record(answer) for answer, times in (("a", 8), ("b", 9), ("c", 9), ("d", 10), ("", 20)) for _ in range(times)
+    ]
+    assert vocabulary(records, 9) == ("d", "b", "c")
+    assert inspect.signature(vqa_v2).parameters["min_answers"].default == 9
+    assert vocabulary(records, 8) == ("d", "b", "c", "a")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "majority", "label"),
+    [
+        (["yes"] * 6 + ["no"] * 4, "yes", "yes"),
+        (["rare"] * 6 + ["no"] * 3 + ["yes"], "rare", "no"),  # the majority answer is none of the vocabulary
+        (["no"] * 5 + ["yes"] * 5, "yes", "yes"),  # among equals the majority answer of the file
+        (["yes"] * 5 + ["no"] * 5, "no", "no"),
+        (["rare"] * 4 + ["red"] * 3 + ["no"] * 3, "rare", "no"),  # among equals without it the alphabet
+        (["no"] * 4 + ["red"] * 6, "no", "red"),  # what most gave, whatever the file calls the majority
+        (["rare"] * 10, "rare", None),
+        ([], "no", "no"),
+        ([], "rare", None),
+    ],
+)
+def test_the_label_of_a_question_with_several_answers(annotations: list[str], majority: str, label: str | None):
+    assert _label(record(majority, *annotations), frozenset({"yes", "no", "red"})) == label
 
 
 def test_annotation_files_of_the_wrong_split(root: Path):
