@@ -26,7 +26,7 @@ from confed.recipe import load_recipe
 from confed.tasks.contrastive import Contrastive, same_answer_share
 from confed.tasks.vqa import VQA
 from confed.testing import CHECKS
-from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_setup
+from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
 
 ANSWERS = ("yes", "no no no", "dark red", "Red")
 
@@ -68,6 +68,37 @@ def test_answer_projection_against_loops(masked: bool, words: int) -> None:
         np.testing.assert_allclose(module.all_answers().numpy(), wanted, rtol=1e-5, atol=1e-6)
         labels = torch.tensor([3, 0, 2, 0, 1])
         np.testing.assert_allclose(module(labels).numpy(), wanted[labels.numpy()], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["paper", "code"])
+def test_the_papers_answer_projection_is_padded_with_zeros(preset: Any) -> None:
+    """8 words, padded with vectors of zeros; a linear layer, ReLU, and the maximum over all 8 positions."""
+    task = Contrastive(len(ANSWERS), preset=preset, width=4, hidden=16, embedding=5)
+    module: Any = task.wrap(toy_model(noisy=False), ANSWERS, seeded()).apn
+    with torch.no_grad():
+        module.project.bias.normal_(generator=seeded(1))  # biases begin at 0, where padding cannot win
+    vocabulary = AnswerProjection.vocabulary(ANSWERS, 8)
+    table, weight, bias = (t.detach().numpy() for t in (module.embedding.weight, *module.project.parameters()))
+    for label, answer in enumerate(ANSWERS):
+        padded = np.zeros((8, 5), np.float32)
+        for position, word in enumerate(answer.lower().split()):
+            padded[position] = table[vocabulary.index(word)]
+        activations = np.maximum(padded @ weight.T + bias, 0)
+        wanted = activations.max(axis=0)
+        own = activations[: len(answer.split())].max(axis=0)
+        assert not np.allclose(wanted, own), "a padded position wins somewhere"
+        with torch.no_grad():
+            np.testing.assert_allclose(module.all_answers()[label].numpy(), wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(module(torch.tensor([label]))[0].numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_every_row_of_the_official_recipe_warms_up_for_10_000_steps() -> None:
+    recipe = load_recipe("bicsl_vqa2_official", ["data.root=somewhere"])
+    for row in recipe.methods:
+        own = recipe.method(row)
+        clients = 1 if own.sections["algorithm"]["name"] == "central" else 2
+        steps = 443_757 / clients / own.local.batch_size * own.local.epochs * own.run.rounds
+        assert own.local.warmup * steps == pytest.approx(10_000, rel=0.005), row
 
 
 def test_equal_answers_have_exactly_equal_rows() -> None:

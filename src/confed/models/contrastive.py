@@ -5,7 +5,7 @@ backbone without its output layer (MHA) and a network over the answer's words (A
 one space of S dimensions: the nonlinear head adapter (NHA) and the linear tail adapter (LTA).
 
     v_MHA = backbone(picture, question)         (B, D)
-    v_APN = max over words of ReLU(W w + b)     (B, H)      w: a word's embedding
+    v_APN = max over words of ReLU(W w + b)     (B, H)      w: a word's embedding, or zeros behind the last word
     v_NHA = BatchNorm(W_2 ReLU(W_1 v_MHA + b_1) + b_2)      (B, S)
     u_LTA = W_3 v_APN + b_3                     (B, S)
 
@@ -47,7 +47,7 @@ class AnswerProjection(nn.Module):
         words: words per answer, P; further ones are cut off.
         hidden: width H of the result.
         masked: whether positions behind an answer's last word are left out of the maximum. Otherwise they are vectors
-            of zeros, whose activation ReLU(b) can be the largest (the authors' released code).
+            of zeros, whose activation ReLU(b) can be the largest (the paper's text, and its authors' released code).
         table: frozen embeddings of ``vocabulary(answers, words)``, (V, d); None for embeddings that are learned.
         width: d of embeddings that are learned.
         rng: where initial values come from.

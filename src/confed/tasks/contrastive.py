@@ -33,7 +33,8 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "reduction": "sum",
         "similarity": "cosine",
         "eval_similarity": "cosine",
-        "masked": True,
+        # In the text answers are padded with vectors of zeros to eight words, and the maximum is over all eight.
+        "masked": False,
     },
     "code": {
         "denominator": "include",
@@ -68,7 +69,8 @@ class Contrastive:
         width: dimensions S of the common space.
         hidden: width of the answer projection and of the layer in the head adapter.
         answer_words: words of an answer that count.
-        masked: whether positions behind an answer's last word are left out of the maximum over words.
+        masked: whether positions behind an answer's last word are left out of the maximum over words. Neither preset
+            does: a vector of zeros gives ReLU(b), which can win.
         glove: a text file of GloVe vectors for the answers' words, frozen then.
         embedding: width of the words' embeddings where they are learned.
         batch_norm: whether the head adapter ends with batch normalisation, as published.
