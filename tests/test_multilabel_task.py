@@ -136,9 +136,28 @@ def test_counts_have_the_tasks_threshold_and_number_of_thresholds():
 def test_a_diverged_model_has_metrics():
     task, batch = Multilabel(3), {"labels": LABELS}
     broken = torch.full((2, 3), float("nan"))
-    assert math.isnan(task.tally(output(broken), batch)["loss"][0])
+    with pytest.warns(RuntimeWarning, match="6 of 6 label scores of a batch are NaN"):
+        tally = task.tally(output(broken), batch)
+    assert math.isnan(tally["loss"][0])
+    assert tally["nan_logits"] == (6, 6)
+    assert (tally["O-P"], tally["O-R"][0]) == ((0, 0), 0)
     assert all(map(math.isfinite, multilabel_metrics(*task.scores(output(broken), batch)).values()))
-    assert task.counts(output(broken), batch)["predicted"].tolist() == [2, 2, 2]
+    assert task.counts(output(broken), batch)["predicted"].tolist() == [0, 0, 0]
+    assert task.predictions(output(broken), {"labels": torch.zeros(2, 3)}).tolist() == [1, 1]  # nothing predicted
+
+
+def test_single_nan_logits_are_counted_and_predict_nothing():
+    """Of the unknown labels only; infinite logits stay certain."""
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[nan, inf, -inf], [nan, 2.0, nan]])
+    batch = {"labels": torch.ones(2, 3), "known": torch.tensor([[-1, -1, -1], [1, -1, -1]], dtype=torch.int8)}
+    task = Multilabel(3)
+    with pytest.warns(RuntimeWarning, match="2 of 5 label scores of a batch are NaN, which a diverged model gives"):
+        tally = task.tally(output(logits), batch)
+    assert tally["nan_logits"] == (2, 5)
+    assert tally["O-R"] == (2, 5)
+    assert task.scores(output(logits), batch)[0].tolist() == [[0, 1, 0], [0, pytest.approx(0.880797, abs=1e-6), 0]]
+    assert "nan_logits" not in task.tally(output(LOGITS), {"labels": LABELS})
 
 
 def test_half_precision_is_widened():

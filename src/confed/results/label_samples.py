@@ -49,8 +49,8 @@ class AtLabels:
 
     @torch.no_grad()
     def probabilities(self, batch: Batch) -> Tensor:
-        """Of every label, (B, C); a logit that is NaN counts as 0, as in evaluations."""
-        return self.network(batch).logits.float().nan_to_num(0.0).sigmoid()
+        """Of every label, (B, C); 0 where a logit is NaN, as in evaluations."""
+        return self.network(batch).logits.float().nan_to_num(-torch.inf, torch.inf, -torch.inf).sigmoid()
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> Tensor | None:

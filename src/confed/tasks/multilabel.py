@@ -6,6 +6,7 @@ train with a random part of the labels given (label-mask training); FedLGT's cli
 1 known to be present.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -31,6 +32,9 @@ __all__ = ["UNKNOWN", "Multilabel", "Reduction", "label_states", "uncertain"]
 Reduction = Literal["sum", "mean", "labels"]
 """Of the loss: the sum over unknown labels and the batch; the mean over the batch of the sum over unknown labels; or
 the mean over all unknown labels of the batch."""
+
+
+_LOST = "{} of {} label scores of a batch are NaN, which a diverged model gives: they count as not predicted"
 
 
 @register_task
@@ -118,6 +122,8 @@ class Multilabel:
         right; ``label_accuracy``, the share of right unknown labels, one minus the Hamming loss; and ``O-P``, ``O-R``
         and ``O-F1``, whose numerators and denominators are sums over entries, so that added tallies give them exactly.
         The denominator of ``O-P`` is 0 without predictions, of ``O-R`` without positives, of ``O-F1`` without both.
+        A logit that is NaN is no prediction. Batches that have some warn, and add ``nan_logits``, their share of the
+        batch's unknown labels.
 
         Raises:
             ValueError: as for :meth:`loss`; or a type is outside [0, number of types).
@@ -127,12 +133,13 @@ class Multilabel:
             return {}
         loss = functional.binary_cross_entropy_with_logits(logits.detach(), truth, reduction="none").where(unknown, 0.0)
         hits, predicted, positives, right, asked = self._rows(logits, truth, unknown)
-        rows = [loss.sum(1), hits, predicted, positives, right, asked]
+        lost = (logits.isnan() & unknown).sum(1)
+        rows = [loss.sum(1), hits, predicted, positives, right, asked, lost]
         if self.types and "type" in batch:
             rows.append(batch["type"])
         # Numbers up to 2^24 are exact in single precision, which covers counts and types.
         host = torch.stack([row.float() for row in rows]).cpu().double()
-        loss, hits, predicted, positives, right, asked = host[:6]
+        loss, hits, predicted, positives, right, asked, lost = host[:7]
         f1, count = _example_f1(hits, predicted, positives), float(len(loss))
         sums = {
             "loss": (loss, count),
@@ -147,7 +154,10 @@ class Multilabel:
             key: (value.sum().item(), weight if isinstance(weight, float) else weight.sum().item())
             for key, (value, weight) in sums.items()
         }
-        return tally | (self._by_type(host[6].long(), f1) if len(host) > 6 else {})
+        if lost.any():
+            tally["nan_logits"] = (lost.sum().item(), asked.sum().item())
+            warnings.warn(_LOST.format(int(lost.sum()), int(asked.sum())), RuntimeWarning, stacklevel=2)
+        return tally | (self._by_type(host[7].long(), f1) if len(host) > 7 else {})
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's F1 over its unknown labels, for tests that pair methods example by example.
@@ -205,7 +215,8 @@ class Multilabel:
 
         Returns:
             On the host, each (B, C): probabilities in at least single precision, the labels and which of them are
-            unknown, both bool. A logit that is NaN counts as 0, as in FedLGT's evaluation.
+            unknown, both bool. Where a logit is NaN the probability is 0: not predicted. (FedLGT's evaluation has 0.5
+            there, which is predicted.)
 
         Raises:
             ValueError: as for :meth:`loss`.
@@ -266,7 +277,8 @@ def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    return logits.detach().nan_to_num(0.0).sigmoid()
+    """Sigmoids; 0 where a logit is NaN, so that what a diverged model gives is no prediction."""
+    return logits.detach().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).sigmoid()
 
 
 def _example_f1(hits: Tensor, predicted: Tensor, positives: Tensor) -> Tensor:
