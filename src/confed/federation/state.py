@@ -50,7 +50,7 @@ class ServerState:
                 "a client's share needs the numbers of registered clients and of their examples, got "
                 f"{self.clients} and {self.examples}"
             )
-        return max(client.num_examples, 1) * self.clients / self.examples
+        return max(client.num_examples, 1) / (self.examples / self.clients)
 
 
 @dataclass
