@@ -96,6 +96,27 @@ def test_bootstrap_over_seeds_holds_their_spread() -> None:
     assert stratified_bootstrap([place])[0] == stratified_bootstrap([place])[0]
 
 
+def test_seeds_with_other_examples_are_averaged_as_the_values_are() -> None:
+    rng = np.random.default_rng(7)
+    whole = answers(rng, (2, 300)) - answers(rng, (2, 300))
+    partly = whole.copy()
+    partly[0, 200:], partly[1, :100] = np.nan, np.nan  # 100 examples are common to both seeds
+    expected = (whole[0, :200].mean() + whole[1, 100:].mean()) / 2
+    examples, both = stratified_bootstrap([partly])
+    assert both is not None
+    assert examples.difference == both.difference == macro_mean([partly]) == pytest.approx(expected)
+    assert examples.low < expected < examples.high
+    # Its spread is that of each example's part, and a little more than with all examples.
+    part = np.nansum(partly / 200, axis=0) / 2
+    assert (examples.high - examples.low) / (2 * 1.96) == pytest.approx(np.sqrt(300 * part.var()), rel=0.06)
+    signs = sign_flip([partly])
+    assert signs.n == 300
+    assert signs.difference == pytest.approx(expected)
+    disjoint = np.full((2, 400), np.nan)
+    disjoint[0, :200], disjoint[1, 200:] = whole[0, :200], whole[1, 100:]
+    assert stratified_bootstrap([disjoint])[0].difference == pytest.approx(expected)
+
+
 def test_thousands_of_places_draw_less() -> None:
     rng = np.random.default_rng(6)
     strata = [answers(rng, (1, 4)) - answers(rng, (1, 4)) for _ in range(800)]
@@ -112,7 +133,8 @@ def test_thousands_of_places_draw_less() -> None:
         ([], "each place needs differences"),
         ([np.zeros((1, 0))], "each place needs differences"),
         ([np.zeros((1, 3)), np.zeros((2, 3))], r"the same seeds, got \[1, 2\]"),
-        ([np.array([[np.nan]])], "must be finite"),
+        ([np.array([[np.inf]])], "must be finite"),
+        ([np.array([[np.nan, np.nan], [0, 1]])], "every seed needs one at every place"),
     ],
 )
 def test_faulty_differences_are_refused(strata: list[np.ndarray], complaint: str) -> None:

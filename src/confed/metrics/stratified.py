@@ -5,12 +5,14 @@ here: with d_ki the difference of example i of place k, its mean over seeds wher
 
     D = 1/K sum_k 1/n_k sum_i d_ki.
 
-*Bootstrap*: each place draws n_k of its own n_k examples with replacement, and places are averaged with weight 1/K
-(Davison and Hinkley, "Bootstrap Methods and their Application" (1997), section 3.2: several samples). Example i of a
-place is the same for all seeds, so that a draw serves all of them. *Sign-flip test*: if two methods do not differ, an
-example's difference is as likely as its negative (Fisher's randomisation test of paired data; Good, "Permutation,
-Parametric and Bootstrap Tests of Hypotheses" (2005), section 3.6). Every example has one sign, hence one vote, however
-many seeds there are. Of one place with answers right or wrong and one seed it is McNemar's exact test.
+Where seeds have other test examples, n_k is that of each seed, and seeds are averaged last.
+
+*Bootstrap*: each place draws as many of its own examples as it has, with replacement, and places are averaged with
+weight 1/K (Davison and Hinkley, "Bootstrap Methods and their Application" (1997), section 3.2: several samples). An
+example is the same for all seeds that have it, so that a draw serves all of them. *Sign-flip test*: if two methods do
+not differ, an example's difference is as likely as its negative (Fisher's randomisation test of paired data; Good,
+"Permutation, Parametric and Bootstrap Tests of Hypotheses" (2005), section 3.6). Every example has one sign, hence one
+vote, however many seeds there are. Of one place with answers right or wrong and one seed it is McNemar's exact test.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ from confed.metrics.resampling import Bootstrap, bootstrap_of
 __all__ = ["RESAMPLES", "SignFlip", "Strata", "macro_mean", "resampled_means", "sign_flip", "stratified_bootstrap"]
 
 Strata = Sequence[np.ndarray]
-"""Differences of each place: float64, shape (S, n_k), a row per seed and a column per example."""
+"""Differences of each place: float64, shape (S, n_k), a row per seed and a column per example; NaN where a seed has no
+such example."""
 
 RESAMPLES = 10_000
 """Resamples, and random signs where they are not counted exactly; with many places fewer, see :func:`_fewer`."""
@@ -31,6 +34,7 @@ RESAMPLES = 10_000
 _EXACT_UP_TO = 200_000  # outcomes of sign flips that are counted one by one
 _MOST_DRAWS = 500_000  # places times resamples
 _AT_ONCE = 1 << 20
+_ABSENT = 1e9  # no difference of scores is as large
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class SignFlip:
 
 def macro_mean(strata: Strata) -> float:
     """D: the mean over places of the mean over examples and seeds."""
-    return float(np.mean([d.mean() for d in _checked(strata)]))
+    return float(np.mean([np.nanmean(d, axis=1).mean() for d in _checked(strata)]))
 
 
 def stratified_bootstrap(
@@ -77,8 +81,8 @@ def stratified_bootstrap(
         same draws of examples, and seeds drawn with replacement. With few seeds the latter interval is too narrow.
 
     Raises:
-        ValueError: no place or no example, other numbers of seeds, a value that is not finite, fewer than one resample,
-            or a confidence outside (0, 1).
+        ValueError: no place or no example, other numbers of seeds, an infinite value, a place of which a seed has no
+            example, fewer than one resample, or a confidence outside (0, 1).
     """
     found = _checked(strata)
     rng = np.random.default_rng(seed)
@@ -96,12 +100,15 @@ def resampled_means(strata: Strata, rng: np.random.Generator, resamples: int) ->
     total = np.zeros((resamples, len(strata[0])))
     for d in strata:
         # Drawing n examples is drawing how often each pattern over seeds occurs: few, where answers are right or wrong.
-        patterns, counts = np.unique(d, axis=1, return_counts=True)
+        patterns, counts = np.unique(np.nan_to_num(d, nan=_ABSENT), axis=1, return_counts=True)
+        there = patterns != _ABSENT
+        values = np.where(there, patterns, 0.0)
         step = max(1, _AT_ONCE // len(counts))
         for start in range(0, resamples, step):
             size = min(step, resamples - start)
             drawn = rng.multinomial(d.shape[1], counts / d.shape[1], size=size)
-            total[start : start + size] += drawn @ patterns.T / d.shape[1]
+            # A draw of few examples may have none of a seed's; it then says nothing of a difference there.
+            total[start : start + size] += drawn @ values.T / np.maximum(drawn @ there.T, 1)
     return total / len(strata)
 
 
@@ -119,42 +126,36 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
     Raises:
         ValueError: as there.
     """
-    found = [d.mean(axis=0).round(12) for d in _checked(strata)]
-    sizes, counts = _sizes(found)
-    difference = float(np.mean([d.mean() for d in found]))
-    observed = abs(sum(float(d.sum()) / len(d) for d in found)) / len(found)
+    checked = _checked(strata)
+    # Each example's part in D, its mean over seeds divided by the numbers of examples and of places.
+    parts = [np.nansum(d / (~np.isnan(d)).sum(axis=1, keepdims=True), axis=0) for d in checked]
+    parts = [(part / (len(d) * len(checked))).round(15) for part, d in zip(parts, checked, strict=True)]
+    # Examples of places with equally many may share a size.
+    sizes, counts = np.unique(np.abs(np.concatenate([part[part != 0] for part in parts])), return_counts=True)
+    observed = abs(sum(float(part.sum()) for part in parts))
     outcomes = float(np.prod(counts + 1.0))
     # What is equal on paper is equal here: sums of the same numbers in another order differ in their last bits.
-    least = observed * (1 - 1e-9) - 1e-15
+    least = observed * (1 - 1e-9) - 1e-12
     if outcomes <= _EXACT_UP_TO:
         values, chances = _all_outcomes(sizes, counts)
         p = min(1.0, float(chances[np.abs(values) >= least].sum()))
         smallest = min(1.0, 2.0 ** float(1 - counts.sum()))
     else:
-        many = _fewer(resamples, len(found))
+        many = _fewer(resamples, len(checked))
         rng = np.random.default_rng(seed)
         values = np.zeros(many)
         for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
             values += size * (2.0 * rng.binomial(count, 0.5, size=many) - count)
         p, smallest = (1 + int((np.abs(values) >= least).sum())) / (many + 1), 1 / (many + 1)
     return SignFlip(
-        difference,
+        macro_mean(checked),
         p,
         smallest,
         outcomes <= _EXACT_UP_TO,
-        sum(int((d > 0).sum()) for d in found),
-        sum(int((d < 0).sum()) for d in found),
-        sum(map(len, found)),
+        sum(int((part > 0).sum()) for part in parts),
+        sum(int((part < 0).sum()) for part in parts),
+        sum(map(len, parts)),
     )
-
-
-def _sizes(found: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes of the examples' parts in D, without those of no size, and how many examples have each.
-
-    Examples of places with equally many may share a size.
-    """
-    parts = [np.abs(d) / (len(d) * len(found)) for d in found]
-    return np.unique(np.concatenate([part[part > 0] for part in parts]).round(15), return_counts=True)
 
 
 def _all_outcomes(sizes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -180,6 +181,6 @@ def _checked(strata: Strata) -> list[np.ndarray]:
         raise ValueError(f"each place needs differences of shape (seeds, examples), got {[d.shape for d in found]}")
     if len({len(d) for d in found}) > 1:
         raise ValueError(f"every place must have the same seeds, got {[len(d) for d in found]} of them")
-    if not all(np.isfinite(d).all() for d in found):
-        raise ValueError("differences must be finite")
+    if any(np.isinf(d).any() or np.isnan(d).all(axis=1).any() for d in found):
+        raise ValueError("differences must be finite, and every seed needs one at every place")
     return [d.round(12) for d in found]
