@@ -27,6 +27,7 @@ from confed.experiment import run
 from confed.inference import predict
 from confed.models.vilt import mini_tokenizer
 from confed.recipe import load_recipe
+from confed.results import convergence
 from confed.results.history import evaluations
 from confed.results.report import write_report
 from confed.results.runs import load
@@ -422,6 +423,8 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     for place, metric in of.items():
         assert summary["test_metrics"]["global_seen"][place][metric] == summary["global_seen"][place]
     assert {"accuracy", "vqa_accuracy", "loss"} <= set(summary["test_metrics"]["personal"]["vqa"])
+    (seeds,) = convergence.series(load(folder)).values()
+    assert seeds == [{r: pytest.approx(np.mean([*places.values()])) for r, places in curves.items()}]
     older = replace(read, summary={key: value for key, value in read.summary.items() if key != "metric_of"})
     assert evaluations(older, "global") == curves  # the metric by type of question is the headline's
     samples = {sample["place"]: sample for sample in json.loads((folder / "gallery.json").read_text())}
