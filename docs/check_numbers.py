@@ -2,8 +2,8 @@
 
 ``python docs/check_numbers.py [PAGE ...]`` reads the pages ``docs/results*.md`` section by section.
 
-- A cell of a table with a spread ("82.0 ± 0.7") must stand, rounded as printed, in a row of the same name of one CSV, the one that fits the row
-  best. Rows of which no CSV holds half the numbers were made by hand, and are passed over.
+- A cell of a table with a spread ("82.0 ± 0.7") must stand, rounded as printed, in a row of the same name of one CSV,
+  the one that fits the row best. Rows of which no CSV holds half the numbers were made by hand, and are passed over.
 - A number in a sentence is traced if a table of its section (or of a section that the CSV is linked in) holds it, or
   holds two cells of one column with that difference ("A is 1.9 ahead of B"). This finds slips and not every wrong
   sentence: what a number is said of is not read.
