@@ -100,7 +100,7 @@ def test_the_page_speaks_of_labels(folder: Path) -> None:
     assert labelled(study)
     assert unit(study) == "pictures"
     html = render(study)
-    for words in ("Pictures stay with their client", "Labels, from frequent to rare", "Labels that go together",
+    for words in ("Pictures never leave a client", "Labels, from frequent to rare", "Labels that go together",
                   "coarse labels", "O-F1", "Sample pictures", "Frequent labels are learned first"):  # fmt: skip
         assert words in html
     assert "$" not in html  # no formulas of the drawing library

@@ -209,12 +209,12 @@ def test_parameters_are_counted_for_each_client_where_these_differ(folder: Path)
 
 
 def test_a_report_does_not_say_that_a_model_travels_where_none_does(folder: Path, tmp_path: Path) -> None:
-    assert "only model tensors travel" in render(load(folder))
+    assert "only model weights are exchanged" in render(load(folder))
     (tmp_path / "recipe.toml").write_text((folder / "recipe.toml").read_text())
     content = summary(folder) | {"bytes_total": 10, "parameters": {"sent": 0}, "public_place": "new"}
     (tmp_path / "summary.json").write_text(json.dumps(content))
     html = render(load(tmp_path))
-    assert "common examples travels, and nothing of a model" in html
+    assert "common examples is exchanged, and nothing of a model" in html
     assert "only model tensors" not in html
     del content["public_place"]  # a few bytes say that a client is done, and nothing else
     (tmp_path / "summary.json").write_text(json.dumps(content))

@@ -77,7 +77,7 @@ def test_methods_without_a_model_for_everybody_are_known_and_named() -> None:
     assert not without_global({"algorithm": "of somebody else"})
     assert without_global({"algorithm": "of somebody else", "has_global": False})
     note = global_note({"Alone": {"algorithm": "local"}, "FedAvg": {"algorithm": "fedavg"}})
-    assert note == "Alone: no model for everybody, so nothing stands under global."
+    assert note == "Alone trains no shared model, so its global columns are empty."
     assert public_place({}, {"algorithm": {"public": "new"}}) == "new"
     assert public_place({"public_place": "shop"}, {}) == "shop"
     assert public_place({}, {"algorithm": {"public": 3}}) == ""
@@ -94,15 +94,15 @@ def test_a_run_without_a_model_for_everybody_is_not_spoken_of_as_if_it_had_one(t
     assert "global model on the clients' data (%)" not in html
     assert "than the global model" not in html
     assert "and the global one" not in html
-    assert any(note.startswith("Local: no model for everybody") for note in table_of(study).notes)
+    assert any(note.startswith("Local trains no shared model") for note in table_of(study).notes)
 
 
 def test_among_others_it_is_named(folder: Path) -> None:
     make_run(folder / "local" / "seed-0", "local", 0)
     html = render(load(folder))
     assert "Two things are measured" in html
-    assert "and with Local nothing" in html
-    assert "Local: no model for everybody, so nothing stands under global." in html
+    assert "(Local: nothing)" in html
+    assert "Local trains no shared model, so its global columns are empty." in html
 
 
 def test_heads_of_ones_own_are_spoken_of_only_where_there_are_some() -> None:
@@ -141,12 +141,12 @@ def test_the_judged_models_come_first_among_the_types(folder: Path) -> None:
 
 def test_the_lead_claims_no_more_than_the_rows_have_in_common(folder: Path) -> None:
     html = render(load(folder))
-    assert "Pictures and questions stay with their client;" in html
+    assert "Pictures and questions never leave a client;" in html
     assert "started from the same model" in html
     make_run(folder / "central" / "seed-0", "central", 0)
     path = folder / "fedp3" / "seed-0" / "recipe.toml"
     path.write_text(path.read_text() + '\n[task]\nname = "contrastive"\n')
     html = render(load(folder))
-    assert "but with Central, for which all data are in one place" in html
+    assert "Central pools all data in one place, as an upper bound" in html
     assert "started from the same model" not in html
     assert "trained on the same data" in html

@@ -251,3 +251,63 @@ def test_album_takes_only_pictures() -> None:
     assert album.add("no base64!") == album.add(None) == album.add("aGVsbG8=") == ""
     assert album.add(picture(1)) == album.add(picture(1)) != ""
     assert album.css.count("background-image") == 1
+
+
+def test_verdict_comes_first_and_says_whether_a_lead_is_noise(html: str) -> None:
+    head = html.split("<h1>")[1]
+    assert head.index("class=verdict") < head.index("class=lead")
+    said = re.search(r"<p class=verdict>(.*?)</p>", html)
+    assert said is not None
+    assert said.group(1).startswith("Best personal models on their own clients")
+    assert "noise" in said.group(1)
+    assert "unseen places" in said.group(1)
+
+
+def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) -> None:
+    from confed.results.verdict import verdict
+
+    study = make_study(tmp_path / "study", seeds=5)
+    for method, value in (("fedavg", 0.9), ("fedprox", 0.9)):
+        for seed in range(5):
+            path = study / method / f"seed-{seed}" / "summary.json"
+            summary = json.loads(path.read_text())
+            spread = value + 0.01 * seed + (0.001 if (method, seed) == ("fedprox", 1) else 0)
+            path.write_text(json.dumps(summary | {"personal_mean": spread}))
+    text = verdict(load(study))
+    assert "FedProx (92.0 %)" in text
+    assert "within noise over seeds of FedAvg" in text
+    single = study / "fedavg" / "seed-0"
+    assert verdict(load(single)) == ""
+
+
+def test_tables_have_captions_and_scopes_and_drawings_titles(html: str) -> None:
+    assert not re.search(r"<th(?!ead| scope)", html)
+    tables = html.count("<table>")
+    assert tables
+    assert html.count("<table><caption>") == tables
+    drawings = re.findall(r"<figure><svg[^>]*>", html)
+    assert drawings
+    assert all('role="img" aria-label="' in drawing for drawing in drawings)
+
+
+def test_panels_are_named_on_paper_and_pictures_are_printed(html: str) -> None:
+    assert re.search(r'<div class=panel data-title="[^"]+">', html)
+    printed = html[html.index("@media print") :]
+    assert "attr(data-title)" in printed
+    assert re.search(r"\.picture,[^{]*\{\s*print-color-adjust: exact", printed)
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    from confed.results.writers import Cell, Column, Table
+
+    columns = (Column("method", words=True), Column("p"), Column("value"))
+    table = Table("t", columns, (((Cell("A"), Cell("–"), Cell("1", 1.0)), (Cell("B"), Cell(""), Cell("–"))),))
+    assert [column.title for column in table.without_empty().columns] == ["method", "value"]
+
+
+def test_names_of_one_paper_stay_with_its_recipes(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study")
+    assert "In the FedVQA chapter" in render(load(folder))
+    index = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(index | {"recipe": "modalities"}))
+    assert "In the FedVQA chapter" not in render(load(folder))

@@ -61,6 +61,7 @@ def test_formats() -> None:
 def test_marks_follow_the_shown_decimal() -> None:
     assert marks([71.24, 71.16, None, 70.0]) == ["best", "best", "", "second"]
     assert marks([50.0, 50.0]) == ["", ""]
+    assert marks([50.0, 60.0]) == ["", "best"]
 
 
 def test_best_and_second_leave_out_the_bound() -> None:
@@ -82,8 +83,8 @@ def test_best_and_second_leave_out_the_bound() -> None:
         "2.50 MB",
         "3 min 20 s",
     ]
-    assert [cell.mark for cell in local] == ["", "second", "best", "best", "second", "", "", "", ""]
-    assert [cell.mark for cell in average][1:5] == ["best", "second", "second", "best"]
+    assert [cell.mark for cell in local] == ["", "", "best", "best", "", "", "", "", ""]
+    assert [cell.mark for cell in average][1:5] == ["best", "", "", "best"]
     assert not any(cell.mark for cell in central)
     assert table.sections[1] == (central,)
 
@@ -99,7 +100,7 @@ def test_seeds_give_mean_and_spread() -> None:
 def test_terminal_table_shows_every_method() -> None:
     table = study_table([summary("local", 0.5, 0.9), summary("fedavg", 0.6, 0.7, 0.4)])
     cells = [cell for cell in table.columns[1].cells if isinstance(cell, Text)]
-    assert [(cell.plain, cell.style) for cell in cells] == [("50.0", "underline"), ("60.0", "bold")]
+    assert [(cell.plain, cell.style) for cell in cells] == [("50.0", ""), ("60.0", "bold")]
     file = io.StringIO()
     Console(width=140, file=file).print(table)
     assert "Local" in file.getvalue()

@@ -140,7 +140,9 @@ def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
         firsts: label of a method -> a summary of one of its runs.
     """
     labels = [label for label, summary in firsts.items() if without_global(summary)]
-    return f"{formats.names(labels)}: no model for everybody, so nothing stands under global." if labels else ""
+    verb = "trains" if len(labels) == 1 else "train"
+    whose = "its" if len(labels) == 1 else "their"
+    return f"{formats.names(labels)} {verb} no shared model, so {whose} global columns are empty." if labels else ""
 
 
 def public_place(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:

@@ -197,7 +197,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
     """A row per question, a column per method: the answers of its personal and its global model."""
     keyed = {m: {_key(sample): sample for sample in found} for m, found in samples.items()}
     order = list(dict.fromkeys(key for found in keyed.values() for key in found))
-    head = "".join(f"<th>{escape(labels[m])}</th>" for m in keyed)
+    head = "".join(f"<th scope=col>{escape(labels[m])}</th>" for m in keyed)
     captioned = any("captions" in sample for found in samples.values() for sample in found)
     title = "what people say" if captioned else "question and correct answer"
     rows = ""
@@ -224,8 +224,8 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
             f"{_others(sample, album, 'to be heard further up')}</td>{cells}</tr>"
         )
     return (
-        '<div class="scroll wide"><table class=glance><thead><tr><th></th>'
-        f"<th class=left>{title}</th>{head}</tr></thead>"
+        '<div class="scroll wide"><table class=glance><thead><tr><td></td>'
+        f"<th scope=col class=left>{title}</th>{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
         "<p class=note>P: the personal model of the place's client; G: the global model. An unseen place "
         "has no client, so only the global model is asked.</p>"

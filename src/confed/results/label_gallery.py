@@ -177,7 +177,7 @@ def _glance(study: Study, found: Mapping[str, Sequence[Sample]], album: Album) -
     """A row per example, a column per method: what its global model predicts, or the personal one without such."""
     keyed = {m: {_key(sample): sample for sample in own} for m, own in found.items()}
     order = list(dict.fromkeys(key for own in keyed.values() for key in own))
-    head = "".join(f"<th>{escape(study.labels[m])}</th>" for m in keyed)
+    head = "".join(f"<th scope=col>{escape(study.labels[m])}</th>" for m in keyed)
     rows = ""
     for key in order:
         sample = next(own[key] for own in keyed.values() if key in own)
@@ -191,7 +191,8 @@ def _glance(study: Study, found: Mapping[str, Sequence[Sample]], album: Album) -
             f"<b>{escape(truth)}</b><br><small>{escape(_place(sample))}</small></td>{cells}</tr>"
         )
     return (
-        '<div class="scroll wide"><table class=glance><thead><tr><th></th><th class=left>labels that are there</th>'
+        '<div class="scroll wide"><table class=glance><thead><tr><td></td>'
+        "<th scope=col class=left>labels that are there</th>"
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         "<p class=note>What the global model predicts or misses (the personal one where there is no global one).</p>"
     )

@@ -52,8 +52,8 @@ def render(found: Found, picture: str | None, text: str | None, name: str) -> st
     rows = "".join(_row(entry, found) for entry in entries[:shown])
     style = album.add(picture)
     example = f'<div class="picture p256 {style}"></div>' if style else f"<p class=lead>{escape(text or '')}</p>"
-    beside = "<th>alone</th><th>change</th>" if found["known"] else ""
-    head = f"<tr><th>label</th><th></th><th>probability</th>{beside}</tr>"
+    beside = "<th scope=col>alone</th><th scope=col>change</th>" if found["known"] else ""
+    head = f"<tr><th scope=col>label</th><th scope=col></th><th scope=col>probability</th>{beside}</tr>"
     left = len(entries) - min(shown, len(entries))
     more = page.paragraph(f"{left} less probable labels are not listed.", "note") if left else ""
     table = f'<div class=scroll><table class="shares asked"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'

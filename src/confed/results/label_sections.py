@@ -100,7 +100,11 @@ def labels(study: Study) -> str:
     )
     if len(study.seeds) > 1:
         text += " Mean over seeds."
-    html = page.paragraph(text, "muted") + page.figure(drawing.inline()) + _thirds(study, found)
+    html = (
+        page.paragraph(text, "muted")
+        + page.figure(drawing.inline(), title="Average precision of each label, from frequent to rare")
+        + _thirds(study, found)
+    )
     return html + (page.details("Every label", _every(study, found)) if len(found.labels) <= LISTED else "")
 
 
@@ -171,7 +175,12 @@ def _thirds(study: Study, found: LabelScores) -> str:
 
     bounds = tuple(row(m) for m in values if m not in ranked)
     note = "Average precision in %, mean over labels; the numbers are training examples with the label, of all clients."
-    table = Table("", columns, (tuple(map(row, ranked)), *((bounds,) if bounds else ())), (note,))
+    table = Table(
+        "Labels by how often they occur in training",
+        columns,
+        (tuple(map(row, ranked)), *((bounds,) if bounds else ())),
+        (note,),
+    )
     return f"<h3>Frequent and rare labels</h3>{to_html(table)}"
 
 

@@ -43,9 +43,9 @@ def lead(study: Study) -> str:
         text += "All data are in one place. "
     else:
         pooled = [study.labels[m] for m in study.methods if is_bound(study.of(m)[0].summary)]
-        text += f"{things.capitalize() if labels or _modal(study) else f'Pictures and {things}'} stay with their client"
-        text += f" (but with {listed(pooled)}, for which all data are in one place); " if pooled else "; "
-        text += _travelling(study)
+        text += f"{things.capitalize() if labels or _modal(study) else f'Pictures and {things}'} never leave a client; "
+        text += _exchanged(study)
+        text += f"{listed(pooled)} pools all data in one place, as an upper bound. " if pooled else ""
     if study.single:
         text += f"The method is {first.label}. "
     else:
@@ -91,7 +91,7 @@ def _things(study: Study) -> str:
     return "examples" if _modal(study) else "questions"
 
 
-def _travelling(study: Study) -> str:
+def _exchanged(study: Study) -> str:
     """What parties send each other.
 
     A method of which no parameter is sent sends activations, or what models say of common examples, or nothing at
@@ -111,12 +111,12 @@ def _travelling(study: Study) -> str:
     if not models and not split:
         if not scores:
             return "nothing of them and of models is sent: every client trains alone. "
-        alone = f"; with {listed(nothing)} nothing travels" if nothing else ""
-        return f"what the clients' models say of common examples travels, and nothing of a model{alone}. "
-    more = [f"with {listed(split)} activations and their gradients batch by batch"] if split else []
-    more += [f"with {listed(scores)} what the clients' models say of common examples instead"] if scores else []
-    more += [f"with {listed(nothing)} nothing"] if nothing else []
-    return f"model tensors travel, and {' and '.join(more)}. " if more else "only model tensors travel. "
+        alone = f"; {listed(nothing)} exchanges nothing" if nothing else ""
+        return f"what the clients' models say of common examples is exchanged, and nothing of a model{alone}. "
+    more = [f"{listed(split)}: activations and their gradients, batch by batch"] if split else []
+    more += [f"{listed(scores)}: what the clients' models say of common examples"] if scores else []
+    more += [f"{listed(nothing)}: nothing"] if nothing else []
+    return "only model weights are exchanged" + (f" ({'; '.join(more)}). " if more else ". ")
 
 
 def _measured(study: Study) -> str:

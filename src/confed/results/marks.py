@@ -30,10 +30,14 @@ def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
 
 
 def marks(values: Sequence[float | None]) -> list[Mark]:
-    """Which values are best and second best, judged by the decimal shown, so that equals look equal."""
+    """Which values are best and second best, judged by the decimal shown, so that equals look equal.
+
+    Of two rows the second is the last, and is not marked.
+    """
     shown = [None if value is None else round(value, 1) for value in values]
     order = sorted({value for value in shown if value is not None}, reverse=True)
     if len(order) < 2:
         return [""] * len(shown)
-    names: dict[float | None, Mark] = {order[0]: "best", order[1]: "second"}
+    second: Mark = "second" if sum(value is not None for value in shown) > 2 else ""
+    names: dict[float | None, Mark] = {order[0]: "best", order[1]: second}
     return [names.get(value, "") for value in shown]

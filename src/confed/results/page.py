@@ -59,7 +59,8 @@ class Tabs:
         labels = "".join(
             f"<label for={key}>{escape(title)}</label>" for key, (title, _) in zip(ids, panels, strict=True)
         )
-        bodies = "".join(f"<div class=panel>{html}</div>" for _, html in panels)
+        # On paper every panel is shown, below its title.
+        bodies = "".join(f'<div class=panel data-title="{escape(title)}">{html}</div>' for title, html in panels)
         return f"<div class=tabs>{inputs}<div class=tablist>{labels}</div><div class=panels>{bodies}</div></div>"
 
 
@@ -121,8 +122,16 @@ def legend(entries: Sequence[tuple[str, str, bool, str]]) -> str:
     return f"<ul class=legend>{inner}</ul>"
 
 
-def figure(svg_html: str, caption: str = "") -> str:
-    """A drawing with a caption; nothing if there is no drawing."""
+def figure(svg_html: str, caption: str = "", title: str = "") -> str:
+    """A drawing with a caption; nothing if there is no drawing.
+
+    Args:
+        svg_html: the drawing.
+        caption: what stands below it.
+        title: what screen readers say in its place; the caption if there is none.
+    """
+    if (title or caption) and svg_html.startswith("<svg"):
+        svg_html = f'<svg role="img" aria-label="{escape(title or caption)}"{svg_html.removeprefix("<svg")}'
     under = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f"<figure>{svg_html}{under}</figure>" if svg_html else ""
 
@@ -159,7 +168,7 @@ def heatmap(
     ranges = [[values[i] for _, values in rows if values[i] is not None] for i in range(len(columns))]
     if not by_column:
         ranges = [[value for part in ranges for value in part]] * len(columns)
-    head = "".join(f"<th>{escape(text)}</th>" for text in (corner, *columns))
+    head = "".join(f"<th scope=col>{escape(text)}</th>" for text in (corner, *columns))
     lines: list[str] = []
     for name, values in rows:
         cells = ""

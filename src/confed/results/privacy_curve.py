@@ -140,7 +140,9 @@ def section(study: Study, delta: float = DELTA) -> str:
     ]  # fmt: skip
     columns = (Column("method", words=True), Column("ε"), Column("global", "test, %", "%"))
     drawing = accuracy_against_epsilon(study, delta)
-    html = page.paragraph(text, "muted") + (page.figure(drawing.inline()) if drawing else "")
+    html = page.paragraph(text, "muted") + (
+        page.figure(drawing.inline(), title="Accuracy against the privacy budget epsilon") if drawing else ""
+    )
     return html + to_html(Table("Accuracy against epsilon", columns, (tuple(lines),)))
 
 

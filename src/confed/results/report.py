@@ -31,6 +31,7 @@ from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat, tuning_note
 from confed.results.significance import significance
 from confed.results.tables import headline, is_bound
+from confed.results.verdict import verdict
 
 __all__ = ["render", "write_report"]
 
@@ -125,7 +126,8 @@ def render(study: Study) -> str:
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
-    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{lead(study)}{page.callout(_gaps(study))}"
+    first = page.paragraph(said, "verdict") if (said := verdict(study)) else ""
+    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{first}{lead(study)}{page.callout(_gaps(study))}"
     return page.document(title, head, entries, album.css)
 
 

@@ -82,7 +82,7 @@ def results(study: Study, tabs: Tabs) -> str:
         )
         + page.paragraph(_finding(study))
     )
-    picture = page.figure(drawing.inline())
+    picture = page.figure(drawing.inline(), title="Personal models against the global model in unseen places")
     if drawing.width > HALF:
         return f"{table}{text}{picture}"
     return f"{table}<div class=columns><div>{picture}</div><div>{text}</div></div>"
@@ -276,11 +276,10 @@ def _fairness(study: Study) -> str:
         *([Column("than local training", f"{kind} model is worse", words=True)] if local else []),
         *([Column("than the global model", f"{kind} model is worse", words=True)] if against else []),
     )  # fmt: skip
-    return (
-        "<h3>Who gains, who loses</h3>" + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"
-        if rows
-        else ""
-    )
+    if not rows:
+        return ""
+    table = Table("Worst client, and clients that lose by the method", columns, (tuple(rows),))
+    return f"<h3>Who gains, who loses</h3><div class=wrap>{to_html(table)}</div>"
 
 
 def _hurt(own: BySeed, reference: BySeed) -> Cell:

@@ -50,4 +50,4 @@ def _part(table: Table, section: int) -> str:
 
 
 def _html(table: Table) -> str:
-    return f'<div class="wide dense">{to_html(table)}</div>'
+    return f'<div class="wide dense">{to_html(table.without_empty())}</div>'

@@ -198,7 +198,8 @@ def section(study: Study) -> str:
         drawn = [run for m, spans in _by_method(study).items() if spans for run in study.of(m)]
         if any(run.recipe.get("run", {}).get("workers") == 1 for run in drawn):
             text += " Clients take turns, because one process computed them all; with several they work side by side."
-        html += f"<h3>Who worked when</h3>{page.paragraph(text, 'muted')}{page.figure(picture.inline())}"
+        drawn_steps = page.figure(picture.inline(), title="Who worked when")
+        html += f"<h3>Who worked when</h3>{page.paragraph(text, 'muted')}{drawn_steps}"
         html += f'<div class="wide dense">{to_html(shares)}</div>'
     return html
 

@@ -335,7 +335,7 @@ def _paper_notes(
             "the mean over the seeds that both have."
         )
     firsts = {rows[m]: runs[0].summary for m, runs in done.items() if runs}
-    notes += [] if deployed else [*filter(None, [personal_note(firsts)]), *_paper_names(rows, done)]
+    notes += [] if deployed else [*filter(None, [personal_note(firsts)]), *_paper_names(study.recipe, rows, done)]
     notes += filter(None, [metric_note(study.runs)])
     note = tuning_note([runs[0] for runs in done.values() if runs])
     notes += [note] if note else []
@@ -353,8 +353,10 @@ def _paper_notes(
     return notes
 
 
-def _paper_names(rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
-    """What the FedVQA chapter calls the rows that it names otherwise."""
+def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the FedVQA chapter calls the rows that it names otherwise; only for its own recipes."""
+    if not recipe.startswith("fedvqa"):
+        return []
     names = {"local": "DT", "central": "CT"}
     algorithms = {method: str(runs[0].summary.get("algorithm")) for method, runs in done.items() if runs}
     found = [f"{rows[m]} is {names[name]}" for m, name in algorithms.items() if name in names]

@@ -14,6 +14,9 @@ __all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html",
 
 Mark = Literal["", "best", "second"]
 
+SILENT = ("", "–", "reference")
+"""Texts of cells that hold no value."""
+
 WIDE = 8
 """Tables with more columns than this are set in small letters in LaTeX."""
 
@@ -85,6 +88,12 @@ class Table:
     def rows(self) -> tuple[tuple[Cell, ...], ...]:
         """The rows of all sections."""
         return tuple(row for section in self.sections for row in section)
+
+    def without_empty(self) -> "Table":
+        """The table without columns that say nothing: of tests over seeds, say, where there is one seed."""
+        keep = [i for i in range(len(self.columns)) if any(row[i].text not in SILENT for row in self.rows)]
+        sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
+        return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
 
     def brief(self) -> "Table":
         """The table without its columns of detail."""
@@ -228,10 +237,12 @@ def to_html(table: Table) -> str:
     head = ""
     if any(group for group, _ in groups):
         cells = "".join(
-            f'<th colspan="{n}"{" class=group" if group else ""}>{escape(group)}</th>' for group, n in groups
+            f'<th scope=colgroup colspan="{n}"{" class=group" if group else ""}>{escape(group)}</th>'
+            for group, n in groups
         )
         head += f"<tr>{cells}</tr>"
-    head += "<tr>" + "".join(f"<th{_left(column)}>{escape(column.title)}</th>" for column in table.columns) + "</tr>"
+    titles = "".join(f"<th scope=col{_left(column)}>{escape(column.title)}</th>" for column in table.columns)
+    head += f"<tr>{titles}</tr>"
     body = ""
     stub = len(table.columns) > 1 and table.columns[0].words and table.columns[1].words
     for section in table.sections:
@@ -245,7 +256,8 @@ def to_html(table: Table) -> str:
             body += "</tr>"
         body += "</tbody>"
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
-    return f"<div class=scroll><table><thead>{head}</thead>{body}</table></div>{notes}"
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    return f"<div class=scroll><table>{caption}<thead>{head}</thead>{body}</table></div>{notes}"
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
