@@ -33,6 +33,7 @@ from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
+from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
@@ -52,6 +53,9 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
         if info.id == client_id:
             return info
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
+
+LARGEST = 1e6
+"""How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
 
 
 class Site:
@@ -107,6 +111,8 @@ class Site:
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._known: Schema = schema_of(self._workspace.tensors)
+        floating = [t for t in self._workspace.tensors.values() if t.is_floating_point() and t.numel()]
+        self._most = LARGEST * max([1.0, *(float(t.detach().abs().max()) for t in floating)])
         self._limits = Limits.of(self._known) if limits is None else limits
         # A server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
@@ -187,6 +193,7 @@ class Site:
             self._tell(f"{self._when(request)} was done already, the reply goes out again")
             return repeated
         message = open_body(body, self._limits, self._known, self._allowed)
+        check_scale(message.tensors, self._most)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.diary.check(privacy)

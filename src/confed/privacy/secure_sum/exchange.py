@@ -93,7 +93,7 @@ class _Round:
         # Who is left out stays in the plan, as one that drops out before its keys came: t is that of the whole cohort.
         self.plan = Plan(
             self.title, tuple(self.calls), options.needed(len(self.calls)), options.bits,
-            fraction, float(options.reach), _blocks(self.sent),
+            fraction, float(options.reach), _blocks(self.sent), options.least,
         )  # fmt: skip
 
     def replies(self) -> Iterator[Reply]:
