@@ -35,6 +35,7 @@ from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
+from confed.privacy.secure_sum.memory import FRESH, GROUP
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
 
@@ -173,7 +174,10 @@ class Site:
     def _part(self, request: Request) -> tuple[Answer, bytes]:
         """The run is over."""
         self._tell("the run is over; the personal model stays here")
-        self._over()
+        try:
+            self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
+        finally:
+            self._over()
         return Answer(request.id, None, False, 0.0), seal(Message())
 
     def _when(self, request: Request) -> str:
@@ -213,6 +217,8 @@ class Site:
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
             self.diary.bare(request.round, request.action)
         self._remember(asked, saved, data)
+        if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
+            self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
 
     # The last reply ------------------------------------------------------------------------------------------
