@@ -22,8 +22,9 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
 
     The server's run configuration: ``state`` (the run folder, with its report at the end), ``sites`` (how many must
     answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
-    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there), and
-    ``data-KEY`` for keys of the recipe's section ``[data]``.
+    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
+    ``evaluations`` (which ones it answers, see :func:`confed.joining.open_site`), ``epsilon`` (what its updates may cost),
+    and ``data-KEY`` for keys of the recipe's section ``[data]``.
 
     Args:
         recipe: a single-run recipe's file.
@@ -38,7 +39,11 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         name = str(config["site"])
         if name not in opened:
             data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
-            opened[name] = open_site(site_recipe(recipe, data), name, Path(str(config["private"])))
+            said, limit = config.get("evaluations"), config.get("epsilon")
+            opened[name] = open_site(
+                site_recipe(recipe, data), name, Path(str(config["private"])),
+                limit=None if limit is None else float(limit), evaluations=None if said is None else str(said),
+            )  # fmt: skip
         return opened[name]
 
     def main(grid: Grid, context: Context) -> None:

@@ -8,6 +8,7 @@ import torch
 from confed.engines.site import Site, client_named
 from confed.leading import common_ground
 from confed.preparing import prepare
+from confed.privacy.evaluations import EvaluationPolicy
 from confed.recipe import Recipe, load_recipe
 
 __all__ = ["open_site", "site_recipe"]
@@ -40,6 +41,7 @@ def open_site(
     tell: Callable[[str], None] = lambda _: None,
     *,
     limit: float | None = None,
+    evaluations: str | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Site:
     """A client's end of a federation.
@@ -50,20 +52,23 @@ def open_site(
         private: the folder for what must not leave this machine.
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all; None for no limit.
+        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluations.EvaluationPolicy.parse` reads
+            it; kept in the folder, and None for what is kept there.
         over: called when the server says that the run is over.
 
     Raises:
-        ValueError: faulty recipe or data, no such client, one without training examples, or a limit where clients add
-            no noise.
+        ValueError: faulty recipe or data, no such client, one without training examples, a limit where clients add
+            no noise, or a policy for evaluations that is none.
     """
     torch.set_num_threads(recipe.run.threads)
     setup, materials = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:
         raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
+    policy = None if evaluations is None else EvaluationPolicy.parse(evaluations)
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     return Site(
         setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
-        limit=limit, over=over,
+        limit=limit, evaluations=policy, over=over,
     )  # fmt: skip

@@ -133,6 +133,13 @@ def client(
     epsilon: Annotated[
         float | None, typer.Option(help="Train no more once this site's updates have cost this much privacy, in all.")
     ] = None,
+    evaluations: Annotated[
+        str | None,
+        typer.Option(
+            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=1, in_all=40 '
+            "and least=50. [default: what was given before; else exact ones until --epsilon is spent]"
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the server says that the run is over.")] = False,
     engine: Chosen = Engine.flower,
     kit: Annotated[
@@ -156,7 +163,7 @@ def client(
         stop = threading.Event()
         with _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
-            federating_flare.join(loaded, kit, private, site, stop, epsilon, once)
+            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
         return
     need_flower()
     from confed.engines.flower import client_app
@@ -175,7 +182,7 @@ def client(
         say(f"{escape(site)}: {escape(text)}")
 
     stop = threading.Event()
-    opened = open_site(loaded, site, private, tell, limit=epsilon, over=stop.set if once else lambda: None)
+    opened = open_site(loaded, site, private, tell, limit=epsilon, evaluations=evaluations, over=stop.set if once else lambda: None)
     line = Line(server, secret, root, largest=opened.largest, tell=tell)
     with _stopping(stop):
         line.serve(client_app(lambda _: opened), stop)

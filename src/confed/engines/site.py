@@ -29,10 +29,12 @@ from confed.engines.envelope import (
     schema_of,
     seal,
 )
+from confed.engines.evaluation_book import EvaluationBook, kept_policy
 from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
+from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
@@ -55,6 +57,9 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
             return info
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
 
+EVALUATE = "evaluate"
+"""The action that tells sums over examples and nothing else; the site's policy says which."""
+
 LARGEST = 1e6
 """How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
 
@@ -71,10 +76,12 @@ class Site:
         audit: a file that gets a line for every message; None for none.
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.diary`); None for no limit.
+        evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
         over: called when the server says that the run is over.
 
     Attributes:
         diary: what this site remembers for good.
+        evaluations: which evaluations it has answered, and what it still answers.
         problem: why this site cannot take part, as found out by the last hello; None where it can.
     """
 
@@ -89,6 +96,7 @@ class Site:
         audit: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
         limit: float | None = None,
+        evaluations: EvaluationPolicy | None = None,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         privacy = setup.algorithm.update_privacy
@@ -107,6 +115,8 @@ class Site:
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
         self.diary = Diary(root, self.fingerprint.terms[:16], limit)
+        policy = kept_policy(root, evaluations)
+        self.evaluations = EvaluationBook(root, self.fingerprint.terms[:16], policy, self.diary, self._privacy)
         self._setup = replace(setup, diary=self.diary)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
@@ -182,7 +192,7 @@ class Site:
 
     def _when(self, request: Request) -> str:
         """What is asked, as the person at the site reads it: an evaluation counts the rounds that are over."""
-        if request.action != "evaluate":
+        if request.action != EVALUATE:
             return f"round {request.round + 1}: {request.action}"
         return f"{'the end' if request.round > self._setup.rounds else f'after round {request.round}'}: evaluate"
 
@@ -201,6 +211,8 @@ class Site:
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.diary.check(privacy)
+        if request.action == EVALUATE:
+            self.evaluations.check(request.round)
         self.diary.asked = asked
         self._tell(self._when(request))
         self.store.rewind(request.base)
@@ -208,6 +220,8 @@ class Site:
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
+        if request.action == EVALUATE and reply.error is None:
+            reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
         data = seal(reply.message)
         if reply.error is not None:
             self._tell(f"{self._when(request)} failed: {reply.error}")
