@@ -22,7 +22,7 @@ from confed.engines.flare import Answering, CollabPost
 from confed.engines.roll import Patience
 from confed.engines.site import Site
 from confed.federation.checkpoint import write_atomically
-from confed.joining import open_site, site_recipe
+from confed.joining import open_site, signer_by_kit, site_recipe
 from confed.leading import lead
 from confed.schema import plain, validate
 
@@ -164,7 +164,7 @@ class Member(Answering):
         bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
         return open_site(
             recipe, name, private, bulletin.say, limit=settings.epsilon, evaluations=settings.evaluations,
-            over=bulletin.ended,
+            signer=signer_by_kit(recipe, root), over=bulletin.ended,
         )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from confed.engines.envelope import (
 from confed.engines.evaluation_book import EvaluationBook, kept_policy
 from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
+from confed.federation.client import Signer
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
 from confed.privacy.evaluations import EvaluationPolicy
@@ -77,6 +78,8 @@ class Site:
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.diary`); None for no limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
+        signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
+            keys are signed; None where nobody signs.
         over: called when the server says that the run is over.
 
     Attributes:
@@ -97,6 +100,7 @@ class Site:
         tell: Callable[[str], None] = lambda _: None,
         limit: float | None = None,
         evaluations: EvaluationPolicy | None = None,
+        signer: Signer | None = None,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         privacy = setup.algorithm.update_privacy
@@ -117,7 +121,7 @@ class Site:
         self.diary = Diary(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
         self.evaluations = EvaluationBook(root, self.fingerprint.terms[:16], policy, self.diary, self._privacy)
-        self._setup = replace(setup, diary=self.diary)
+        self._setup = replace(setup, diary=self.diary, signer=signer)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)

@@ -37,8 +37,10 @@ refused; where fewer than three are left at the end, nobody gives the shares of 
 **What it is made of.** X25519, HKDF-SHA256, ChaCha20 as the PRG and ChaCha20-Poly1305 as the seal, all of the library
 ``cryptography``; keys come from the operating system, not from the run's seed. The sum does not depend on them.
 
-**What it does not do.** A server that lies about public keys can put itself between two clients; the paper's variant
-against that signs the keys, which needs a directory of clients that the server does not control. Clients that
+**Signed keys.** A server that lies about public keys could put itself between two clients. Across machines sites sign
+them (:mod:`confed.privacy.secure_sum.signatures`) with the keys by which they are known in the federation.
+
+**What it does not do.** Where nobody signs, as in the simulator, the server's word for the public keys is taken. Clients that
 send a wrong share spoil the sum, not its secrecy. A sum over few clients is no anonymity: with noise
 (:mod:`confed.federation.update_privacy`) it is.
 """
