@@ -37,9 +37,12 @@ def recipe_of(method: str, *more: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [f"algorithm.name={method}", *SMALL, *more])
 
 
-def grid_of(recipe: Path, root: Path) -> LoopbackGrid:
+def grid_of(recipe: Path, root: Path, **evaluations: str) -> LoopbackGrid:
     _, client = apps(recipe)
     configs = {n: {"site": name, "private": str(root / name), "data-train": 8} for n, name in enumerate(SITES_OF)}
+    for config in configs.values():
+        if (policy := evaluations.get(str(config["site"]))) is not None:
+            config["evaluations"] = policy
     return LoopbackGrid(dict.fromkeys(configs, client), configs)
 
 
@@ -68,6 +71,25 @@ def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
     assert (state / "metrics.jsonl").read_bytes() == (tmp_path / "simulated" / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match="a run of another recipe"):
         lead(recipe_of("fedavg", "run.seed=1"), state, GridPost(grid_of(file, tmp_path)))
+
+
+@pytest.mark.parametrize("silent", [("cold",), SITES_OF], ids=["one", "all"])
+def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
+    tmp_path: Path, silent: tuple[str, ...]
+) -> None:
+    recipe, file, state = recipe_of("fedavg", "run.rounds=1"), tmp_path / "recipe.toml", tmp_path / "state"
+    file.write_text(recipe.to_toml())
+    grid = grid_of(file, tmp_path, **dict.fromkeys(silent, "off"))
+    summary = lead(recipe, state, GridPost(grid), patience=Patience(minimum=3))
+    lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
+    reason = "ValueError: this site answers no evaluations"
+    for line in (line for line in lines if line["event"] == "evaluation"):
+        assert line["unanswered"] == dict.fromkeys(silent, reason)
+        assert set(line["global"]) == set(SITES_OF).difference(silent)
+    for name in silent:
+        assert f"{name} was not evaluated: {reason}" in summary["notes"]
+    assert set(summary["global_seen"]) == set(SITES_OF).difference(silent)
+    assert "<html" in write_report(state).read_text()
 
 
 def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from scipy.stats import norm
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.diary import Diary
-from confed.engines.envelope import Answer, Limits, Request, open_body, seal, version_of
+from confed.engines.envelope import GOODBYE, Answer, Limits, Request, open_body, seal, version_of
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
+from confed.engines.remote import Remote
 from confed.engines.roll import Patience
 from confed.engines.site import Site, client_named
 from confed.federation.messages import Message
@@ -24,6 +25,7 @@ from confed.federation.randomness import normal
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.federation.wire import decode_state
 from confed.privacy.accountant import ORDERS, sampled_epsilon
 from confed.privacy.cut import CutPrivacy
 from confed.toy import toy_clients, toy_setup
@@ -222,9 +224,10 @@ def test_a_site_killed_in_a_secure_sum_goes_on_with_its_keys(tmp_path: Path) -> 
 def test_a_server_cannot_have_a_site_take_a_step_of_a_sum_twice(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), rounds=1)
     letters = Letters(setup, tmp_path)
+    site = letters.sites[0]
+    site.store.scrub = lambda *_, **__: None  # type: ignore[method-assign]  # killed before it removed the secrets
     rounds(setup, remote_of(letters, SURE))
     sent = {kind: (head, body) for to, kind, head, body in letters.sent if to == 0}
-    site = letters.sites[0]
 
     def back(kind: str, **changes: object) -> str | None:
         """The site is sent back to the state before a step, which is asked for once more with another content."""
@@ -307,7 +310,7 @@ def test_a_spoiled_sum_is_noticed_and_never_averaged(tmp_path: Path, name: str) 
 
 
 def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path: Path) -> None:
-    setup = toy_setup(FedAvg(secure_sum=SecureSum()), rounds=1)
+    setup = toy_setup(FedAvg(secure_sum=SecureSum(colluders=0)), rounds=1)
     letters = Letters(setup, tmp_path)
 
     def empty(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -317,3 +320,58 @@ def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path:
     (record,) = rounds(setup, remote_of(letters, SURE))  # two of three are enough
     honest: Mapping[str, object] = rounds(setup, InProcess(setup))[0].servers
     assert same(record.servers, honest)  # type: ignore[arg-type]
+
+
+def four(root: Path, rounds: int) -> tuple[Setup, Letters, Remote]:
+    """Four members of a secure sum, which goes on without one of them."""
+    setup = toy_setup(FedAvg(secure_sum=SecureSum()), clients=toy_clients(sizes=(12, 12, 12, 12)), rounds=rounds)
+    letters = Letters(setup, root, (*CLIENTS, "client-3"))
+    remote = remote_of(letters, SURE)
+    remote.roll.gather((*CLIENTS, "client-3"), wait=5)
+    return setup, letters, remote
+
+
+def kept_of_sums(letters: Letters) -> dict[str, list[str]]:
+    """Site -> files of its state in which keys, seeds or parcels of a secure sum are."""
+    found: dict[str, list[str]] = {}
+    for number, site in letters.sites.items():
+        paths = site.store.root.glob("*/*/*.safetensors")
+        found[f"client-{number}"] = sorted(
+            path.stem for path in paths if "secure sum" in decode_state(path.read_bytes()).tensors
+        )
+    return found
+
+
+def test_secrets_of_a_finished_sum_are_gone_from_every_version_of_a_sites_state(tmp_path: Path) -> None:
+    setup, letters, remote = four(tmp_path, rounds=2)
+    counts: list[int] = []
+
+    def look(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        if kind == "secure_unmask":
+            counts.append(len(kept_of_sums(letters)["client-0"]))
+        return head, body
+
+    letters.tamper[0] = look
+    # The third fails in the middle of the first round: what it has of that sum goes when the next one begins.
+    lost: list[str] = []
+
+    def fail(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        if kind == "fit" and not lost:
+            lost.append(kind)
+            return b"", b""
+        return head, body
+
+    letters.tamper[2] = fail
+    rounds(setup, remote)
+    assert lost
+    assert counts == [0, 0]
+    assert kept_of_sums(letters) == {f"client-{number}": [] for number in range(4)}
+
+
+def test_what_is_left_of_an_unfinished_sum_goes_when_the_run_is_over(tmp_path: Path) -> None:
+    setup, letters, remote = four(tmp_path, rounds=1)
+    letters.tamper[2] = lambda kind, head, body: (b"", b"") if kind == "fit" else (head, body)
+    rounds(setup, remote)
+    assert kept_of_sums(letters)["client-2"]
+    letters.sites[2].handle(Request("bye", "client-2", GOODBYE, 0, 1, 0).to_bytes(), seal(Message()))
+    assert kept_of_sums(letters)["client-2"] == []

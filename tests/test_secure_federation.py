@@ -176,7 +176,7 @@ def test_fewer_than_three_owners_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at least 3 clients that send a tensor, got 2 for 'head\.\w+': client-0, cl"):
         outcome(Two(secure_sum=SecureSum()))
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), clients=dict(list(toy_clients().items())[:2]))
-    with pytest.raises(ValueError, match="needs at least 3 clients that send a tensor, got 2"):
+    with pytest.raises(ValueError, match="colluders = 1 needs at least 3 clients in a cohort, got 2"):
         next(
             simulate(Simulation(setup, MemoryStore()), Simulation(setup, MemoryStore()).start(Workspace(setup.model())))
         )

@@ -273,10 +273,20 @@ def test_a_plan_survives_its_text() -> None:
         ({"bits": 16}, "must be 32 or 64, got 16"),
         ({"reach": 0.0}, "reach must be positive and finite, got 0.0"),
         ({"threshold": 1}, "threshold must be at least 2, got 1"),
+        ({"colluders": -1}, "colluders must not be negative, got -1"),
     ],
 )
 def test_faulty_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SecureSum(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be from 3 to 4 for a cohort of 4, got 2"):
+    with pytest.raises(ValueError, match=r"from 3 to 4 for a cohort of 4 with 1 that may collude \(2 t > n \+ c\), got 2"):
         SecureSum(threshold=2).needed(4)
+
+
+def test_the_threshold_is_more_than_half_of_the_cohort_and_its_colluders() -> None:
+    found = {n: SecureSum().needed(n) for n in range(3, 9)}
+    assert found == {3: 3, 4: 3, 5: 4, 6: 4, 7: 5, 8: 5}
+    assert [SecureSum(colluders=0).needed(n) for n in (3, 4, 5)] == [2, 3, 3]
+    assert SecureSum(colluders=3).needed(9) == 7
+    with pytest.raises(ValueError, match="colluders = 2 needs at least 4 clients in a cohort, got 3"):
+        SecureSum(colluders=2).needed(3)

@@ -64,6 +64,28 @@ def test_or_every_tensor_by_itself_within_the_same_bound() -> None:
     torch.testing.assert_close(released["b"], torch.tensor([[3.0]]))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3, 3e4, 1e6, 1e30])
+@pytest.mark.parametrize("norm", ["update", "tensor"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_rounding_lengthens_no_update_whatever_the_scale_of_what_was_handed_out(
+    scale: float, norm: Any, kind: torch.dtype
+) -> None:
+    """Where a unit in the last place is as large as a coordinate, rounding once at the end doubles a norm."""
+    start = {"w": torch.linspace(1, 1.9, 4000).mul(scale).to(kind), "v": torch.full((30,), scale).to(kind)}
+    sent = {n: (t.double() + torch.randn(t.shape, generator=rng(), dtype=torch.float64)).to(kind) for n, t in start.items()}
+    released = UpdatePrivacy(clip=0.125, norm=norm).release(sent, start, rng())
+    moved = [(t.double() - start[n].double()).square().sum() for n, t in released.items()]
+    assert math.sqrt(sum(map(float, moved))) <= 0.125 * (1 + 1e-12)
+    if scale == 1.0 and kind is torch.float32:  # where there is room for it, nothing but the length changes
+        assert math.sqrt(sum(map(float, moved))) > 0.1249
+    # With noise, what is rounded has left already: the same noise on the same origin differs by the clipped update.
+    loud = UpdatePrivacy(clip=0.125, noise=1e-300, norm=norm)
+    exact = loud.release({n: t.double() for n, t in sent.items()}, {n: t.double() for n, t in start.items()}, rng())
+    left = math.sqrt(sum(float((t - start[n].double()).square().sum()) for n, t in exact.items()))
+    assert scale > 1e6 or left == pytest.approx(min(0.125, left), rel=1e-6)
+    assert all(torch.equal(t, exact[n].to(kind)) for n, t in loud.release(sent, start, rng()).items())
+
+
 def test_changes_are_clipped_towards_zero() -> None:
     sent = {"c/a": torch.tensor([3.0, 4.0])}
     released = UpdatePrivacy(clip=1.0).release(sent, {"c/a": torch.full((2,), 100.0)}, rng(), changes=("c/*",))

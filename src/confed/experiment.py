@@ -215,6 +215,7 @@ class Runner:
         limit = self.settings.evaluate_examples
         views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
         values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
+        missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
         if self.setup.algorithm.pooled:
             # One model serves everybody: it is each client's, and the global one.
             own = {p: v for p, v in values["unseen"].items() if p in self.materials.clients}
@@ -224,7 +225,7 @@ class Runner:
             values = {**values, "personal": values["global"]}
         self.folder.append(
             self.folder.metrics,
-            {"event": "evaluation", "round": round, "split": "validation", **values, **pooled.lines()},
+            {"event": "evaluation", "round": round, "split": "validation", **values, **pooled.lines(), **missing},
         )
 
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -22,7 +22,7 @@ from confed.engines.flare import Answering, CollabPost
 from confed.engines.roll import Patience
 from confed.engines.site import Site
 from confed.federation.checkpoint import write_atomically
-from confed.joining import open_site, site_recipe
+from confed.joining import open_site, signer_by_kit, site_recipe
 from confed.leading import lead
 from confed.schema import plain, validate
 
@@ -70,6 +70,7 @@ class MemberSettings:
         data: ``key=value`` for the recipe's section ``[data]``.
         device: where to compute; None for what the recipe says.
         epsilon: see ``limit`` of :class:`confed.engines.site.Site`.
+        evaluations: see :func:`confed.joining.open_site`.
     """
 
     recipe: str = "recipe.toml"
@@ -78,6 +79,7 @@ class MemberSettings:
     data: tuple[str, ...] = ()
     device: str | None = None
     epsilon: float | None = None
+    evaluations: str | None = None
 
 
 _FILES: dict[type, str] = {LeaderSettings: "confed_server.toml", MemberSettings: "confed_site.toml"}
@@ -160,7 +162,10 @@ class Member(Answering):
         self._lock = _locked(private / "lock")  # as at the server; held until this process ends
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
         bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
-        return open_site(recipe, name, private, bulletin.say, limit=settings.epsilon, over=bulletin.ended)
+        return open_site(
+            recipe, name, private, bulletin.say, limit=settings.epsilon, evaluations=settings.evaluations,
+            signer=signer_by_kit(recipe, root), over=bulletin.ended,
+        )  # fmt: skip
 
 
 def _locked(path: Path) -> int:

@@ -64,6 +64,7 @@ def found_flare(root: Path, federation: Federation) -> None:
         folder = root / "sites" / name
         close_kit(folder, SITE_CLASSES)
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
+        write_sites(folder / SITES, {name: name for name in federation.sites})
         write_settings(MemberSettings(site=name), folder)
         write_from_template(folder / "README.md", "flare_site.md", federation, name)
 

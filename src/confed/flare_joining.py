@@ -9,6 +9,7 @@ from confed.bulletin import BulletinReader
 from confed.federation.checkpoint import write_atomically
 from confed.flare_apps import MemberSettings, write_settings
 from confed.flare_processes import client_command, kept
+from confed.privacy.evaluations import EvaluationPolicy
 from confed.recipe import Recipe
 
 __all__ = ["join"]
@@ -22,6 +23,7 @@ def join(
     *,
     site: str | None = None,
     epsilon: float | None = None,
+    evaluations: str | None = None,
     once: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -34,11 +36,12 @@ def join(
         stop: set by somebody else.
         site: which of the data's clients this is; None where FLARE calls it the same.
         epsilon: what this site's updates may cost in all; None for no limit.
+        evaluations: see :func:`confed.joining.open_site`.
         once: end when the server says that the run is over.
         tell: told in words what happens.
 
     Raises:
-        ValueError: the kit is none.
+        ValueError: the kit is none, or the policy for evaluations is.
         RuntimeError: FLARE's client does not start.
     """
     try:
@@ -46,12 +49,14 @@ def join(
         name, server = str(config["client"]["fqsn"]), str(config["servers"][0]["service"]["target"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"{kit} is no FLARE workspace of a site: startup/fed_client.json: {error!r}") from error
+    if evaluations is not None:
+        EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     run = kit / "run"
     run.mkdir(exist_ok=True)
     write_atomically(run / "recipe.toml", recipe.to_toml().encode())
-    write_settings(MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon), kit)
+    write_settings(MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit)
     log, news = run / "flare.log", BulletinReader(run)
     news.begin()
     with kept(client_command(kit, name), log) as client:

@@ -1,5 +1,6 @@
 """A recipe as Flower's two applications, for those who run SuperLinks and SuperNodes of Flower's own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from flwr.app import Context
@@ -10,11 +11,15 @@ from confed.cards import with_card
 from confed.engines.flower import GridPost, client_app, server_app
 from confed.engines.roll import Patience
 from confed.engines.site import Site
-from confed.joining import open_site, site_recipe
+from confed.joining import open_site, signer_by_list, site_recipe
 from confed.leading import lead
 from confed.results.report import write_report
 
 __all__ = ["apps"]
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    return Path(str(config[key])) if key in config else None
 
 
 def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
@@ -22,7 +27,9 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
 
     The server's run configuration: ``state`` (the run folder, with its report at the end), ``sites`` (how many must
     answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
-    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there), and
+    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
+    ``evaluations`` (which ones it answers, see :func:`confed.joining.open_site`), ``epsilon`` (what its updates may cost),
+    ``key`` and ``members`` (a private key and the list of all sites' public keys, with which secure sums are signed), and
     ``data-KEY`` for keys of the recipe's section ``[data]``.
 
     Args:
@@ -38,7 +45,13 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
         name = str(config["site"])
         if name not in opened:
             data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
-            opened[name] = open_site(site_recipe(recipe, data), name, Path(str(config["private"])))
+            said, limit = config.get("evaluations"), config.get("epsilon")
+            opened[name] = open_site(
+                own := site_recipe(recipe, data), name, Path(str(config["private"])),
+                limit=None if limit is None else float(limit), evaluations=None if said is None else str(said),
+                signer=signer_by_list(own, name, Path(str(config["key"])), _path(config, "members"))
+                if "key" in config else None,
+            )  # fmt: skip
         return opened[name]
 
     def main(grid: Grid, context: Context) -> None:

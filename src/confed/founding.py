@@ -78,6 +78,8 @@ def found(root: Path, federation: Federation) -> None:
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
         write_from_template(folder / "README.md", "site.md", federation, name)
     write_sites(server / SITES, keys)
+    for name in federation.sites:  # by these the members of a secure sum know each other, whatever the server says
+        write_sites(root / "sites" / name / SITES, keys)
     write_from_template(server / "README.md", "server.md", federation)
     flower = root / "flower"
     flower.mkdir()

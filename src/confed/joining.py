@@ -6,11 +6,15 @@ from pathlib import Path
 import torch
 
 from confed.engines.site import Site, client_named
+from confed.federation.client import Signer
+from confed.founding import SITES, read_sites
 from confed.leading import common_ground
 from confed.preparing import prepare
+from confed.privacy.evaluations import EvaluationPolicy
+from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
 from confed.recipe import Recipe, load_recipe
 
-__all__ = ["open_site", "site_recipe"]
+__all__ = ["open_site", "signer_by_list", "signer_by_kit", "site_recipe"]
 
 
 def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
@@ -33,6 +37,56 @@ def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None
     return recipe
 
 
+def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -> Signer | None:
+    """By what the sites of a secure sum know each other: their keys, and the coordinator's list of them.
+
+    Args:
+        recipe: the federation's.
+        site: who this is.
+        key: the file with this site's private key.
+        members: the list of sites and public keys; None for ``sites.json`` beside the key.
+
+    Returns:
+        None where the recipe has no secure sum.
+
+    Raises:
+        ValueError: it has, and there is no list, or one with another key for this site.
+    """
+    if recipe.construct("algorithm").secure_sum is None:
+        return None
+    from confed.engines.flower_line import read_key
+
+    path = key.parent / SITES if members is None else members
+    if not path.is_file():
+        raise ValueError(
+            f"the recipe has a secure sum, for which this site must know the keys of the others: --members must name the "
+            f"coordinator's list of sites and public keys ({SITES} of the federation), and there is no file {path}"
+        )
+    signer = ListedKeys(read_key(key), read_sites(path))
+    if not signer.names(site):
+        raise ValueError(f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list")
+    return signer
+
+
+def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
+    """The same over FLARE, whose certificates the federation's authority vouches for.
+
+    Args:
+        recipe: the federation's.
+        kit: this site's FLARE workspace; ``sites.json`` in it says what FLARE calls the site of each client, and where
+            there is none every site is called as its client.
+
+    Returns:
+        None where the recipe has no secure sum.
+
+    Raises:
+        ValueError: it has, and the kit has no keys.
+    """
+    if recipe.construct("algorithm").secure_sum is None:
+        return None
+    return VouchedKeys(kit / "startup", read_sites(kit / SITES) if (kit / SITES).is_file() else {})
+
+
 def open_site(
     recipe: Recipe,
     client: str,
@@ -40,6 +94,8 @@ def open_site(
     tell: Callable[[str], None] = lambda _: None,
     *,
     limit: float | None = None,
+    evaluations: str | None = None,
+    signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Site:
     """A client's end of a federation.
@@ -50,20 +106,24 @@ def open_site(
         private: the folder for what must not leave this machine.
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all; None for no limit.
+        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluations.EvaluationPolicy.parse` reads
+            it; kept in the folder, and None for what is kept there.
+        signer: see :class:`confed.engines.site.Site`.
         over: called when the server says that the run is over.
 
     Raises:
-        ValueError: faulty recipe or data, no such client, one without training examples, or a limit where clients add
-            no noise.
+        ValueError: faulty recipe or data, no such client, one without training examples, a limit where clients add
+            no noise, or a policy for evaluations that is none.
     """
     torch.set_num_threads(recipe.run.threads)
     setup, materials = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:
         raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
+    policy = None if evaluations is None else EvaluationPolicy.parse(evaluations)
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     return Site(
         setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
-        limit=limit, over=over,
+        limit=limit, evaluations=policy, signer=signer, over=over,
     )  # fmt: skip

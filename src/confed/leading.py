@@ -252,6 +252,9 @@ class _Leader(Runner):
                 if getattr(task, "metric", "loss") in values:
                     found.results[view, place, place] = (values, {})
         missing = [info.id for info in simulation.clients() if not any(key[2] == info.id for key in found.results)]
+        for name in [name for name in missing if name in simulation.unanswered]:
+            found.notes.append(f"{name} was not evaluated: {simulation.unanswered[name][:300]}")
+            missing.remove(name)
         if missing:
             found.notes.append(f"not evaluated, for they were away or told nothing of the metric: {listed(missing)}")
         return found

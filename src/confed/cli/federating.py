@@ -121,6 +121,10 @@ def client(
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:8443",
     ca: Annotated[Path | None, typer.Option(help="The certificate that vouches for the server (ca.crt).")] = None,
     key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    members: Annotated[
+        Path | None,
+        typer.Option(help="The list of sites and their public keys, for secure sums. [default: sites.json beside --key]"),
+    ] = None,
     private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
     data: Annotated[
         list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
@@ -132,6 +136,13 @@ def client(
     method: Method = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Train no more once this site's updates have cost this much privacy, in all.")
+    ] = None,
+    evaluations: Annotated[
+        str | None,
+        typer.Option(
+            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=1, in_all=40 '
+            "and least=50. [default: what was given before; else exact ones until --epsilon is spent]"
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the server says that the run is over.")] = False,
     engine: Chosen = Engine.flower,
@@ -156,12 +167,12 @@ def client(
         stop = threading.Event()
         with _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
-            federating_flare.join(loaded, kit, private, site, stop, epsilon, once)
+            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
         return
     need_flower()
     from confed.engines.flower import client_app
     from confed.engines.flower_line import Line, read_key
-    from confed.joining import open_site
+    from confed.joining import open_site, signer_by_list
 
     if (ca is None) != insecure:
         raise ValueError("give either --ca FILE, or --insecure to go without TLS")
@@ -175,7 +186,10 @@ def client(
         say(f"{escape(site)}: {escape(text)}")
 
     stop = threading.Event()
-    opened = open_site(loaded, site, private, tell, limit=epsilon, over=stop.set if once else lambda: None)
+    opened = open_site(
+        loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
+        signer=signer_by_list(loaded, site, key, members), over=stop.set if once else lambda: None,
+    )  # fmt: skip
     line = Line(server, secret, root, largest=opened.largest, tell=tell)
     with _stopping(stop):
         line.serve(client_app(lambda _: opened), stop)

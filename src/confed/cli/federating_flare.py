@@ -52,7 +52,8 @@ def serve(
 
 
 def join(
-    recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool
+    recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool,
+    evaluations: str | None = None,
 ) -> None:  # fmt: skip
     """Takes part in a federation: ``confed client --engine flare``.
 
@@ -64,6 +65,7 @@ def join(
         stop: set when this is to end.
         epsilon: what this site's updates may cost in all; None for no limit.
         once: end when the server says that the run is over.
+        evaluations: which evaluations this site answers; None for what was said before.
     """
     need_flare()
     from confed.flare_joining import join
@@ -71,7 +73,10 @@ def join(
     def tell(text: str) -> None:
         say(escape(text))
 
-    join(recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, once=once, tell=tell)
+    join(
+        recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
+        tell=tell,
+    )  # fmt: skip
 
 
 def found(folder: Path, federation: "Federation") -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon
 
-__all__ = ["Diary"]
+__all__ = ["Diary", "append", "read_lines"]
+
+EVALUATION = "evaluate"
 
 
 class Diary:
@@ -41,9 +44,10 @@ class Diary:
         self.asked = ""
         self._run, self._limit = run, limit
         self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
-        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in _read(self._secrets)}
-        costs = _read(self._costs)
-        self._multipliers: list[float] = [line["noise"] for line in costs]
+        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets)}
+        costs = read_lines(self._costs)
+        self._multipliers: list[float] = [line["noise"] for line in costs if line.get("action") != EVALUATION]
+        self._evaluations: list[float] = [line["noise"] for line in costs if line.get("action") == EVALUATION]
         self._bare: set[tuple[int, str]] = {
             (line["round"], line["action"]) for line in costs if line["run"] == run and not line["noise"]
         }
@@ -60,22 +64,26 @@ class Diary:
         asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
         if self._used.setdefault(name, asked) != asked:
             raise ValueError("this was done before, for another request; the same secret is not used twice")
-        _append(self._secrets, {"secret": name, "asked": asked})
+        append(self._secrets, {"secret": name, "asked": asked})
 
-    def epsilon(self, privacy: UpdatePrivacy, more: int = 0) -> float:
-        """What all updates have cost, of whichever recipe and run: they tell of the same examples.
+    def epsilon(self, privacy: UpdatePrivacy, more: int = 0, evaluation: float | None = None) -> float:
+        """What updates and noised evaluations have cost, of whichever recipe and run: they tell of the same examples.
 
         Gaussian mechanisms of multipliers z_i are together one of (sum of z_i^-2)^(-1/2) (Dong, Roth and Su, "Gaussian
-        differential privacy", 2022).
+        differential privacy", 2022). Updates alone: for a client with all its data; with evaluations: for each of its
+        examples. An evaluation's sums move by 1 where an example is another one, an update by twice its clip.
 
         Args:
             privacy: says delta and the neighbours; and the noise of the updates to come.
             more: how many of these are added.
+            evaluation: noise multiplier of one evaluation to come; None for none.
 
         Raises:
             ValueError: dp-accounting is not installed.
         """
-        multipliers = [*self._multipliers, *[privacy.noise] * more]
+        twice = 2.0 if privacy.adjacency == "replace" else 1.0
+        told = [*self._evaluations, *([] if evaluation is None else [evaluation])]
+        multipliers = [*self._multipliers, *[privacy.noise] * more, *(twice * z for z in told)]
         total = sum(1 / z**2 if z else math.inf for z in multipliers)
         return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
 
@@ -85,11 +93,48 @@ class Diary:
         Raises:
             ValueError: it is not.
         """
-        if self._limit is not None and (cost := self.epsilon(privacy, 1)) > self._limit:
+        self._within(privacy, "update", self.epsilon(privacy, 1) if self._limit is not None else 0.0)
+
+    def check_evaluation(self, privacy: UpdatePrivacy, noise: float) -> None:
+        """Checks that one more evaluation with noise is within the limit.
+
+        Raises:
+            ValueError: it is not.
+        """
+        cost = self.epsilon(privacy, evaluation=noise) if self._limit is not None else 0.0
+        self._within(privacy, "evaluation", cost)
+
+    def check_exact(self, privacy: UpdatePrivacy) -> None:
+        """Checks that the limit has room for an update, without which nothing exact is told either.
+
+        Raises:
+            ValueError: it is spent.
+        """
+        if self._limit is not None and self.epsilon(privacy, 1) > self._limit:
+            raise ValueError(
+                f"this site's limit of privacy is spent: epsilon {self._limit:g}; it tells nothing exact of its examples"
+            )
+
+    def _within(self, privacy: UpdatePrivacy, what: str, cost: float) -> None:
+        if self._limit is not None and cost > self._limit:
             raise ValueError(
                 f"this site's limit of privacy is reached: epsilon {self._limit:g} at delta {privacy.delta:g}, and "
-                f"with one more update {cost:.4g}"
+                f"with one more {what} {cost:.4g}"
             )
+
+    def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
+        """Writes down that an evaluation with noise leaves.
+
+        Args:
+            privacy: says delta and the neighbours.
+            noise: multiplier of the evaluation.
+            round: number of finished rounds.
+        """
+        self._evaluations.append(noise)
+        line = {"time": time.time(), "run": self._run, "round": round, "action": EVALUATION, "unit": "example"}
+        cost = self.epsilon(privacy)
+        line |= {"noise": noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def release(self, privacy: UpdatePrivacy, round: int) -> None:
         """Writes down that an update leaves.
@@ -103,7 +148,7 @@ class Diary:
         line["clip"] = privacy.clip
         line |= {"noise": privacy.noise, "delta": privacy.delta, "adjacency": privacy.adjacency}
         cost = self.epsilon(privacy)
-        _append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
+        append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def bare(self, round: int, action: str) -> None:
         """Writes down, once a round, that something about the examples leaves that this site put no noise on.
@@ -117,18 +162,18 @@ class Diary:
         self._bare.add((round + 1, action))
         self._multipliers.append(0.0)
         line = {"time": time.time(), "run": self._run, "round": round + 1, "action": action, "noise": 0.0}
-        _append(self._costs, {**line, "epsilon": None})
+        append(self._costs, {**line, "epsilon": None})
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
-    """Adds a line, and returns when it is on disk."""
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Adds a line to a book, and returns when it is on disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
 
     Raises:

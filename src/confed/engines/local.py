@@ -105,6 +105,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         presence: who joins late and who leaves; nobody by default.
         by_size: draw cohorts with probabilities proportional to numbers of training examples.
         lenient: clients whose evaluation fails are left out of it; otherwise it ends the run.
+
+    Attributes:
+        unanswered: clients that were left out of the last evaluation, and why.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         if len(setup.population) == 0:
             raise ValueError("a federation needs at least one client, got 0")
         self.setup, self.store, self.lenient = setup, store, lenient
+        self.unanswered = dict[str, str]()
         self.answerer = InProcess(setup) if answerer is None else answerer
         size = len(setup.population) if cohort is None else cohort
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
@@ -263,9 +267,11 @@ class Simulation(AbstractContextManager["Simulation"]):
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
+        self.unanswered = {}
         for call, reply in zip(calls, self.answerer(calls, self.store, round), strict=True):
             if reply.error is not None:
                 if self.lenient:
+                    self.unanswered[call.client.id] = reply.error
                     continue
                 raise RuntimeError(f"evaluation on {call.client.id!r} failed: {reply.error}")
             for view in ("global", "personal"):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client, Diary
+from confed.federation.client import Client, Diary, Signer
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
@@ -189,6 +189,7 @@ class Setup:
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
         diary: see :class:`confed.federation.client.Client`.
+        signer: as well.
     """
 
     algorithm: Algorithm
@@ -204,6 +205,7 @@ class Setup:
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     public: ClientData | None = None
     diary: Diary | None = None
+    signer: Signer | None = None
 
     def __post_init__(self) -> None:
         protections.check(self.algorithm)
@@ -274,6 +276,7 @@ def perform(
         newcomer=setup.algorithm.newcomer,
         public=setup.public,
         diary=setup.diary,
+        signer=setup.signer,
     )
     with isolated(derive(setup.seed, round, call.client.id, call.action)):
         message = actions[call.action](client, call.message)

@@ -29,11 +29,16 @@ from confed.engines.envelope import (
     schema_of,
     seal,
 )
+from confed.engines.evaluation_book import EvaluationBook, kept_policy
 from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
+from confed.federation.client import Signer
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Scope
+from confed.privacy.evaluations import EvaluationPolicy
+from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
+from confed.privacy.secure_sum.memory import FRESH, GROUP
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
 
@@ -53,6 +58,12 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
             return info
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
 
+EVALUATE = "evaluate"
+"""The action that tells sums over examples and nothing else; the site's policy says which."""
+
+LARGEST = 1e6
+"""How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
+
 
 class Site:
     """One client's end of a federation.
@@ -66,10 +77,14 @@ class Site:
         audit: a file that gets a line for every message; None for none.
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.diary`); None for no limit.
+        evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
+        signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
+            keys are signed; None where nobody signs.
         over: called when the server says that the run is over.
 
     Attributes:
         diary: what this site remembers for good.
+        evaluations: which evaluations it has answered, and what it still answers.
         problem: why this site cannot take part, as found out by the last hello; None where it can.
     """
 
@@ -84,6 +99,8 @@ class Site:
         audit: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
         limit: float | None = None,
+        evaluations: EvaluationPolicy | None = None,
+        signer: Signer | None = None,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         privacy = setup.algorithm.update_privacy
@@ -102,11 +119,15 @@ class Site:
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
         self.diary = Diary(root, self.fingerprint.terms[:16], limit)
-        self._setup = replace(setup, diary=self.diary)
+        policy = kept_policy(root, evaluations)
+        self.evaluations = EvaluationBook(root, self.fingerprint.terms[:16], policy, self.diary, self._privacy)
+        self._setup = replace(setup, diary=self.diary, signer=signer)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
         self._known: Schema = schema_of(self._workspace.tensors)
+        floating = [t for t in self._workspace.tensors.values() if t.is_floating_point() and t.numel()]
+        self._most = LARGEST * max([1.0, *(float(t.detach().abs().max()) for t in floating)])
         self._limits = Limits.of(self._known) if limits is None else limits
         # A server may show its own layers when it asks for an evaluation of the whole.
         self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
@@ -167,12 +188,15 @@ class Site:
     def _part(self, request: Request) -> tuple[Answer, bytes]:
         """The run is over."""
         self._tell("the run is over; the personal model stays here")
-        self._over()
+        try:
+            self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
+        finally:
+            self._over()
         return Answer(request.id, None, False, 0.0), seal(Message())
 
     def _when(self, request: Request) -> str:
         """What is asked, as the person at the site reads it: an evaluation counts the rounds that are over."""
-        if request.action != "evaluate":
+        if request.action != EVALUATE:
             return f"round {request.round + 1}: {request.action}"
         return f"{'the end' if request.round > self._setup.rounds else f'after round {request.round}'}: evaluate"
 
@@ -187,9 +211,12 @@ class Site:
             self._tell(f"{self._when(request)} was done already, the reply goes out again")
             return repeated
         message = open_body(body, self._limits, self._known, self._allowed)
+        check_scale(message.tensors, self._most)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.diary.check(privacy)
+        if request.action == EVALUATE:
+            self.evaluations.check(request.round)
         self.diary.asked = asked
         self._tell(self._when(request))
         self.store.rewind(request.base)
@@ -197,6 +224,8 @@ class Site:
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
+        if request.action == EVALUATE and reply.error is None:
+            reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
         data = seal(reply.message)
         if reply.error is not None:
             self._tell(f"{self._when(request)} failed: {reply.error}")
@@ -206,6 +235,8 @@ class Site:
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
             self.diary.bare(request.round, request.action)
         self._remember(asked, saved, data)
+        if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
+            self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
 
     # The last reply ------------------------------------------------------------------------------------------

@@ -89,6 +89,28 @@ class DirectoryStore:
             if version not in needed:
                 self._path(client_id, version).unlink()
 
+    def scrub(self, client_id: str, group: str, before: int) -> None:
+        """Removes a group of tensors, and the scalar of its name, from a client's older versions.
+
+        Args:
+            client_id: whose.
+            group: of tensors in the client's state.
+            before: versions from this one on stay as they are.
+
+        Raises:
+            CorruptCheckpoint: a file is damaged.
+        """
+        for version in [v for v in self._versions(client_id) if v < before]:
+            path = self._path(client_id, version)
+            try:
+                state = decode_state(path.read_bytes())
+            except ValueError as error:
+                raise CorruptCheckpoint(f"{path}: {error}") from error
+            if group in state.tensors or group in state.scalars:
+                state.tensors.pop(group, None)
+                state.scalars.pop(group, None)
+                write_atomically(path, encode_state(state), sync=True)
+
     def rewind(self, version: int) -> None:
         """Makes ``version`` the newest, removing what was written after it."""
         self.version = version

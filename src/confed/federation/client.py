@@ -14,7 +14,7 @@ from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 from confed.federation.train import Local
 
-__all__ = ["Client", "Diary"]
+__all__ = ["Client", "Diary", "Signer"]
 
 
 class Diary(Protocol):
@@ -29,6 +29,22 @@ class Diary(Protocol):
 
         Raises:
             ValueError: it was used for another request before, or for something else.
+        """
+        ...
+
+
+class Signer(Protocol):
+    """By what a client is known to the others, and they to it, whatever a server between them says."""
+
+    def sign(self, statement: bytes) -> bytes:
+        """The client's signature under a statement."""
+        ...
+
+    def check(self, client: str, statement: bytes, signature: bytes) -> None:
+        """Checks another client's signature.
+
+        Raises:
+            ValueError: it is none of that client's.
         """
         ...
 
@@ -60,6 +76,7 @@ class Client:
         newcomer: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
         diary: what a site of a federation across machines remembers for good; None in the simulator.
+        signer: by what a site is known to other sites; None where nobody signs anything.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 
@@ -80,6 +97,7 @@ class Client:
     newcomer: Callable[[Params], Params] = lambda shared: {}
     public: ClientData | None = None
     diary: Diary | None = None
+    signer: Signer | None = None
     incoming: Params = None  # type: ignore[assignment]
 
     def rng(self, purpose: str) -> torch.Generator:

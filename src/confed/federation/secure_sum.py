@@ -7,6 +7,12 @@ weight (an integer), and f bits behind the point,
 
 The sum is exact in these integers. f is as large as the cohort's weights leave room for, so that nothing can overflow:
 f = bits - 1 - ceil(log2((reach + 1) * sum over the cohort of w_k)).
+
+**The threshold.** Of one client's two secrets a member gives a share of one, once. A server that tells one half of the
+cohort that the client dropped out, and the other half that it did not, collects shares of either; c members that
+collude with it give theirs of both, so that n - c honest answers and 2 c others must not be enough for two times t:
+
+    2 t > n + c.
 """
 
 import math
@@ -30,7 +36,9 @@ class SecureSum:
         bits: of the integers that travel; 32 takes FedAvg's bytes, 64 twice as many.
         reach: largest absolute value of an update's coordinate; a client beyond it drops out of the round.
         threshold: how many clients must stay to the end of a round, so that the masks of those that dropped out can
-            be taken off; None for more than half of the cohort, which is also the least.
+            be taken off; None for the least, which is more than half of the cohort and its colluders together.
+        colluders: how many members may work together with the server without that it learns an update of another: a
+            cohort of n needs t > (n + colluders) / 2 of them to its end.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
@@ -38,6 +46,7 @@ class SecureSum:
     bits: Literal[32, 64] = 64
     reach: float = 64.0
     threshold: int | None = None
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         where = "algorithm.secure_sum"
@@ -47,20 +56,33 @@ class SecureSum:
             raise ValueError(f"{where}.reach must be positive and finite, got {self.reach}")
         if self.threshold is not None and self.threshold < 2:
             raise ValueError(f"{where}.threshold must be at least 2, got {self.threshold}")
+        if self.colluders < 0:
+            raise ValueError(f"{where}.colluders must not be negative, got {self.colluders}")
+
+    @property
+    def least(self) -> int:
+        """How many clients must send a tensor: of two that do not collude, each knows the other's from the sum."""
+        return max(LEAST, self.colluders + 2)
 
     def needed(self, cohort: int) -> int:
         """How many of a cohort must stay.
 
         Raises:
-            ValueError: the threshold is not more than half of the cohort, or more than all of it: with half of them
-                a server that tells two halves different stories could take everybody's masks off.
+            ValueError: the cohort is too small for its colluders, or the threshold is not more than half of both
+                together, or more than all of the cohort: a server that tells clients different stories could take
+                a client's masks off.
         """
-        least = cohort // 2 + 1
+        if cohort < self.least:
+            raise ValueError(
+                f"algorithm.secure_sum with colluders = {self.colluders} needs at least {self.least} clients in a cohort, "
+                f"got {cohort}"
+            )
+        least = (cohort + self.colluders) // 2 + 1
         threshold = least if self.threshold is None else self.threshold
         if not least <= threshold <= cohort:
             raise ValueError(
-                f"algorithm.secure_sum.threshold must be from {least} to {cohort} for a cohort of {cohort}, "
-                f"got {threshold}"
+                f"algorithm.secure_sum.threshold must be from {least} to {cohort} for a cohort of {cohort} with "
+                f"{self.colluders} that may collude (2 t > n + c), got {threshold}"
             )
         return threshold
 

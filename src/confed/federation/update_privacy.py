@@ -20,6 +20,11 @@ number of clients *asked*; one that fails counts with an update of zero. With we
 sensitivity of the mean would be C max_k N_k / sum_j N_j, which depends on the data of all clients, and the numbers are
 what a client says of itself. At the client the weights do not matter: what is sent is private already.
 
+**Rounding.** Updates are clipped and noised in float64 and rounded once, at the end, to what travels. With noise that
+rounding is a function of what was released already, and costs nothing. Without, a server that hands out huge values
+could have it lengthen an update (one unit in the last place of w may be as large as a coordinate of d_k), so the norm
+is taken again after it, and coordinates that it moved beyond d_k are rounded towards w where that is needed.
+
 **Tensors that only some clients send.** The released object is the vector of sums, name by name; the updates of one
 client lie in a ball of radius C over all its names together, so every sum gets noise of z C, and is then divided by
 the number of clients that were asked for this name.
@@ -28,8 +33,9 @@ the number of clients that were asked for this name.
 their sum: the same distribution, and the method that takes the mean need not know of it.
 
 **What the guarantee does not cover.** Numbers of examples, which are sent in the clear; what a method sends beside
-``fit``; evaluations. Rounding of floating-point numbers (Mironov, "On significance of the least significant bits for
-differential privacy", 2012): norms may exceed C by a few units in the last place.
+``fit``; evaluations (a site has a policy of its own for these, :mod:`confed.privacy.evaluations`). That noise is drawn
+from floating-point numbers and not from all real ones (Mironov, "On significance of the least significant bits for
+differential privacy", 2012).
 """
 
 import math
@@ -52,6 +58,9 @@ Adjacency = Literal["replace", "zero-out"]
 
 STATISTICS = ("running_mean", "running_var")
 """How torch names the running statistics of normalisation layers, which are no parameters."""
+
+COARSE = 2.0**-8
+"""Share by which an update is shortened further for its rounding, at most."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +130,42 @@ class UpdatePrivacy:
             ValueError: a name of ``sent`` is not in ``start``, or has another shape there.
         """
         origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
-        scales = self._scales({n: sent[n].double() - origins[n].double() for n in _floating(sent)})
+        moved = {n: sent[n].double() - origins[n].double() for n in _floating(sent)}
         released: dict[str, Tensor] = {}
+        scales = self._scales(moved)
         for name, tensor in sent.items():
             if name not in scales:
                 released[name] = origins[name]
-                continue
-            wide = torch.promote_types(tensor.dtype, torch.float32)
-            kept = torch.lerp(origins[name].to(wide), tensor.to(wide), scales[name])
-            if self.noise > 0:
+            elif self.noise > 0:
                 spread = self.noise * self.clip / math.sqrt(1 if among is None else among[name])
-                kept = kept + spread * normal(tensor.shape, rng, wide)
-            released[name] = kept.to(tensor.dtype)
-        return released
+                wide = torch.promote_types(tensor.dtype, torch.float32)
+                noise = normal(tensor.shape, rng, wide if rng is not None else torch.float64).double()
+                # Origin last: what it is added to is released already, whatever its scale.
+                update = scales[name] * moved[name] + spread * noise.to(tensor.device)
+                released[name] = (origins[name].double() + update).to(tensor.dtype)
+            else:
+                released[name] = _rounded(tensor, origins[name], moved[name], scales[name])
+        return released if self.noise > 0 else self._within(released, sent, origins, moved)
+
+    def _within(
+        self, released: dict[str, Tensor], sent: Params, origins: Params, moved: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What leaves without noise, within the clip after it was rounded, too."""
+        scales, slack = self._scales(moved), 2.0**-20
+        while True:
+            left = {n: released[n].double() - origins[n].double() for n in moved}
+            over = [name for name, scale in self._scales(left).items() if scale < 1]
+            if not over:
+                return released
+            for name in over:
+                kept = _rounded(sent[name], origins[name], moved[name], scale := scales[name] * (1 - slack))
+                if slack >= COARSE:  # nobody moves further than before rounding, so that neither does the whole
+                    far = (kept.double() - origins[name].double()).abs() > (scale * moved[name]).abs()
+                    kept = torch.where(far, origins[name], kept)
+                released[name] = kept
+            if slack >= COARSE:
+                return released
+            slack *= 16
 
     def nothing(self, names: Params, changes: Sequence[str] = ()) -> dict[str, Tensor]:
         """An update of zero: the values themselves, and changes of zero."""
@@ -149,6 +181,11 @@ class UpdatePrivacy:
             return dict.fromkeys(updates, scale)
         each = self.clip / math.sqrt(len(updates))
         return {name: _at_most(each, math.sqrt(square)) for name, square in squares.items()}
+
+
+def _rounded(sent: Tensor, start: Tensor, moved: Tensor, scale: float) -> Tensor:
+    """A shortened update of a value, in the value's precision; the value itself where nothing is shortened."""
+    return sent if scale == 1.0 else (start.double() + scale * moved).to(sent.dtype)
 
 
 def _at_most(bound: float, norm: float) -> float:

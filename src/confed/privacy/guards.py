@@ -7,7 +7,7 @@ import torch
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params
 
-__all__ = ["check_reply", "first_non_finite"]
+__all__ = ["check_reply", "check_scale", "first_non_finite"]
 
 
 def first_non_finite(params: Params) -> str | None:
@@ -21,6 +21,21 @@ def first_non_finite(params: Params) -> str | None:
             if not torch.isfinite(tensor.sum(dtype=wide)):
                 return name
     return None
+
+
+def check_scale(params: Params, most: float) -> None:
+    """Checks that no value is larger than a party can mean, such as one that swallows an update in its rounding.
+
+    Args:
+        params: what was received.
+        most: the largest absolute value.
+
+    Raises:
+        ValueError: a floating-point tensor holds a larger one; names it.
+    """
+    for name, tensor in params.items():
+        if tensor.is_floating_point() and tensor.numel() and (found := float(tensor.abs().max())) > most:
+            raise ValueError(f"{name!r} holds values up to {found:.3g}, and this site takes {most:.3g} at most")
 
 
 def check_reply(call: Call, reply: Reply) -> Reply:

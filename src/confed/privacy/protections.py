@@ -95,12 +95,17 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
             f"algorithm.update_privacy.noise must be 0 where running statistics are shared, such as {found[0]!r}, got "
             f"{privacy.noise}: take a model without batch normalisation, or a method that keeps it private (fedbn)"
         )
-    few = {name: count for name, count in senders.items() if count < LEAST}
-    if few and algorithm.secure_sum is not None:
+    if algorithm.secure_sum is None:
+        return
+    least = algorithm.secure_sum.least
+    few = {name: count for name, count in senders.items() if count < least}
+    if few:
         name, count = next(iter(few.items()))
+        why = "of two, each would know the other's update from the sum" if least == LEAST else (
+            f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others"
+        )
         raise ValueError(
-            f"algorithm.secure_sum needs at least {LEAST} clients that send a tensor, and {name!r} has {count}: of "
-            "two, each would know the other's update from the sum"
+            f"algorithm.secure_sum needs at least {least} clients that send a tensor, and {name!r} has {count}: {why}"
         )
 
 

@@ -1,12 +1,12 @@
 """What a client offers for the secure sum; the calls are listed in :mod:`confed.privacy.secure_sum.exchange`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 
 import torch
 
-from confed.federation.client import Client
+from confed.federation.client import Client, Signer
 from confed.federation.messages import ClientInfo, Message, Scalar
 from confed.federation.params import Params
 from confed.federation.secure_sum import SecureSum
@@ -17,6 +17,7 @@ from confed.privacy.secure_sum.member import Keys, Member
 from confed.privacy.secure_sum.memory import as_tensor, forget, recall, remember, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.shamir import SHARE
+from confed.privacy.secure_sum.signatures import statement
 
 __all__ = ["PREFIX", "UPDATE", "actions"]
 
@@ -47,7 +48,10 @@ def actions(
         plan.check(options, int(weigh(client.info)))
         member = Member.begin(plan, client.info.id)
         remember(client.state, member)
-        return Message({"seal": as_tensor(member.public.seal), "mask": as_tensor(member.public.mask)})
+        sent = {"seal": as_tensor(member.public.seal), "mask": as_tensor(member.public.mask)}
+        if client.signer is not None:
+            sent["signature"] = as_tensor(client.signer.sign(statement(plan, member.name, member.public)))
+        return Message(sent)
 
     def masked(client: Client, message: Message) -> Message:
         """``fit``, its update behind masks; the scalars of its reply are not sent."""
@@ -86,9 +90,23 @@ def _shares(client: Client, message: Message) -> Message:
     member, names = recall(client.state), _names(message.scalars["members"])
     _once(client, member, "shares")
     pairs = zip(rows(message.tensors["seal"]), rows(message.tensors["mask"]), strict=True)
-    parcels = member.share({name: Keys(*pair) for name, pair in zip(names, pairs, strict=True)})
+    keys = {name: Keys(*pair) for name, pair in zip(names, pairs, strict=True)}
+    if client.signer is not None:
+        _check_signed(client.signer, member, keys, message)
+    parcels = member.share(keys)
     remember(client.state, member)
     return Message({"parcels": stacked([parcels[name] for name in names])})
+
+
+def _check_signed(signer: Signer, member: Member, keys: Mapping[str, Keys], message: Message) -> None:
+    """Checks that every other member's keys are its own, by what it signed for this plan."""
+    padded = message.tensors.get("signatures")
+    if padded is None:
+        raise ValueError("the keys of the members of this secure sum are not signed, and this site knows theirs")
+    for (name, pair), row in zip(keys.items(), rows(padded), strict=True):
+        if name != member.name:
+            length = int.from_bytes(row[:4], "big")
+            signer.check(name, statement(member.plan, name, pair), row[4 : 4 + length])
 
 
 def _unmask(client: Client, message: Message) -> Message:

@@ -5,7 +5,7 @@ and the method is told that every client sent the mean: of equal values every we
 know of masks, and neither need an engine.
 
     call             message to a client                      reply
-    secure_keys      the plan                                 two public keys
+    secure_keys      the plan                                 two public keys, signed where sites have keys to sign with
     secure_shares    everybody's public keys                  sealed shares, a parcel for everybody
     fit              the method's own message, the parcels    the blocks behind their masks
     secure_unmask    whose blocks came                        the shares that take the masks off
@@ -31,9 +31,10 @@ from confed.privacy.secure_sum.client_actions import PREFIX, UPDATE
 from confed.privacy.secure_sum.fixed_point import decode, from_wire
 from confed.privacy.secure_sum.masks import KEY, Integers, usable
 from confed.privacy.secure_sum.member import Keys, needed, parcel_size
-from confed.privacy.secure_sum.memory import as_bytes, rows
+from confed.privacy.secure_sum.memory import as_bytes, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.shamir import SHARE
+from confed.privacy.secure_sum.signatures import LARGEST
 from confed.privacy.secure_sum.tally import Tally
 
 __all__ = ["summing"]
@@ -93,7 +94,7 @@ class _Round:
         # Who is left out stays in the plan, as one that drops out before its keys came: t is that of the whole cohort.
         self.plan = Plan(
             self.title, tuple(self.calls), options.needed(len(self.calls)), options.bits,
-            fraction, float(options.reach), _blocks(self.sent),
+            fraction, float(options.reach), _blocks(self.sent), options.least,
         )  # fmt: skip
 
     def replies(self) -> Iterator[Reply]:
@@ -117,15 +118,27 @@ class _Round:
 
     def _collect(self) -> Tally:
         """Keys, shares, and the sum of the masked blocks."""
-        key = torch.zeros(KEY, dtype=torch.uint8)
         begin = Message({}, {"plan": self.plan.to_json()})
         asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
-        said = dict(self._ask("secure_keys", asked, lambda _: {"seal": key, "mask": key}))
-        for name in [n for n, m in said.items() if not all(usable(as_bytes(t)) for t in m.tensors.values())]:
-            self._leave_out(name, "its keys are none")
-            del said[name]
+        said = dict(self._ask("secure_keys", asked, lambda _: None))
+        # Sites of one federation sign, all of them, or none does; one that is different cannot speak for the others.
+        signed = 2 * sum("signature" in message.tensors for message in said.values()) > len(said)
+        for name, message in list(said.items()):
+            if not _are_keys(message.tensors):
+                self._leave_out(name, "its keys are none")
+                del said[name]
+            elif signed and "signature" not in message.tensors:
+                self._leave_out(name, "its keys are not signed, and those of others are")
+                del said[name]
+        if len(said) < self.plan.threshold:
+            raise RuntimeError(
+                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent keys; "
+                f"{'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
+            )
         keyed = list(said)
         public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
+        if signed:
+            public["signatures"] = _padded([m.tensors["signature"] for m in said.values()])
         announced = Message(public, {"members": json.dumps(keyed)})
         parcel = torch.zeros(len(keyed), parcel_size(self.plan), dtype=torch.uint8)
         boxes = dict(self._ask("secure_shares", dict.fromkeys(keyed, announced), lambda _: {"parcels": parcel}))
@@ -214,6 +227,23 @@ class _Round:
             received = self.calls[name].message.tensors
             mean.add({n: origin(n, t, received, self.changes) for n, t in like.items()}, self.weights[name])
         return mean.result(like)
+
+
+def _are_keys(tensors: Params) -> bool:
+    """Whether a reply holds two public keys that give secrets, and a signature at most."""
+    if tensors.keys() - {"signature"} != {"seal", "mask"} or any(t.dtype != torch.uint8 for t in tensors.values()):
+        return False
+    signature = tensors.get("signature", torch.zeros(0, dtype=torch.uint8))
+    if signature.ndim != 1 or len(signature) > LARGEST:
+        return False
+    return all(tensors[n].shape == (KEY,) and usable(as_bytes(tensors[n])) for n in ("seal", "mask"))
+
+
+def _padded(signatures: Sequence[Tensor]) -> Tensor:
+    """Signatures as rows of equal length, each behind its own in four bytes."""
+    texts = [len(signature).to_bytes(4, "big") + as_bytes(signature) for signature in signatures]
+    longest = max((len(text) for text in texts), default=0)
+    return stacked([text.ljust(longest, bytes(1)) for text in texts])
 
 
 def _floating(call: Call) -> dict[str, Tensor]:

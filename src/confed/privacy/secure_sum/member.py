@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
 
-from confed.federation.secure_sum import LEAST
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import (
     SEAL,
@@ -142,7 +141,7 @@ class Member:
 
         Returns:
             Client of U_2 -> block -> share of its b_u, or -1 -> share of its mask key where it dropped out. Of
-            blocks with fewer than three survivors there is none.
+            blocks with fewer survivors than the plan's least (three) there is none.
 
         Raises:
             ValueError: U_3 has fewer than the threshold or clients that are not in U_2, or this was asked before.
@@ -191,7 +190,7 @@ def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iter
         survivors: U_3.
     """
     stayed = set(survivors)
-    open_blocks = [b for b, block in enumerate(plan.blocks) if len(stayed & set(block.senders)) >= LEAST]
+    open_blocks = [b for b, block in enumerate(plan.blocks) if len(stayed & set(block.senders)) >= plan.least]
     for owner in sharers:
         own = set(plan.of(owner))
         for block in [b for b in open_blocks if b in own] if owner in stayed else [-1]:

@@ -10,10 +10,12 @@ from confed.federation.state import ClientState
 from confed.privacy.secure_sum.member import Keys, Member
 from confed.privacy.secure_sum.plan import Plan
 
-__all__ = ["as_bytes", "as_tensor", "forget", "recall", "remember", "rows", "stacked"]
+__all__ = ["FRESH", "GROUP", "as_bytes", "as_tensor", "forget", "recall", "remember", "rows", "stacked"]
 
 GROUP = "secure sum"
 """Of tensors in a client's state, and the scalar with the plan."""
+FRESH = frozenset({"secure_keys", "secure_unmask"})
+"""Actions after which nothing of an earlier sum, or of an earlier step, is needed any more."""
 
 
 def as_tensor(data: bytes) -> Tensor:

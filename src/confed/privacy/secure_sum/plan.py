@@ -49,6 +49,7 @@ class Plan:
         reach: largest absolute value of an update.
         blocks: each with at least three of the members; no tensor is in two of them, as the difference of two sums
             over other senders is the update of those who are in one of them only.
+        least: members that must send a block: three, or two more than those that may collude.
 
     Raises:
         ValueError: the threshold is not more than half of the members, a block has too few senders or strangers, a
@@ -62,6 +63,7 @@ class Plan:
     fraction: int
     reach: float
     blocks: tuple[Block, ...]
+    least: int = LEAST
 
     def __post_init__(self) -> None:
         count = len(self.members)
@@ -80,7 +82,14 @@ class Plan:
         times = Counter(name for block in self.blocks for name in block.names)
         if twice := [name for name, count in times.items() if count > 1]:
             raise ValueError(f"a secure sum must name every tensor once, got {twice[0]!r} {times[twice[0]]} times")
+        if self.least < LEAST:
+            raise ValueError(f"a tensor of a secure sum needs at least {LEAST} senders, got {self.least}")
         for block in self.blocks:
+            if len(set(block.senders)) < self.least:
+                raise ValueError(
+                    f"a secure sum needs at least {self.least} clients that send a tensor, got {len(block.senders)} "
+                    f"for {block.names[0]!r}: {', '.join(block.senders)}"
+                )
             if not set(block.senders) <= set(self.members):
                 raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in the secure sum")
 
@@ -107,6 +116,7 @@ class Plan:
             ValueError: names what is another, with what it is here and in the plan.
         """
         here = {"bits": options.bits, "reach": float(options.reach), "threshold": options.needed(len(self.members))}
+        here["least"] = options.least
         for key, expected in here.items():
             if (told := getattr(self, key)) != expected:
                 clients = f" for {len(self.members)} clients" if key == "threshold" else ""
@@ -146,6 +156,7 @@ def _texts(values: Sequence[object]) -> tuple[str, ...]:
 
 def _plain(values: Mapping[str, Any], key: str) -> Any:
     kinds: dict[str, type] = {"label": str, "threshold": int, "bits": int, "fraction": int, "reach": float}
+    kinds["least"] = int
     if key not in kinds or type(values[key]) is not kinds[key]:
         raise TypeError(f"{key} = {values[key]!r}")
     return values[key]

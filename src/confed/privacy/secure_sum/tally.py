@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from confed.federation.secure_sum import LEAST
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import Integers, add_mask, pair_secret, public_key
 from confed.privacy.secure_sum.member import Keys, mask_purpose
@@ -70,7 +69,7 @@ class Tally:
         found: dict[int, Integers] = {}
         for block, total in self._totals.items():
             senders = self.senders(block)
-            if len(senders) < LEAST:
+            if len(senders) < self.plan.least:
                 continue
             for name in senders:
                 seed = shamir.join({holders[h]: given[h][name][block] for h in first})

@@ -1,0 +1,145 @@
+"""A site's own policy for evaluations: how many it answers, of how many examples, exactly, with noise, or not at all.
+
+A server chooses the model that it has evaluated and how often. Exact sums over a site's examples tell it what it wants to
+know of them: three models that always give one answer count that answer. What updates may cost (``--epsilon``) says
+nothing of that, so that a site has rules of its own, which no server and no recipe sets.
+
+**Noise.** Of N examples, the sums S_1 to S_k of k metrics are released, each of values in [0, 1] per example, all else is
+left out (losses, parts by question type, counts of labels):
+
+    S_i + N(0, k z^2), cut to [0, N].
+
+Where one example is another one, each sum moves by at most 1 and their vector by at most sqrt(k): this is the Gaussian
+mechanism with multiplier z (Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, appendix A),
+which composes with the site's noised updates (:mod:`confed.privacy.accountant`). It protects *one example* of the site;
+a client's update with noise protects all of them, and so each. N itself is told, as numbers of examples are in training.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from confed.federation.messages import Message, Scalar
+from confed.federation.randomness import normal
+
+__all__ = ["SHARES", "EvaluationPolicy"]
+
+SHARES = ("accuracy", "vqa_accuracy", "example_f1", "exact_match")
+"""Metrics that are sums of values in [0, 1] over examples, with a weight of 1 each; noise is defined for these."""
+
+Mode = Literal["default", "exact", "noise", "off"]
+
+
+@dataclass(frozen=True)
+class EvaluationPolicy:
+    """What a site answers when it is asked for an evaluation.
+
+    Attributes:
+        mode: "exact" sums; sums with "noise"; none ("off"); or, by default, exact ones until the limit of epsilon that
+            the site has set is spent.
+        noise: noise multiplier z, positive with "noise": the standard deviation in examples, for one metric.
+        per_round: evaluations in a round at most; None for any number. A run asks for one in each round that it
+            evaluates, and a round that is done again counts again.
+        in_all: evaluations at most, of all recipes together; None for any number.
+        least: examples of which sums are told at least; parts (by question type) over fewer are left out, and an
+            evaluation of fewer is refused. Above 1 counts of labels are left out, too, as some are of few examples.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    mode: Mode = "default"
+    noise: float = 0.0
+    per_round: int | None = None
+    in_all: int | None = None
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"evaluations must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        if not (0 < self.noise < math.inf if self.mode == "noise" else self.noise == 0):
+            wanted = "a positive finite multiplier" if self.mode == "noise" else "left out without noise"
+            raise ValueError(f"evaluations: noise must be {wanted}, got {self.noise}")
+        for name in ("per_round", "in_all"):
+            if (most := getattr(self, name)) is not None and most < 0:
+                raise ValueError(f"evaluations: {name} must not be negative, got {most}")
+        if self.least < 1:
+            raise ValueError(f"evaluations: least must be at least 1, got {self.least}")
+
+    @classmethod
+    def parse(cls, text: str) -> "EvaluationPolicy":
+        """The policy from its text, such as "noise=8,per_round=1,in_all=40,least=50" or "off".
+
+        Raises:
+            ValueError: it is none; says which part.
+        """
+        values: dict[str, str | int | float] = {}
+        for part in (part.strip() for part in text.split(",")):
+            key, given, value = part.partition("=")
+            try:
+                if not given:
+                    if part not in ("default", "exact", "off"):
+                        raise ValueError
+                    found = {"mode": part}
+                elif key == "noise":
+                    found = {"mode": "noise", "noise": float(value)}
+                elif key in ("per_round", "in_all", "least"):
+                    found = {key: int(value)}
+                else:
+                    raise ValueError
+            except ValueError:
+                raise ValueError(
+                    "evaluations must be default, exact, off or noise=NUMBER, with any of per_round=, in_all= and "
+                    f"least= and a whole number, separated by commas; got {part[:80]!r} in {text[:200]!r}"
+                ) from None
+            if values.keys() & found.keys():
+                raise ValueError(f"evaluations: {part[:80]!r} says again what {text[:200]!r} has said before")
+            values |= found
+        return cls(**values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """The text of :meth:`parse`."""
+        parts = [f"noise={self.noise!r}" if self.mode == "noise" else self.mode]
+        given = {"per_round": self.per_round, "in_all": self.in_all, "least": self.least if self.least > 1 else None}
+        return ",".join([*parts, *(f"{key}={value}" for key, value in given.items() if value is not None)])
+
+    def release(self, message: Message) -> Message:
+        """What of an evaluation's reply leaves the site.
+
+        Args:
+            message: the reply, as :meth:`confed.federation.algorithm.Algorithm.evaluate` makes it.
+
+        Raises:
+            ValueError: nothing of it may.
+        """
+        if self.mode != "noise" and self.least == 1:
+            return message
+        sums = _sums(message.scalars)
+        large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
+        if not large:
+            most = max((weight for _, weight in sums.values()), default=0.0)
+            raise ValueError(f"this site tells no sums over fewer than {self.least} examples, got {most:g}")
+        if self.mode == "noise":
+            large = self._noised(large)
+        scalars: dict[str, Scalar] = {}
+        for name, (total, weight) in large.items():
+            scalars |= {f"{name}:sum": total, f"{name}:weight": weight}
+        return Message({}, scalars)
+
+    def _noised(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        kept = {name: pair for name, pair in sums.items() if name.partition(":")[2] in SHARES}
+        if not kept:
+            raise ValueError(f"this site's evaluations have noise, which is defined for {', '.join(SHARES)} only")
+        spread = self.noise * math.sqrt(len(kept))
+        noise = normal((len(kept),), None).double().tolist()
+        return {
+            name: (min(max(total + spread * drawn, 0.0), weight), weight)
+            for (name, (total, weight)), drawn in zip(kept.items(), noise, strict=True)
+        }
+
+
+def _sums(scalars: Mapping[str, Scalar]) -> dict[str, tuple[float, float]]:
+    """View and metric -> sum and weight."""
+    names = [name.removesuffix(":sum") for name in scalars if name.endswith(":sum")]
+    return {name: (float(scalars[f"{name}:sum"]), float(scalars[f"{name}:weight"])) for name in names}
