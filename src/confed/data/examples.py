@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confed.data.controls import controlled
 from confed.data.picture_tables import Pictures, StoredPictures, channels_first
 from confed.data.presence import check_presence
 from confed.data.regions import Regions
@@ -318,6 +319,10 @@ class TableData:
     def test(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
         """Test batches in stored order."""
         return self._test.batches(batch_size)
+
+    def controlled_test(self, batch_size: int, control: str, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        """Test batches with the inputs of a control condition; see :mod:`confed.data.controls`."""
+        return controlled(self._test, batch_size, control, rng)
 
 
 def encode(

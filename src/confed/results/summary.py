@@ -8,6 +8,7 @@ from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
 from confed.recipe import Recipe
+from confed.results.controls import summarise_controls
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.multilabel import summarise_labels
@@ -136,6 +137,7 @@ def summarise_run(
         **({"left": left} if left else {}),
         **_with_subsets(examined, metrics, keys),
         **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
+        **({"controls": tried} if (tried := summarise_controls(setup, materials, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
     }
