@@ -16,6 +16,11 @@ from confed.data.question_words import WordAnswers
 from confed.experiment import load_data, run
 from confed.metrics.controls import FLIPS, LEVEL, mean_over_places, sign_flip, verdict
 from confed.recipe import load_recipe
+from confed.results.looks import SIGN, controls_in, controls_table, fails
+from confed.results.report import render
+from confed.results.runs import load
+from confed.results.tables import paper_table, results_table
+from confed.results.writers import to_csv
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
@@ -196,3 +201,49 @@ def test_a_pooled_model_is_tried_once_and_says_so(tmp_path: Path):
     found = run(load_recipe("fedvqa_scenes", settings), tmp_path / "central")["controls"]
     assert set(found) == {"global_seen", "global_unseen", "left_out"}
     assert found["left_out"] == {"personal": "all data are in one place: the one model is tried as the global one"}
+
+
+def _summary(label: str, passed: bool, seed: int = 0) -> dict:
+    view = {"means": {"right": 0.4, "permuted_image": 0.4}, "p": {"permuted_image": 0.5}, "passed": passed}
+    values = {"a": 0.4, "b": 0.5}
+    return {
+        "algorithm": label, "label": label, "seed": seed, "clients": ["a", "b"], "scenes": ["c"], "metric": "accuracy",
+        "personal": values, "global_seen": values, "global_unseen": {"c": 0.3},
+        "controls": {"personal": view, "global_seen": {**view, "passed": True}, "global_unseen": view},
+    }  # fmt: skip
+
+
+def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
+    bad, good = _summary("bad", False), _summary("good", True)
+    table = results_table([("bad", [bad]), ("good", [good])])
+    cells = {row[0].text: {c.full_title: cell.text for c, cell in zip(table.columns, row, strict=True)}
+             for row in table.rows}  # fmt: skip
+    assert cells["bad"]["personal mean"].endswith(SIGN)
+    assert cells["bad"]["global unseen"].endswith(SIGN)
+    assert not cells["bad"]["global seen"].endswith(SIGN)
+    assert not any(text.endswith(SIGN) for text in cells["good"].values())
+    assert sum(note.startswith(f"{SIGN} Not shown to use its input") for note in table.notes) == 1
+    assert SIGN not in to_csv(table)  # numbers stay numbers
+    assert not any(SIGN in note for note in results_table([("good", [good])]).notes)
+
+
+def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_ones():
+    bad, good = _summary("m", False), _summary("m", True, seed=1)
+    assert fails([bad, good], "personal")
+    assert not fails([bad, good, good], "personal")
+    assert not fails([{}], "personal")
+    del bad["controls"]["personal"]
+    assert controls_in(bad, "personal") == bad["controls"]["global_seen"]
+    assert fails([{**bad, "deploys": "global_unseen"}], "deployed")
+
+
+def test_a_report_shows_the_controls(finished: Path):
+    study = load(finished)
+    table = controls_table(study)
+    assert table is not None
+    assert [column.title for column in table.columns][2:4] == ["own input", "permuted pictures"]
+    assert len(table.rows) == 3
+    page = render(study)
+    assert "Whether models use their input" in page
+    assert SIGN in page
+    assert any(SIGN in cell.text for row in paper_table(study).rows for cell in row)
