@@ -42,20 +42,26 @@ def test_seeds_agree_with_scipy(study: Path) -> None:
     assert difference.seeds_p == pytest.approx(holm)
 
 
-def test_examples_are_paired_within_seeds(study: Path) -> None:
-    won = lost = 0
-    for seed in range(3):
-        a, b = (load_file(study / m / f"seed-{seed}/predictions.safetensors") for m in ("fedp3", "fedavg"))
-        for client in CLIENTS:
-            x, y = a[f"personal/{client}/correct"], b[f"personal/{client}/correct"]
-            won, lost = won + int((x > y).sum()), lost + int((x < y).sum())
+def mean_differences(study: Path, clients: list[str], method: str = "fedp3", reference: str = "fedavg") -> np.ndarray:
+    """Each question's difference, its mean over the three seeds; clients behind one another."""
+    files = [
+        [load_file(study / m / f"seed-{s}/predictions.safetensors") for s in range(3)] for m in (method, reference)
+    ]
+    a, b = (
+        [np.concatenate([file[f"personal/{client}/correct"] for client in clients]) for file in side] for side in files
+    )
+    return np.mean(np.subtract(a, b), axis=0).round(9)
+
+
+def test_examples_are_paired_and_have_one_vote(study: Path) -> None:
+    d = mean_differences(study, CLIENTS)
     difference = found(compare([study]), "personal_mean", "fedp3")
-    assert difference.discordant is not None
-    assert (difference.discordant.only_a, difference.discordant.only_b) == (won, lost)
-    assert difference.discordant.p == pytest.approx(stats.binomtest(won, won + lost).pvalue)
+    assert difference.signs is not None
+    assert (difference.signs.won, difference.signs.lost, difference.signs.n) == ((d > 0).sum(), (d < 0).sum(), 800)
+    assert difference.signs.difference == pytest.approx(difference.points)
     assert difference.over_examples is not None
     assert difference.over_examples.n == 800  # four clients of 200; seeds are averaged, not added
-    assert difference.over_examples.difference == pytest.approx((won - lost) / 2400)
+    assert difference.over_examples.difference == pytest.approx(d.mean())
 
 
 def test_method_without_global_model_is_compared_where_it_can_be(study: Path) -> None:
@@ -167,7 +173,7 @@ def test_soft_scores_and_missing_predictions(tmp_path: Path) -> None:
     path = make_run(tmp_path / "y", "fedp3") / "predictions.safetensors"
     save_file({key: value * np.float32(0.5) for key, value in load_file(path).items() if "correct" in key}, path)
     soft = found(compare([tmp_path / "x", tmp_path / "y"]), "personal_mean", "fedp3")
-    assert soft.discordant is None
+    assert soft.signs is not None
     assert soft.over_examples is not None
     path.unlink()
     comparison = compare([tmp_path / "x", tmp_path / "y"])
@@ -249,17 +255,17 @@ def test_five_seeds_claim_that_a_better_method_is_no_worse(tmp_path: Path) -> No
     assert not difference.equivalent
 
 
-def test_mcnemar_place_by_place(study: Path) -> None:
+def test_sign_flips_place_by_place(study: Path) -> None:
     comparison = compare([study])
     difference = found(comparison, "personal_mean", "fedp3")
     assert list(difference.by_place) == CLIENTS  # in the federation's order
-    won = lost = 0
-    for seed in range(3):
-        a, b = (load_file(study / m / f"seed-{seed}/predictions.safetensors") for m in ("fedp3", "fedavg"))
-        x, y = a["personal/school/correct"], b["personal/school/correct"]
-        won, lost = won + int((x > y).sum()), lost + int((x < y).sum())
+    d = mean_differences(study, ["school"])
+    won, lost = int((d > 0).sum()), int((d < 0).sum())
     test = difference.by_place["school"]
-    assert (test.only_a, test.only_b) == (won, lost)
+    assert (test.won, test.lost) == (won, lost)
+    assert test.exact
+    signs = np.random.default_rng(0).choice([-1, 1], (4000, len(d)))
+    assert test.p == pytest.approx((np.abs(signs @ d) >= abs(d.sum()) - 1e-9).mean(), abs=0.03)
     family = sorted(t.p for d in comparison.differences if d.measure == "personal_mean" for t in d.by_place.values())
     assert len(family) == 16  # four methods on four clients
     expected = max(min(1.0, (16 - i) * p) for i, p in enumerate(family) if p <= test.p)

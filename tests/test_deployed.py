@@ -63,17 +63,15 @@ def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
     comparison = compare([study], "adapter")
     views = {"clf_local": "personal", "adapter": "global", "dat": "global"}
     for row in ("clf_local", "dat"):
-        won = lost = 0
+        total = np.zeros((len(CLIENTS), 200))
         for seed in range(SEEDS):
             a, b = (load_file(study / m / f"seed-{seed}/predictions.safetensors") for m in (row, "adapter"))
-            for client in CLIENTS:
-                x, y = a[f"{views[row]}/{client}/correct"], b[f"global/{client}/correct"]
-                won, lost = won + int((x > y).sum()), lost + int((x < y).sum())
+            total += [a[f"{views[row]}/{client}/correct"] - b[f"global/{client}/correct"] for client in CLIENTS]
         (found,) = (d for d in comparison.differences if (d.measure, d.method) == ("deployed_mean", row))
-        assert found.discordant is not None
-        assert (found.discordant.only_a, found.discordant.only_b) == (won, lost)
+        assert found.signs is not None
+        assert (found.signs.won, found.signs.lost) == ((total > 0).sum(), (total < 0).sum())
         assert found.over_examples is not None
-        assert found.over_examples.difference == pytest.approx((won - lost) / (SEEDS * len(CLIENTS) * 200))
+        assert found.over_examples.difference == pytest.approx(total.mean() / SEEDS)
         keys = {row: "personal" if row == "clf_local" else "global_seen", "adapter": "global_seen"}
         a, b = ([np.mean(own(study, m, s, key)) for s in range(SEEDS)] for m, key in keys.items())
         assert found.over_seeds is not None

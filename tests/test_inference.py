@@ -17,6 +17,7 @@ from confed.experiment import run
 from confed.inference import predict, settle
 from confed.models.vilt import vilt_tiny
 from confed.recipe import load_recipe
+from confed.results.example_names import name_hashes
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
@@ -50,6 +51,20 @@ def test_predictions_are_those_of_the_run(finished: Path, tmp_path: Path, client
         assert found["answers"][0]["answer"] == dataset.answers[int(recorded[row])]
         assert found["unknown_words"] == []
         assert len(found["answers"]) == 2
+
+
+def test_predictions_say_which_example_each_row_is_and_what_is_right(finished: Path) -> None:
+    kept, dataset = (
+        load_file(finished / "predictions.safetensors"),
+        scenes("C", train=40, validation=20, test=40, unseen=()),
+    )
+    for place, split in dataset.clients.items():
+        assert kept[f"names/{place}"].tolist() == name_hashes(split.test.names).tolist()
+        assert [dataset.answers[label] for label in kept[f"truth/{place}"].tolist()] == [*split.test.answers]
+        right = kept[f"personal/{place}/prediction"] == kept[f"truth/{place}"]
+        assert kept[f"personal/{place}/correct"].tolist() == right.float().tolist()
+    # The same hash everywhere and for ever: folders of other machines and versions are paired by it.
+    assert name_hashes(["sports/test/000000", "ü"]).tolist() == [6076428617358374637, 3976460501203677525]
 
 
 def test_probabilities_add_up_and_unknown_words_are_named(finished: Path, tmp_path: Path):

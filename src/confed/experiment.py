@@ -24,6 +24,7 @@ from confed.preparing import load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipe import Recipe, Run, load_recipe
 from confed.results.examine import Examination, examine
+from confed.results.example_names import examples_tried
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.multilabel import PooledCounts, kept_probabilities
 from confed.results.spent import ledger_of, line_of
@@ -245,7 +246,8 @@ class Runner:
             if model == place:
                 correct[f"{view}/{place}/correct"] = tensors["correct"]
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
-        self.folder.write_tensors(self.folder.predictions, correct | kept_probabilities(examined))
+        tried = examples_tried(self.materials, examined)
+        self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
         if self.settings.gallery and isinstance(self.materials.dataset, FederatedDataset):
             workspace.turn_to(self.setup.task)
             samples = gallery(

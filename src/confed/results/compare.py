@@ -1,21 +1,23 @@
 """Comparing methods: spread over seeds and paired differences to references, with tests.
 
 Three questions are kept apart. *Would another seed show the same?* is answered by the paired t-test over seeds.
-*Are these trained models different on this test data?* is answered over examples, by the paired bootstrap and
-by McNemar's test. *Is the method no worse, or no different?* is answered by two one-sided tests against a margin.
-Each family of tests (one measure, one reference, all methods) is corrected by Holm's procedure. Differences are
-method minus reference.
+*Are these trained models different on this test data?* is answered over examples, by a stratified bootstrap and a
+stratified sign-flip test: both are of the mean over clients that the tables show. *Is the method no worse, or no
+different?* is answered by two one-sided tests against a margin. Each family of tests (one measure, one reference, all
+methods) is corrected by Holm's procedure. Differences are method minus reference.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confed.results.comparable import refusals
 from confed.results.deployed import with_deployed_of
-from confed.results.difference_tables import client_table, difference_table, extra_table
+from confed.results.difference_tables import client_table, difference_table, extra_table, seed_table
 from confed.results.measured import metric_note, metric_of
-from confed.results.paired import MARGIN, MEASURES, Difference, Methods, Scores, differences, references_of, values_of
+from confed.results.paired import MARGIN, MEASURES, Difference, Methods, differences, references_of, values_of
+from confed.results.pairing import BY_POSITION, Scores
 from confed.results.relative import Values, relative_drawing, relative_table
 from confed.results.remarks import remarks, table_remarks
 from confed.results.runs import Run, counted, distinct_labels, load
@@ -45,6 +47,8 @@ class Comparison:
         table_remarks: how to read the tables of this comparison: their tests of equivalence and corrections.
         clients_of: method -> client -> seed -> value of what is deployed at the client, where the study says so, or of
             its personal model.
+        places_of: measure -> method -> place -> seed -> value, of measures that are means over places.
+        refused: method -> other method -> why the two are not tested against each other.
     """
 
     references: tuple[str, ...]
@@ -57,6 +61,8 @@ class Comparison:
     remarks: tuple[str, ...]
     table_remarks: tuple[str, ...]
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
+    places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -78,7 +84,7 @@ class Comparison:
         return tuple(self.table(name, notes if name == last else ()) for name in self.references)
 
     def clients(self, reference: str | None = None) -> Table | None:
-        """McNemar's test place by place against one reference; None without predictions."""
+        """The sign-flip test place by place against one reference; None without predictions."""
         reference = reference or self.references[0]
         return client_table(self.labels, self.differences, reference)
 
@@ -93,13 +99,21 @@ class Comparison:
         Raises:
             ValueError: the method is not among those with values for single clients.
         """
-        return relative_table(self.clients_of, self.labels, self._own(own), self.metric)
+        table = relative_table(self._comparable(own), self.labels, self._own(own), self.metric)
+        refused = self.refused.get(own, {})
+        out = [f"{self.labels[method]}: {refused[method]}" for method in self.clients_of if method in refused]
+        return replace(table, notes=(*table.notes, *(f"Not compared with {text}." for text in out)))
 
     def relative_files(self, own: str) -> dict[str, bytes]:
         """Name of a file -> its content: that table in Markdown, CSV and LaTeX, and the same as bars."""
         found = {name: text.encode() for name, text in in_files("relative", self.relative(own)).items()}
-        drawn = relative_drawing(self.clients_of, self.labels, own)
+        drawn = relative_drawing(self._comparable(own), self.labels, own)
         return found | ({} if drawn is None else {"relative.png": drawn.png(), "relative.svg": drawn.svg()})
+
+    def _comparable(self, own: str) -> Values:
+        """The clients' values of a method and of those that it may be compared with."""
+        refused = self.refused.get(own, {})
+        return {method: values for method, values in self.clients_of.items() if method not in refused}
 
     def _own(self, own: str) -> str:
         if own not in self.clients_of:
@@ -113,9 +127,9 @@ class Comparison:
         from rich.text import Text
 
         more = (
-            "Place by place (McNemar) and the extras (Wilcoxon over clients and seeds, bootstrap over seeds and "
-            "examples) are not shown here: compare.md, .tex, compare-clients.csv and compare-extras.csv have them "
-            "(written with --recipe or --out)."
+            "Place by place (sign flips), the extras (Wilcoxon over clients and seeds, bootstrap over seeds and "
+            "examples) and the values of every seed are not shown here: compare.md, .tex, compare-clients.csv, "
+            "compare-extras.csv and compare-seeds.csv have them (written with --recipe or --out)."
         )
         return Group(*map(to_rich, self.tables()), *([Text(more)] if self._details() else []))
 
@@ -134,6 +148,7 @@ class Comparison:
     def files(self) -> dict[str, str]:
         """Name of a file -> its content: everything in Markdown and LaTeX, and CSV in a file per kind of table."""
         found = {"compare.md": self.markdown(), "compare.csv": self.csv(), "compare.tex": self.latex()}
+        found["compare-seeds.csv"] = to_csv(seed_table(self.labels, self.values, self.places_of))
         kinds = {"compare-clients.csv": self.clients, "compare-extras.csv": self.extras}
         for name, make in kinds.items():
             tables = {self.labels[r]: table for r in self.references if (table := make(r)) is not None}
@@ -201,10 +216,12 @@ def compare_runs(
         margin=margin,
         values={measure: there for measure, there in values.items() if there},
         differences=tuple(found),
-        warnings=tuple(_warnings(methods, references[0])),
-        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods)),
+        warnings=(*_warnings(methods, references[0]), *_failures(methods)),
+        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods), *[BY_POSITION] * scores.by_position),
         table_remarks=tuple(table_remarks(found, margin)),
         clients_of=_clients_of(methods, "deployed" if values["deployed_mean"] else "personal"),
+        places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
+        refused=refusals(methods, scores.strict),
     )
 
 
@@ -216,6 +233,28 @@ def _clients_of(methods: Methods, view: str) -> dict[str, dict[str, dict[int, fl
             for client, value in counted(run.summary, view).items():
                 found.setdefault(method, {}).setdefault(client, {})[seed] = value
     return found
+
+
+def _failures(methods: Methods) -> list[str]:
+    """A line per method of which clients failed: how often, and the first error."""
+    lines: list[str] = []
+    for method, runs in methods.items():
+        failed = [
+            (run.seed, int(line["round"]), str(client), str(error))
+            for _, run in sorted(runs.items())
+            for line in run.rounds
+            for client, error in line.get("errors", {}).items()
+        ]
+        if failed:
+            asked = sum(
+                len({*line.get("loss", {}), *line.get("errors", {})}) for r in runs.values() for line in r.rounds
+            )
+            seed, number, client, error = failed[0]
+            lines.append(
+                f"{method}: clients failed in {len(failed)} of {asked} (client, round) pairs and were left out there; "
+                f"the first, {client!r} in round {number} of seed {seed}: {error}"
+            )
+    return lines
 
 
 def _warnings(methods: Methods, reference: str) -> list[str]:

@@ -10,7 +10,7 @@ from confed.results.paired import MEASURES, Difference
 from confed.results.tables import spread_cell
 from confed.results.writers import Cell, Column, Table
 
-__all__ = ["client_table", "difference_table", "extra_table"]
+__all__ = ["client_table", "difference_table", "extra_table", "seed_table"]
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Measure -> method -> seed -> value."""
@@ -50,7 +50,7 @@ def difference_table(
 
 
 def client_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
-    """McNemar's test for each client and unseen place: who was won and lost against one reference.
+    """The sign-flip test for each client and unseen place: who was won and lost against one reference.
 
     None without predictions, or if there is only one place.
 
@@ -81,7 +81,8 @@ def client_table(labels: Mapping[str, str], found: Sequence[Difference], referen
             rows.append((Cell(words.words), Cell(labels[d.method]), *cells))
         sections.append(tuple(rows))
     notes = (
-        "McNemar's exact test on the questions of each place, all seeds together; p-values are corrected by "
+        "Sign-flip test on the questions of each place, each with its mean over seeds: won and lost count questions, "
+        "each once. With one seed and answers right or wrong it is McNemar's exact test. p-values are corrected by "
         "Holm's procedure over all methods and places of a measure.",
     )
     return Table(f"Questions won and lost against {labels[reference]}, place by place", columns, tuple(sections), notes)
@@ -138,6 +139,48 @@ def extra_table(labels: Mapping[str, str], found: Sequence[Difference], referenc
     return Table(f"Extras: other tests against {labels[reference]}", columns, sections, notes)
 
 
+def seed_table(
+    labels: Mapping[str, str], values: Values, places: Mapping[str, Mapping[str, Mapping[str, Mapping[int, float]]]]
+) -> Table:
+    """Every measure of every seed in a row of its own: the value, and below it those of each place it is a mean of.
+
+    Args:
+        labels: method -> its name as people write it, in order.
+        values: of all methods.
+        places: measure -> method -> place -> seed -> value.
+    """
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("row", words=True),
+        Column("seed"),
+        Column("place", words=True),
+        Column("value", unit="%"),
+    )
+
+    def row(measure: str, method: str, seed: int, place: str, value: float) -> tuple[Cell, ...]:
+        start = (Cell(MEASURES[measure].words), Cell(labels[method]), Cell(method), Cell(str(seed), seed))
+        return (*start, Cell(place), Cell(formats.percent(value), 100 * value))
+
+    sections = tuple(
+        tuple(
+            found
+            for method in labels
+            for seed, value in sorted(of.get(method, {}).items())
+            for found in (
+                row(measure, method, seed, "", value),
+                *(
+                    row(measure, method, seed, place, seeds[seed])
+                    for place, seeds in places.get(measure, {}).get(method, {}).items()
+                    if seed in seeds
+                ),
+            )
+        )
+        for measure, of in values.items()
+    )
+    return Table("The value of every seed, and of each place", columns, sections)
+
+
 def p_cell(p: float | None, star: bool = False) -> Cell:
     """A p-value, starred where it is claimed to be significant."""
     return Cell(formats.p_value(p) + ("*" if star else ""), p)
@@ -160,24 +203,25 @@ def _row(
     if found is None:
         gap = Cell("reference" if is_reference else formats.MISSING)
         return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
-    t, b, m, e = found.over_seeds, found.over_examples, found.discordant, found.equivalence
+    t, b, s, e = found.over_seeds, found.over_examples, found.signs, found.equivalence
+    mark = ", not tested" if found.refused else "*" if found.significant else ""
     return (
         *start,
-        Cell(formats.points(found.points) + ("*" if found.significant else ""), 100 * found.points),
+        Cell(formats.points(found.points) + mark, 100 * found.points),
         *_interval(t),
         p_cell(t.p if t else None),
         p_cell(found.seeds_p),
         *_interval(b),
         p_cell(b.p if b else None),
         p_cell(found.bootstrap_p),
-        Cell(f"{m.only_a}:{m.only_b}" if m else formats.MISSING),
-        p_cell(m.p if m else None),
-        p_cell(found.mcnemar_p),
+        p_cell(s.p if s else None),
+        p_cell(found.signs_p),
         *_interval(e)[1:],
         p_cell(e.no_worse_p if e else None),
         p_cell(found.no_worse_p, found.no_worse),
         p_cell(e.p if e else None),
         p_cell(found.equivalence_p, found.equivalent),
+        Cell(found.refused or found.unpaired),
     )
 
 
@@ -191,15 +235,15 @@ def _columns(margin: float, equal_seeds: bool) -> tuple[Column, ...]:
         Column("difference", unit="points"),
         *_test_columns("over seeds"),
         *_test_columns("over examples"),
-        Column("won:lost", "McNemar", words=True),
-        Column("p uncorrected", "McNemar", detail=True),
-        Column("p", "McNemar"),
+        Column("p uncorrected", "sign flips", detail=True),
+        Column("p", "sign flips"),
         Column("90 % low", "over seeds", "points", detail=True),
         Column("90 % high", "over seeds", "points", detail=True),
         Column("no worse uncorrected", group, detail=True),
         Column("no worse", group),
         Column("equal uncorrected", group, detail=True),
         Column("equal", group),
+        Column("not tested because", words=True, detail=True),
     )
 
 
@@ -218,7 +262,7 @@ def _won(difference: Difference, place: str) -> tuple[Cell, Cell, Cell]:
     test = difference.by_place.get(place)
     if test is None:
         return Cell(""), Cell(""), Cell("")
-    return Cell(f"{test.only_a}:{test.only_b}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
+    return Cell(f"{test.won}:{test.lost}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
 
 
 def _interval(test: PairedT | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:

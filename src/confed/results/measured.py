@@ -1,13 +1,15 @@
 """What the headline values of several runs measure: one metric, or several that may or may not be the same thing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from confed.results.runs import Run
 
-__all__ = ["metric_note", "metric_of", "types_in_order"]
+__all__ = ["SEVERAL", "metric_note", "metric_of", "metrics_of", "place_metric", "strict_scores", "types_in_order"]
 
+SEVERAL = "score"
+"""What a run's metric is called where places have several."""
 
 ANSWER_TYPES = ("yes/no", "number", "other")
 """The types of VQA-v2, in the order in which its tables have them."""
@@ -37,12 +39,38 @@ def metric_note(runs: Sequence[Run]) -> str:
         return ""
     of = {name: list(dict.fromkeys(run.label for run in complete if run.metric == name)) for name in names}
     words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
-    if all(_strict(run) for run in complete):
+    if all(strict_scores(run) for run in complete):
         return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."
     return f"Warning: the metrics differ ({words}), so values in one column are not the same quantity."
 
 
-def _strict(run: Run) -> bool:
+def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
+    """Name of the headline metric at one place, where clients may have several ("score").
+
+    Args:
+        run: the run.
+        place: a client or an unseen place.
+        values: metrics of that place, by name. An older summary says nothing of places, and a run that was interrupted
+            has none: there it is the metric that has values by type of question, as only the headline metric has; the
+            name "score" where none has.
+    """
+    if run.metric != SEVERAL:
+        return run.metric
+    said = run.summary.get("metric_of")
+    if isinstance(said, Mapping) and place in said:
+        return str(said[place])
+    return next((key.partition("/")[0] for key in values if "/" in key), SEVERAL)
+
+
+def metrics_of(run: Run) -> dict[str, str]:
+    """Place -> name of its headline metric, of all places with results."""
+    places = [*run.clients, *run.scenes]
+    said = run.summary.get("metric_of")
+    known: Mapping[str, object] = said if isinstance(said, Mapping) else {}
+    return {place: str(known.get(place, run.metric)) for place in places}
+
+
+def strict_scores(run: Run) -> bool:
     """Whether all scores of a run's test questions are known and 0 or 1."""
     scores = [value for key, value in run.predictions().items() if key.endswith("/correct")]
     return bool(scores) and all(bool(np.isin(values, (0, 1)).all()) for values in scores)

@@ -1,26 +1,22 @@
-"""Paired differences between methods, over seeds and over test examples."""
+"""Paired differences between methods, over seeds and over test examples.
 
+All differences are of the values in the tables: means over places (clients or unseen ones), each of which counts the
+same whatever its number of test examples. Tests over examples therefore resample and flip signs within places
+(:mod:`confed.metrics.stratified`). Of multi-label runs C-AP and O-F1 are of all examples together, and so are their
+draws.
+"""
+
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from confed.metrics.equivalence import Equivalence, tost
-from confed.metrics.resampling import Bootstrap, bootstrap, bootstrap_seeds
-from confed.metrics.statistics import (
-    McNemar,
-    PairedT,
-    Wilcoxon,
-    holm,
-    mcnemar,
-    mcnemar_by_client,
-    paired_t,
-    wilcoxon,
-)
-from confed.results.deployed import VIEWS
-from confed.results.label_resamples import LabelResamples
+from confed.metrics.resampling import Bootstrap
+from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
+from confed.metrics.stratified import SignFlip, sign_flip, stratified_bootstrap
+from confed.results.comparable import refusal_of
+from confed.results.pairing import Scores
 from confed.results.runs import Run, counted
 from confed.results.tables import LABELS, headline, is_bound
 
@@ -80,9 +76,6 @@ MEASURES: Mapping[str, Measure] = {
 Methods = Mapping[str, Mapping[int, Run]]
 """Method -> seed -> run."""
 
-Pair = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
-"""Scores of two runs on the same examples: place -> score per example."""
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -99,15 +92,18 @@ class Difference:
         equivalence: two one-sided tests over seeds; None with fewer than two.
         no_worse_p: p-value against "worse by the margin or more", after the correction.
         equivalence_p: p-value against "different by the margin or more", after the correction.
-        over_examples: paired bootstrap over test examples; None without predictions of both.
+        over_examples: stratified paired bootstrap over test examples; None without predictions of both.
         bootstrap_p: its p-value after the correction.
-        over_both: paired bootstrap over seeds and examples; None without predictions or with one seed.
-        discordant: McNemar's test over test examples; None without predictions or with soft scores.
-        mcnemar_p: its p-value after the correction.
-        by_place: place -> McNemar's test on its examples; empty where ``discordant`` is None.
+        over_both: the same over seeds and examples; None without predictions or with one seed.
+        signs: stratified sign-flip test over test examples, one vote per example; None without predictions, and of what
+            is no mean over examples.
+        signs_p: its p-value after the correction.
+        by_place: place -> sign-flip test on its own examples; empty where ``signs`` is None.
         by_place_p: place -> p-value corrected over all methods and places of the measure.
         pairs: Wilcoxon's test over all pairs of place and seed, which are not independent; None if there are
             none.
+        refused: why nothing is tested between the two (:mod:`confed.results.comparable`); "" where it is.
+        unpaired: why there are no tests over examples; "" where there are, or where nothing is tested.
     """
 
     reference: str
@@ -123,11 +119,13 @@ class Difference:
     over_examples: Bootstrap | None = None
     bootstrap_p: float | None = None
     over_both: Bootstrap | None = None
-    discordant: McNemar | None = None
-    mcnemar_p: float | None = None
-    by_place: Mapping[str, McNemar] = field(default_factory=dict[str, McNemar])
+    signs: SignFlip | None = None
+    signs_p: float | None = None
+    by_place: Mapping[str, SignFlip] = field(default_factory=dict[str, SignFlip])
     by_place_p: Mapping[str, float] = field(default_factory=dict[str, float])
     pairs: Wilcoxon | None = None
+    refused: str = ""
+    unpaired: str = ""
 
     @property
     def significant(self) -> bool:
@@ -146,38 +144,6 @@ class Difference:
 
     def _claimed(self, p: float | None) -> bool:
         return len(self.seeds) >= MIN_SEEDS and p is not None and p <= LEVEL
-
-
-class Scores:
-    """Scores per example of the runs, each file read once."""
-
-    def __init__(self) -> None:
-        self._read: dict[Path, dict[str, dict[str, np.ndarray]]] = {}
-        self.labels = LabelResamples()
-
-    def of(self, run: Run, view: str) -> dict[str, np.ndarray]:
-        """Place -> score per example (N,), of one view; without clients that left before the end, as in means.
-
-        The view "deployed" is that of the model which the run's method deploys.
-        """
-        if view == "deployed":
-            view = VIEWS[run.summary["deploys"]]
-        if run.folder not in self._read:
-            views: dict[str, dict[str, np.ndarray]] = {}
-            for key, value in run.predictions().items():
-                start, _, rest = key.partition("/")
-                place = rest.removesuffix("/correct")
-                if rest.endswith("/correct") and value.ndim == 1 and place not in run.left:
-                    views.setdefault(start, {})[place] = value.astype(np.float64)
-            self._read[run.folder] = views
-        return self._read[run.folder].get(view, {})
-
-    def pair(self, run: Run, reference: Run, view: str) -> Pair | None:
-        """Scores of the same examples; None if the two had other examples."""
-        a, b = self.of(run, view), self.of(reference, view)
-        if not a or a.keys() != b.keys() or any(len(a[place]) != len(b[place]) for place in a):
-            return None
-        return a, b
 
 
 def references_of(methods: Methods, asked: str | Sequence[str] | None = None) -> tuple[str, ...]:
@@ -248,16 +214,19 @@ def differences(
             runs = [(methods[method][seed], methods[reference][seed]) for seed in seeds]
             a, b = ([values[key][seed] for seed in seeds] for key in (method, reference))
             points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
-            pairs = _over_pairs(runs, measure.key) if measure.key else None
-            difference = Difference(reference, name, method, tuple(seeds), points, pairs=pairs)
+            difference = Difference(reference, name, method, tuple(seeds), points)
+            if refused := refusal_of(runs, scores.strict):
+                family.append(replace(difference, refused=refused))
+                continue
+            if measure.key:
+                difference = replace(difference, pairs=_over_pairs(runs, measure.key))
             if len(seeds) > 1:
                 difference = replace(difference, over_seeds=paired_t(a, b), equivalence=tost(a, b, margin))
-            order = [*runs[0][0].clients, *runs[0][0].scenes]
             if name in LABELS:
                 both = scores.labels.over_both(runs, name)
                 difference = replace(difference, over_examples=scores.labels.over_examples(runs, name), over_both=both)
             if measure.view:
-                difference = _over_examples(difference, [scores.pair(*pair, measure.view) for pair in runs], order)
+                difference = _over_examples(difference, runs, measure.view, scores)
             family.append(difference)
         found += corrected(family)
     return found
@@ -270,31 +239,26 @@ def _over_pairs(runs: Sequence[tuple[Run, Run]], key: str) -> Wilcoxon | None:
     return wilcoxon(*zip(*pairs, strict=True)) if pairs else None
 
 
-def _over_examples(difference: Difference, pairs: Sequence[Pair | None], order: Sequence[str]) -> Difference:
-    """The same difference with its tests over examples, where every seed has its pair."""
-    present = [pair for pair in pairs if pair is not None]
-    if len(present) < len(pairs):
-        return difference
-    # By side (method, reference), then seed: the scores of all places in one row.
-    flat = [[np.concatenate([pair[side][place] for place in sorted(pair[0])]) for pair in present] for side in (0, 1)]
-    # A test set that all seeds share is drawn once, with each example's mean over seeds.
-    shared = len({len(row) for row in flat[0]}) == 1
-    combine = (lambda rows: np.mean(rows, axis=0)) if shared else np.concatenate
-    difference = replace(
+def _over_examples(difference: Difference, runs: Sequence[tuple[Run, Run]], view: str, scores: Scores) -> Difference:
+    """The same difference with its tests over examples, or with the reason why there are none."""
+    strata = scores.differences(runs, view)
+    if isinstance(strata, str):
+        return replace(difference, unpaired=strata)
+    # In the federation's order, as tables have the places.
+    order = dict.fromkeys(place for place in (*runs[0][0].clients, *runs[0][0].scenes, *strata) if place in strata)
+    # A place without test examples has no value either.
+    strata = {place: strata[place] for place in order if strata[place].size}
+    if not strata:
+        return replace(difference, unpaired="there are no test examples")
+    seed = zlib.crc32(f"{difference.measure} {difference.method} {difference.reference}".encode())
+    over_examples, over_both = stratified_bootstrap([*strata.values()])
+    return replace(
         difference,
-        over_examples=bootstrap(combine(flat[0]), combine(flat[1])),
-        over_both=bootstrap_seeds(flat[0], flat[1], shared=shared) if len(present) > 1 else None,
+        over_examples=over_examples,
+        over_both=over_both,
+        signs=sign_flip([*strata.values()], seed),
+        by_place={place: sign_flip([d], zlib.crc32(place.encode(), seed)) for place, d in strata.items()},
     )
-    a, b = (np.concatenate(rows) for rows in flat)
-    if not (np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all()):
-        return difference
-    found = dict.fromkeys(place for pair in present for place in pair[0])
-    places = [place for place in dict.fromkeys([*order, *found]) if place in found]
-    of_place = [
-        {place: np.concatenate([pair[side][place] for pair in present if place in pair[0]]) for place in places}
-        for side in (0, 1)
-    ]
-    return replace(difference, discordant=mcnemar(a, b), by_place=mcnemar_by_client(*of_place))
 
 
 def corrected(family: Sequence[Difference]) -> list[Difference]:
@@ -312,7 +276,7 @@ def corrected(family: Sequence[Difference]) -> list[Difference]:
     no_worse = adjusted(lambda d: d.equivalence.no_worse_p if d.equivalence else None)
     equivalent = adjusted(lambda d: d.equivalence.p if d.equivalence else None)
     resampled = adjusted(lambda d: d.over_examples.p if d.over_examples else None)
-    discordant = adjusted(lambda d: d.discordant.p if d.discordant else None)
+    signs = adjusted(lambda d: d.signs.p if d.signs else None)
     keys = {(i, place): f"{i} {place}" for i, d in enumerate(family) for place in d.by_place}
     places = holm({key: family[i].by_place[place].p for (i, place), key in keys.items()}).adjusted
     return [
@@ -322,7 +286,7 @@ def corrected(family: Sequence[Difference]) -> list[Difference]:
             no_worse_p=no_worse.get(str(i)),
             equivalence_p=equivalent.get(str(i)),
             bootstrap_p=resampled.get(str(i)),
-            mcnemar_p=discordant.get(str(i)),
+            signs_p=signs.get(str(i)),
             by_place_p={place: places[keys[i, place]] for place in d.by_place},
         )
         for i, d in enumerate(family)

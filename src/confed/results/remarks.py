@@ -19,7 +19,8 @@ def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
         found: the differences.
         methods: what was compared.
     """
-    return [*_on_seeds(found), *_on_examples(found), *_on_methods(methods), *_on_tuning(methods)]
+    said = [*_on_seeds(found), *_on_examples(found), *_on_refusals(found, methods)]
+    return [*said, *_on_methods(methods), *_on_tuning(methods)]
 
 
 def table_remarks(found: Sequence[Difference], margin: float) -> list[str]:
@@ -80,20 +81,46 @@ def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
 
 def _on_examples(found: Sequence[Difference]) -> list[str]:
     """How far the tests over examples carry."""
-    resampled = [d.over_examples for d in found if d.over_examples]
-    discordant = [d.discordant for d in found if d.discordant]
+    resampled = [d for d in found if d.over_examples]
     if not resampled:
-        return ["No tests over examples: predictions of both methods on the same examples are missing."] * bool(found)
-    line = (
-        "Over examples: these trained models on this test data, clients pooled; it says nothing about other seeds. "
-        f"The bootstrap ({resampled[0].resamples} resamples) cannot give a p-value below "
-        f"{2 / (resampled[0].resamples + 1):.1g}"
-    )
-    bound = max((test.smallest_p for test in discordant if test.only_a + test.only_b), default=0.0)
-    lines = [line + (f", McNemar's test in some rows none below {bound:.2g}." if bound > 1e-4 else ".")]
-    if discordant and any(len(d.seeds) > 1 for d in found):
-        lines.append("McNemar counts an example once per seed, which makes its p-values over several seeds too small.")
+        # Reasons for single pairs are said one by one.
+        unsaid = bool(found) and not all(d.refused or d.unpaired for d in found)
+        return ["No tests over examples: predictions of both methods on the same examples are missing."] * unsaid
+    fewest = min(d.over_examples.resamples for d in resampled if d.over_examples)
+    means = [d for d in resampled if d.signs]
+    line = "Over examples: these trained models on this test data; it says nothing about other seeds."
+    if means:
+        line += (
+            " Examples are drawn within clients (bootstrap), or get random signs (sign flips), and clients are "
+            "averaged as in the values; an example counts once, with its mean over seeds."
+        )
+    if len(means) < len(resampled):
+        line += " C-AP and O-F1 are of all examples together, and so are their draws."
+    bound = max((d.signs.smallest_p for d in means if d.signs and d.signs.won + d.signs.lost), default=0.0)
+    line += f" The bootstrap ({fewest} resamples) cannot give a p-value below {2 / (fewest + 1):.1g}"
+    return [line + (f", sign flips in some rows none below {bound:.2g}." if bound > 1e-4 else ".")]
+
+
+def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
+    """Which pairs were not tested, or not over examples, and why: one sentence per pair and reason."""
+    lines: list[str] = []
+    for words, read in (("Not tested", _refused), ("No tests over examples", _unpaired)):
+        pairs: dict[tuple[str, str, str], list[str]] = {}
+        for d in found:
+            if reason := read(d):
+                pairs.setdefault((d.method, d.reference, reason), []).append(MEASURES[d.measure].words)
+        for (method, reference, reason), measures in pairs.items():
+            a, b = (next(iter(methods[name].values())).label for name in (method, reference))
+            lines.append(f"{words}: {a} against {b} ({', '.join(measures)}): {reason}.")
     return lines
+
+
+def _refused(difference: Difference) -> str:
+    return difference.refused
+
+
+def _unpaired(difference: Difference) -> str:
+    return difference.unpaired
 
 
 def _on_families(found: Sequence[Difference]) -> list[str]:

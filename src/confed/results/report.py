@@ -59,7 +59,9 @@ GLOSSARY: Mapping[str, str] = {
     "paired test": "Both methods with the same seed (or on the same test question) are compared with "
     "each other, and "
     "only the differences count.",
-    "McNemar": "Exact test of the questions that only one of two methods answered right (won:lost).",
+    "sign flips": "Test over examples: if two methods do not differ, each question's difference is as likely as its "
+    "negative. Signs are drawn within clients and clients are averaged, as in the tables; a question has one vote, its "
+    "mean over seeds.",
     "margin": "Two one-sided tests (TOST): a small p-value says that a method is no worse than the reference by the "
     "margin, or no different by it.",
     "Holm": "Correction of p-values for the number of methods compared.",

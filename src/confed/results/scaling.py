@@ -82,14 +82,16 @@ class Stage:
         Empty where a client would be left out; :meth:`no_improvement` then says why.
         """
         of, reference = self.comparison.clients_of, self.comparison.references[0]
-        if method == reference or method not in of or reference not in of:
+        refused = reference in self.comparison.refused.get(method, {})
+        if method == reference or method not in of or reference not in of or refused:
             return {}
         return mean_improvement(of[method], of[reference])
 
     def no_improvement(self, method: str) -> str:
         """Why there is no improvement relative to the first reference, as a sentence; "" where there is one."""
         of, reference = self.comparison.clients_of, self.comparison.references[0]
-        if method == reference or method not in of or reference not in of:
+        refused = reference in self.comparison.refused.get(method, {})
+        if method == reference or method not in of or reference not in of or refused:
             return ""
         return no_mean(of[method], of[reference], self.comparison.labels[reference])
 
@@ -151,8 +153,7 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("95 % CI", "over examples", words=True),
         Column("p uncorrected", "over examples", detail=True),
         Column("p", "over examples"),
-        Column("won:lost", "McNemar", words=True),
-        Column("p", "McNemar"),
+        Column("p", "sign flips"),
     )
     sections = tuple(
         tuple(_row(stage, method, sweep.by) for method in stage.study.methods if stage.values(method))
@@ -177,11 +178,13 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     )
     if d is None:
         reference = method == stage.comparison.references[0]
-        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(9)))
-    t, b, m = d.over_seeds, d.over_examples, d.discordant
+        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(8)))
+    t, b = d.over_seeds, d.over_examples
     return (
         *start,
-        Cell(formats.points(d.points) + ("*" if d.significant else ""), 100 * d.points),
+        Cell(
+            formats.points(d.points) + (", not tested" if d.refused else "*" if d.significant else ""), 100 * d.points
+        ),
         improvement_cell(list(stage.improvement(method).values())),
         _interval(t.low, t.high) if t else Cell(formats.MISSING),
         p_cell(t.p if t else None),
@@ -189,8 +192,7 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         _interval(b.low, b.high) if b else Cell(formats.MISSING),
         p_cell(b.p if b else None),
         p_cell(d.bootstrap_p),
-        Cell(f"{m.only_a}:{m.only_b}" if m else formats.MISSING),
-        p_cell(d.mcnemar_p),
+        p_cell(d.signs_p),
     )
 
 
@@ -369,7 +371,8 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
             "seeds_p": d.seeds_p,
             "examples_p_uncorrected": d.over_examples.p if d.over_examples else None,
             "examples_p": d.bootstrap_p,
-            "mcnemar_p": d.mcnemar_p,
+            "sign_flips_p": d.signs_p,
+            "not_tested": d.refused or d.unpaired,
         }
     return result
 

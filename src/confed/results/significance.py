@@ -34,7 +34,7 @@ def _against(comparison: Comparison, reference: str, tabs: Tabs) -> str:
     parts = [(section[0][0].text, _part(table, i)) for i, section in enumerate(table.sections) if section]
     html = tabs(parts)
     folded = {
-        "Client by client: McNemar's test": comparison.clients(reference),
+        "Client by client: sign-flip test": comparison.clients(reference),
         "Extras: Wilcoxon over clients and seeds, bootstrap over seeds and examples": comparison.extras(reference),
     }
     for title, extra in folded.items():

@@ -1,0 +1,71 @@
+"""Which pairs of runs may be tested against each other at all: the one place where a pair is refused, with the reason.
+
+A refused pair keeps its values and loses every test: p-values, intervals, equivalence, ranks and relative improvement.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confed.results.measured import SEVERAL, metrics_of, strict_scores
+from confed.results.runs import Run
+
+__all__ = ["refusal", "refusal_of", "refusals"]
+
+
+def refusal(run: Run, reference: Run, strict: Callable[[Run], bool] = strict_scores) -> str:
+    """Why no difference between two runs of one seed may be tested; "" if it may.
+
+    Args:
+        run: of a method.
+        reference: of the method that it is compared with.
+        strict: whether all scores of a run's test examples are 0 or 1.
+    """
+    return _other_data(run, reference) or _other_metric(run, reference, strict)
+
+
+def refusal_of(pairs: Sequence[tuple[Run, Run]], strict: Callable[[Run], bool] = strict_scores) -> str:
+    """The first reason among the pairs of all seeds; "" if all may be tested."""
+    return next(filter(None, (refusal(a, b, strict) for a, b in pairs)), "")
+
+
+def refusals(
+    methods: Mapping[str, Mapping[int, Run]], strict: Callable[[Run], bool] = strict_scores
+) -> dict[str, dict[str, str]]:
+    """Method -> other method -> why the two may not be tested against each other; only those that may not.
+
+    Args:
+        methods: method -> seed -> run.
+        strict: as for :func:`refusal`.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for a, runs in methods.items():
+        for b, others in methods.items():
+            if a != b and (reason := refusal_of([(runs[s], others[s]) for s in runs if s in others], strict)):
+                found.setdefault(a, {})[b] = reason
+    return found
+
+
+def _other_data(run: Run, reference: Run) -> str:
+    a, b = (_data(r).get("name") for r in (run, reference))
+    if a and b and a != b:
+        return f"the data differ ({a}, not {b})"
+    if run.clients and reference.clients and not set(run.clients) & set(reference.clients):
+        return "they have no client in common"
+    return ""
+
+
+def _other_metric(run: Run, reference: Run, strict: Callable[[Run], bool]) -> str:
+    a, b = metrics_of(run), metrics_of(reference)
+    # An older run with several metrics does not say which place has which.
+    unknown = (SEVERAL,) if run.metric == reference.metric == SEVERAL else ()
+    differ = [p for p in a if p in b and a[p] != b[p] and a[p] not in unknown and b[p] not in unknown]
+    # Where every score is 0 or 1, soft and strict accuracy are the same share of right answers.
+    if not differ or (strict(run) and strict(reference)):
+        return ""
+    place = differ[0]
+    return f"the metrics differ ({a[place]}, not {b[place]})"
+
+
+def _data(run: Run) -> Mapping[str, Any]:
+    section = run.recipe.get("data")
+    return section if isinstance(section, Mapping) else {}

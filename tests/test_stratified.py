@@ -1,0 +1,148 @@
+"""Stratified bootstrap and sign-flip test: of a mean over places, whatever their sizes."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from confed.metrics.statistics import mcnemar
+from confed.metrics.stratified import macro_mean, resampled_means, sign_flip, stratified_bootstrap
+
+
+def answers(rng: np.random.Generator, shape: tuple[int, ...], chance: float = 0.6) -> np.ndarray:
+    return (rng.random(shape) < chance).astype(float)
+
+
+def test_interval_holds_the_mean_over_places_and_not_over_questions() -> None:
+    # A large place where the method is a little better, a small one where it is much worse.
+    large, small = np.zeros((1, 1000)), np.zeros((1, 100))
+    large[0, :60], large[0, 60:90] = 1, -1
+    small[0, :24], small[0, 24:30] = -1, 1
+    found, _ = stratified_bootstrap([large, small])
+    assert found.difference == pytest.approx((0.03 - 0.18) / 2)
+    assert found.low < found.difference < found.high < 0
+    pooled = (30 - 18) / 1100
+    assert pooled > 0 > found.high
+    # Its standard error is that of an average of two independent means.
+    error = np.sqrt(large.var() / 1000 + small.var() / 100) / 2
+    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(error, rel=0.05)
+    assert sign_flip([large, small]).difference == found.difference
+
+
+def test_one_place_and_one_seed_is_mcnemar() -> None:
+    rng = np.random.default_rng(1)
+    a, b = answers(rng, (1, 300), 0.7), answers(rng, (1, 300))
+    found, expected = sign_flip([a - b]), mcnemar(a[0], b[0])
+    assert found.exact
+    assert (found.won, found.lost, found.n) == (expected.only_a, expected.only_b, expected.n)
+    assert found.p == pytest.approx(expected.p)
+    assert found.smallest_p == pytest.approx(expected.smallest_p)
+
+
+def test_sign_flips_agree_with_scipy_on_unequal_places_and_soft_scores() -> None:
+    rng = np.random.default_rng(2)
+    strata = [rng.normal(0.3, 1, (2, 5)), rng.normal(0.3, 1, (2, 3)), rng.normal(0.3, 1, (2, 4))]
+    parts = np.concatenate([d.mean(0) / (d.shape[1] * 3) for d in strata])
+    expected = stats.permutation_test((parts,), np.sum, permutation_type="samples", n_resamples=np.inf)
+    found = sign_flip(strata)
+    assert found.exact
+    assert found.p == pytest.approx(expected.pvalue)
+    assert found.difference == pytest.approx(macro_mean(strata))
+
+
+def test_random_signs_agree_with_counted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    strata = [answers(rng, (1, 80), 0.66) - answers(rng, (1, 80)), answers(rng, (1, 30)) - answers(rng, (1, 30))]
+    exact = sign_flip(strata)
+    monkeypatch.setattr("confed.metrics.stratified._EXACT_UP_TO", 0)
+    drawn, again = sign_flip(strata), sign_flip(strata)
+    assert exact.exact
+    assert not drawn.exact
+    assert drawn.p == again.p == pytest.approx(exact.p, abs=0.02)
+    assert drawn.p >= drawn.smallest_p == 1 / 10_001
+
+
+def repeats(number: int, seeds: int) -> tuple[float, float]:
+    """Shares of p-values up to 0.05 where nothing differs: with one vote per example, and with one per seed."""
+    rng = np.random.default_rng(4)
+    own = pooled = 0
+    for _ in range(number):
+        # Each example has a chance of its own for each method, the same for all seeds: seeds are not independent.
+        sizes = (120, 30)
+        a, b = ([answers(rng, (seeds, n), rng.choice([0.05, 0.95], n)) for n in sizes] for _ in "ab")  # pyright: ignore
+        d = [x - y for x, y in zip(a, b, strict=True)]
+        own += sign_flip(d, resamples=400).p <= 0.05
+        flat = np.concatenate([x.reshape(-1) for x in d])
+        won, lost = int((flat > 0).sum()), int((flat < 0).sum())
+        pooled += stats.binomtest(won, won + lost).pvalue <= 0.05
+    return own / number, pooled / number
+
+
+def test_seeds_give_an_example_no_further_votes() -> None:
+    own, pooled = repeats(300, seeds=3)
+    assert own < 0.09  # 5 % and three standard errors of 300 repeats
+    assert pooled > 0.15
+
+
+def test_bootstrap_over_seeds_holds_their_spread() -> None:
+    rng = np.random.default_rng(5)
+    place = answers(rng, (1, 400)) - answers(rng, (1, 400))
+    shifted = np.concatenate([np.roll(place, 1, 1) + shift for shift in (0.0, 0.2, 0.4)])
+    examples, both = stratified_bootstrap([shifted, shifted])
+    assert both is not None
+    assert both.n == 3
+    assert examples.n == 800
+    assert both.high - both.low > 1.5 * (examples.high - examples.low)
+    assert stratified_bootstrap([place])[1] is None
+    assert stratified_bootstrap([place])[0] == stratified_bootstrap([place])[0]
+
+
+def test_seeds_with_other_examples_are_averaged_as_the_values_are() -> None:
+    rng = np.random.default_rng(7)
+    whole = answers(rng, (2, 300)) - answers(rng, (2, 300))
+    partly = whole.copy()
+    partly[0, 200:], partly[1, :100] = np.nan, np.nan  # 100 examples are common to both seeds
+    expected = (whole[0, :200].mean() + whole[1, 100:].mean()) / 2
+    examples, both = stratified_bootstrap([partly])
+    assert both is not None
+    assert examples.difference == both.difference == macro_mean([partly]) == pytest.approx(expected)
+    assert examples.low < expected < examples.high
+    # Its spread is that of each example's part, and a little more than with all examples.
+    part = np.nansum(partly / 200, axis=0) / 2
+    assert (examples.high - examples.low) / (2 * 1.96) == pytest.approx(np.sqrt(300 * part.var()), rel=0.06)
+    signs = sign_flip([partly])
+    assert signs.n == 300
+    assert signs.difference == pytest.approx(expected)
+    disjoint = np.full((2, 400), np.nan)
+    disjoint[0, :200], disjoint[1, 200:] = whole[0, :200], whole[1, 100:]
+    assert stratified_bootstrap([disjoint])[0].difference == pytest.approx(expected)
+
+
+def test_thousands_of_places_draw_less() -> None:
+    rng = np.random.default_rng(6)
+    strata = [answers(rng, (1, 4)) - answers(rng, (1, 4)) for _ in range(800)]
+    found, _ = stratified_bootstrap(strata)
+    assert found.resamples == 1000
+    assert found.low < found.difference < found.high
+    means = resampled_means(strata, rng, 50)
+    assert means.shape == (50, 1)
+
+
+@pytest.mark.parametrize(
+    ("strata", "complaint"),
+    [
+        ([], "each place needs differences"),
+        ([np.zeros((1, 0))], "each place needs differences"),
+        ([np.zeros((1, 3)), np.zeros((2, 3))], r"the same seeds, got \[1, 2\]"),
+        ([np.array([[np.inf]])], "must be finite"),
+        ([np.array([[np.nan, np.nan], [0, 1]])], "every seed needs one at every place"),
+    ],
+)
+def test_faulty_differences_are_refused(strata: list[np.ndarray], complaint: str) -> None:
+    for test in (stratified_bootstrap, sign_flip):
+        with pytest.raises(ValueError, match=complaint):
+            test(strata)
+
+
+def test_no_difference_at_all() -> None:
+    found = sign_flip([np.zeros((2, 10)), np.zeros((2, 3))])
+    assert (found.p, found.won, found.lost, found.difference) == (1.0, 0, 0, 0.0)
