@@ -14,11 +14,12 @@ from confed.data.examples import Table, TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.question_words import WordAnswers
 from confed.experiment import load_data, run
-from confed.metrics.controls import FLIPS, LEVEL, mean_over_places, sign_flip, verdict
+from confed.metrics.controls import LEVEL, no_better, verdict
 from confed.recipe import load_recipe
+from confed.results.compare import compare_runs
 from confed.results.looks import SIGN, controls_in, controls_table, fails
 from confed.results.report import render
-from confed.results.runs import load
+from confed.results.runs import Run, load
 from confed.results.tables import paper_table, results_table
 from confed.results.writers import to_csv
 
@@ -92,39 +93,35 @@ def test_controls_without_a_meaning_are_left_out():
     assert len(list(data.controlled_test(1, "permuted_text", torch.Generator()))) == 2
 
 
-def test_sign_flips_agree_with_all_assignments_of_signs():
+def test_one_sided_p_values_agree_with_all_assignments_of_signs():
     a = {"x": np.array([1, 1, 0, 1.0]), "y": np.array([0.9, 0.3, 1.0])}
     b = {"x": np.array([0, 1, 1, 0.0]), "y": np.array([0.6, 0.3, 0.7])}
-    difference = {place: a[place] - b[place] for place in a}
-    flat = np.concatenate([difference[place] / len(difference[place]) for place in a])
+    flat = np.concatenate([(a[place] - b[place]) / len(a[place]) for place in a])
     all_signs = np.array(list(product((-1, 1), repeat=len(flat)))) @ flat
-    exact = (all_signs >= flat.sum() - 1e-12).mean()
-    assert sign_flip(a, b) == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / FLIPS))
-    assert sign_flip(a, a) == 1.0
-    assert sign_flip({"x": np.ones(60)}, {"x": np.zeros(60)}) == 1 / (FLIPS + 1)
+    assert no_better(a, b) == pytest.approx((all_signs >= flat.sum() - 1e-12).mean())
+    assert no_better(b, a) == pytest.approx(1 - no_better(a, b))
+    assert no_better(a, a) == 1.0
+    assert no_better({"x": np.ones(10)}, {"x": np.zeros(10)}) == pytest.approx(2**-10)
 
 
-def test_sign_flips_weigh_places_and_not_examples():
-    # 40 questions of one place are worse by a little, 4 of another better by much: the mean over places is better.
+def test_control_tests_weigh_places_and_not_examples():
+    # 40 questions of one place are worse by a little, 12 of another better by much: the mean over places is better.
     a = {"large": np.array([0.0] * 22 + [1.0] * 18), "small": np.ones(12)}
     b = {"large": 1 - a["large"], "small": np.zeros(12)}
-    assert sign_flip(a, b) < LEVEL
-    pooled = [np.concatenate([scores["large"], np.tile(scores["small"], 1)]) for scores in (a, b)]
-    assert pooled[0].mean() - pooled[1].mean() < mean_over_places(a) - mean_over_places(b)
-    assert sign_flip({"all": a["large"]}, {"all": b["large"]}) > 0.5
+    assert no_better(a, b) < LEVEL
+    assert no_better({"all": a["large"]}, {"all": b["large"]}) > 0.5
     with pytest.raises(ValueError, match="as many examples in both, got 2 and 1"):
-        sign_flip({"x": np.ones(2)}, {"x": np.ones(1)})
-    with pytest.raises(ValueError, match="a place in common"):
-        sign_flip({"x": np.ones(2)}, {"y": np.ones(2)})
+        no_better({"x": np.ones(2)}, {"x": np.ones(1)})
+    with pytest.raises(ValueError, match="a place with examples in common"):
+        no_better({"x": np.ones(2)}, {"y": np.ones(2)})
 
 
-def test_a_true_null_is_rejected_as_often_as_the_level_says():
-    rng = np.random.default_rng(3)
-    p = []
-    for _ in range(300):
+def test_a_true_null_is_rejected_no_more_often_than_the_level_says():
+    rng, p = np.random.default_rng(3), []
+    for _ in range(100):
         both = [{place: rng.integers(0, 2, n).astype(float) for place, n in (("a", 40), ("b", 160))} for _ in range(2)]
-        p.append(sign_flip(*both, flips=499))
-    assert 0.02 < np.mean(np.array(p) <= LEVEL) < 0.085
+        p.append(no_better(*both))
+    assert np.mean(np.array(p) <= LEVEL) < 0.12
 
 
 def test_the_verdict_needs_both_a_picture_and_more_than_the_floors():
@@ -247,3 +244,27 @@ def test_a_report_shows_the_controls(finished: Path):
     assert "Whether models use their input" in page
     assert SIGN in page
     assert any(SIGN in cell.text for row in paper_table(study).rows for cell in row)
+
+
+def _runs(label: str, passed: bool, value: float) -> list[Run]:
+    found: list[Run] = []
+    for seed in range(3):
+        summary = _summary(label, passed, seed)
+        summary |= {"personal": {"a": value + seed / 100, "b": value}, "personal_mean": value + seed / 200}
+        found.append(Run(Path(label) / str(seed), label, label, seed, summary, {}))
+    return found
+
+
+def test_nothing_is_tested_between_two_models_that_fail_their_controls():
+    blind, other, good = _runs("blind", False, 0.4), _runs("other", False, 0.5), _runs("good", True, 0.6)
+    comparison = compare_runs([*blind, *other, *good], "blind")
+    by_key = {(d.measure, d.method): d for d in comparison.differences}
+    refused = by_key["personal_mean", "other"]
+    assert refused.refused == "neither model is shown to use its input"
+    assert refused.over_seeds is None and refused.points == pytest.approx(0.1)  # noqa: PT018
+    # One that does use its input is still better than one that does not, and the global models are another view.
+    assert by_key["personal_mean", "good"].over_seeds is not None
+    assert by_key["global_seen_mean", "other"].refused == ""
+    text = comparison.markdown()
+    assert SIGN in text
+    assert "Not shown to use its input" in text

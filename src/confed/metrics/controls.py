@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FLIPS", "LEVEL", "Verdict", "mean_over_places", "sign_flip", "verdict"]
+from confed.metrics.stratified import sign_flip
+
+__all__ = ["LEVEL", "Verdict", "mean_over_places", "no_better", "verdict"]
 
 LEVEL = 0.05
 """One-sided level of the test against permuted inputs, over all modalities that are permuted."""
-
-FLIPS = 9999
-"""Random assignments of signs; the smallest p-value is one over one more than that."""
 
 Places = Mapping[str, np.ndarray]
 """Place -> one score per example, shape (N,)."""
@@ -45,7 +44,7 @@ def verdict(
 ) -> Verdict:
     """Whether a model answers better with its own inputs than with others', and than without any.
 
-    It does not pass if no decisive control has a p-value of :func:`sign_flip` up to ``level`` divided by the number of
+    It does not pass if no decisive control has a p-value of :func:`no_better` up to ``level`` divided by the number of
     decisive controls (Bonferroni), or if its mean over places is not above the largest of the floors' means over the
     same places.
 
@@ -56,7 +55,7 @@ def verdict(
         decisive: which of ``permuted`` decide; all if empty.
         level: of the test.
     """
-    p = {name: sign_flip(right, scores) for name, scores in permuted.items() if scores}
+    p = {name: no_better(right, scores) for name, scores in permuted.items() if scores}
     chosen = [name for name in decisive if name in p] or list(p)
     reasons: list[str] = []
     if chosen and min(p[name] for name in chosen) > level / len(chosen):
@@ -71,43 +70,33 @@ def verdict(
     return Verdict(not reasons, p, tuple(reasons))
 
 
-def sign_flip(a: Places, b: Places, flips: int = FLIPS) -> float:
-    """One-sided p-value of ``a`` being no better than ``b`` on the same examples, as a mean over places.
+def no_better(a: Places, b: Places) -> float:
+    """One-sided p-value against ``a`` being no better than ``b`` on the same examples, as a mean over places.
 
-    If which of the two scores of an example is whose were a matter of chance, each difference could as well have the
-    other sign. The statistic is the mean over places of the mean difference; its distribution is sampled with every
-    difference's sign drawn anew, ``p = (1 + number at least as large) / (flips + 1)``. The draws are always the same
-    ones. (Good, *Permutation, Parametric and Bootstrap Tests of Hypotheses*, 3rd ed. 2005, section 3.2; strata as in
-    the means of the tables.)
+    Half of the two-sided p-value of :func:`confed.metrics.stratified.sign_flip`, whose distribution is symmetric, where
+    ``a`` is better; 1 where it is level, and the rest to 1 where it is worse.
 
     Args:
         a: place -> scores.
         b: the same examples' other scores; places that it lacks are left out.
-        flips: how many assignments of signs.
 
     Raises:
         ValueError: a place has another number of examples in ``b``, or the two have no place in common.
     """
-    places = [place for place in a if place in b]
-    if not places:
-        raise ValueError(f"the scores must have a place in common, got {sorted(a)} and {sorted(b)}")
-    rng = np.random.default_rng(0)
-    observed, drawn = 0.0, np.zeros(flips)
-    for place in places:
+    strata: list[np.ndarray] = []
+    for place in a:
+        if place not in b:
+            continue
         x, y = (np.asarray(scores[place], dtype=np.float64) for scores in (a, b))
         if x.shape != y.shape:
             raise ValueError(f"{place!r} must have as many examples in both, got {len(x)} and {len(y)}")
-        if not len(x):
-            continue
-        difference = x - y
-        observed += difference.sum() / len(x)
-        # Of m differences of one size the number with a plus is binomial: no table of signs is needed.
-        sizes, counts = np.unique(np.abs(difference), return_counts=True)
-        for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-            if size:
-                drawn += size * (2.0 * rng.binomial(count, 0.5, flips) - count) / len(x)
-    # Sums in another order may differ in their last bits; such are as large.
-    return float((1 + (drawn >= observed - 1e-12).sum()) / (flips + 1))
+        strata += [(x - y)[None]] if len(x) else []
+    if not strata:
+        raise ValueError(f"the scores must have a place with examples in common, got {sorted(a)} and {sorted(b)}")
+    found = sign_flip(strata)
+    if found.difference > 0:
+        return found.p / 2
+    return 1 - found.p / 2 if found.difference < 0 else 1.0
 
 
 def mean_over_places(scores: Places) -> float:

@@ -4,7 +4,7 @@ What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.res
 :func:`confed.metrics.controls.verdict` decided; of several seeds at least half must have failed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,18 @@ from confed.results.marks import spread_cell
 from confed.results.runs import Study, Summary, number
 from confed.results.writers import Cell, Column, Table, to_html
 
-__all__ = ["SIGN", "controls_in", "controls_table", "fails", "looks_note", "marked", "section"]
+__all__ = [
+    "MEANING",
+    "SIGN",
+    "blind_pair",
+    "controls_in",
+    "controls_table",
+    "fails",
+    "looks_note",
+    "marked",
+    "section",
+    "with_marks",
+]
 
 SIGN = "†"
 """Behind the means of models that do not beat their controls."""
@@ -72,6 +83,34 @@ def fails(summaries: Iterable[Summary], key: str) -> bool:
 def marked(cell: Cell, summaries: Iterable[Summary], key: str) -> Cell:
     """A cell with the mark behind its text where the method's models of this view do not beat their controls."""
     return replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and fails(summaries, key) else cell
+
+
+def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
+    """A table of differences with the mark behind the values of models that do not beat their controls.
+
+    Args:
+        table: with the columns "measure", "method" and "value".
+        blind: measure and method of these, as the table names them.
+    """
+    place = [column.title for column in table.columns].index("value")
+
+    def row(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        if (cells[0].text, cells[1].text) not in blind:
+            return cells
+        return (*cells[:place], replace(cells[place], text=f"{cells[place].text} {SIGN}"), *cells[place + 1 :])
+
+    return replace(table, sections=tuple(tuple(map(row, section)) for section in table.sections))
+
+
+def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> str:
+    """Why no difference between two methods' models of one view may be tested; "" if it may.
+
+    Args:
+        runs: summaries of one method's runs.
+        others: of the other's.
+        key: see :func:`controls_in`.
+    """
+    return "neither model is shown to use its input" if fails(runs, key) and fails(others, key) else ""
 
 
 def looks_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from confed.results import formats
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
-from confed.results.label_tables import is_labelled, label_table, label_tables, label_value
+from confed.results.label_tables import controls_key, is_labelled, label_table, label_tables, label_value
 from confed.results.looks import looks_note, marked
 from confed.results.marks import BOUNDS, is_bound, marks, spread_cell
 from confed.results.measured import metric_note, metric_of
@@ -31,6 +31,7 @@ __all__ = [
     "spread_cell",
     "study_table",
     "table_of",
+    "view_key",
     "write_tables",
 ]
 
@@ -66,6 +67,13 @@ def headline(summary: Summary, name: str) -> float | None:
         return stated
     parts = list(counted(summary, PARTS[name]).values())
     return min(parts, default=None) if name == "personal_worst" else average(parts)
+
+
+def view_key(name: str, summary: Summary) -> str:
+    """The key of a summary's values per place that belongs to one of the means; see :func:`headline`."""
+    if name not in LABELS:
+        return PARTS[name]
+    return controls_key([summary], LABELS[name][0])
 
 
 def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
