@@ -12,7 +12,7 @@ from torch import nn
 
 from confed.catalogue import describe
 from confed.data.digit_clues import DIGITS, clue, clue_words
-from confed.data.digits import OWNED, SUBSETS, digits
+from confed.data.digits import OWNED, SUBSETS, TEST_TAKES, digits
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.label_shares import label_counts, label_shares
 from confed.data.presence import presence, set_names
@@ -186,6 +186,44 @@ def test_other_rates_and_picture_sizes(folder: Path) -> None:
 def test_options_out_of_range(folder: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(folder, **options)
+
+
+def _spoken_by(source: Path, to: Path, speakers: int) -> Path:
+    """The same files with the recordings of so many speakers, some of them of a new one who says what "ann" says."""
+    to.mkdir()
+    (to / "images.npz").write_bytes((source / "images.npz").read_bytes())
+    with np.load(source / "audio.npz") as content:
+        audio = {name: content[name] for name in content.files}
+    # Takes are dealt out among the speakers, so that each has test takes and others.
+    audio["speaker"] = ((audio["take"] + 10 * audio["speaker"].astype(int)) % (2 * speakers) // 2).astype(np.uint8)
+    audio["take"] = np.arange(len(audio["take"])).astype(np.uint8) % 10
+    order = np.lexsort((audio["digit"],))
+    for digit in range(10):
+        rows = order[audio["digit"][order] == digit]
+        for number in range(speakers):
+            own = rows[audio["speaker"][rows] == number]
+            audio["take"][own] = np.arange(len(own)) + (TEST_TAKES - len(own) // 2)
+    np.savez(to / "audio.npz", **audio)
+    names = [{"name": f"p{number}"} for number in range(speakers)]
+    (to / "meta.json").write_text(json.dumps({"sample_rate": 100, "speakers": names}))
+    return to
+
+
+def test_other_numbers_of_speakers(folder: Path, tmp_path: Path) -> None:
+    more = _spoken_by(folder, tmp_path / "more", 5)
+    dataset = digits(more, **{k: v for k, v in SMALL.items() if k != "unseen"}, rate=100)  # type: ignore[arg-type]
+    # Nobody is called "theo": the last speaker is the unseen places'; the fourth one is with the first.
+    told = dataset.facts["independent recordings"]
+    assert "only_audio: p0, p3:" in told
+    assert "image_audio: p1:" in told
+    assert "image_text_audio: p2:" in told
+    assert "p4" in dataset.facts["unseen"]
+    assert dataset.facts["origin"] == str(more)
+    assert "licence" not in dataset.facts
+    few = _spoken_by(folder, tmp_path / "few", 3)
+    with pytest.raises(ValueError, match="at least 3 speakers beside 'p2', got 2; take split = 'iid'"):
+        small(few, unseen="p2")
+    assert len(small(few, "iid", unseen="p2").clients) == 6
 
 
 def test_missing_and_damaged_files_are_named(folder: Path, tmp_path: Path) -> None:

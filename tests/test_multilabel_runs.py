@@ -416,3 +416,17 @@ def test_a_dataset_is_described_and_drawn(tmp_path: Path, monkeypatch) -> None:
     }  # fmt: skip
     assert found["facts"] == {"clients": "4", "origin": "made up", "coarse labels": "2"}
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_controls_of_labels_are_sorted_against_the_frequencies_of_labels(tmp_path: Path):
+    summary = run(recipe(tmp_path), tmp_path / "run")
+    found, pooled = summary["controls"]["global_seen"], summary["multilabel"]["global"]
+    assert set(found["means"]) == {"right", "permuted_image", "blank_image", "constant"}
+    assert found["right"] == pytest.approx(summary["global_seen"])
+    assert found["C-AP"]["right"] == pytest.approx(pooled["C-AP"], abs=1e-6)
+    # A constant score sorts nothing: its AP is each label's share of the examples.
+    rows = summary["multilabel"]["per_class"]
+    share = [row["positives"] / pooled["examples"] for row in rows]
+    assert found["C-AP"]["constant"] == pytest.approx(np.mean(share), abs=1e-6)
+    assert found["C-AP"]["permuted_image"] != found["C-AP"]["right"] != found["C-AP"]["blank_image"]
+    assert "validation" not in summary["controls"]["global_unseen"]["right"]

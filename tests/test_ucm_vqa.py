@@ -103,6 +103,13 @@ def test_answer_outside_the_vocabulary_and_unknown_picture(folder):
         ucm_vqa(folder)
 
 
+def test_a_misspelt_split_is_refused_and_no_question_is_lost(folder):
+    file = folder / "labels.jsonl"
+    file.write_text(file.read_text().replace('"split": "train"', '"split": "trian"', 1))
+    with pytest.raises(ValueError, match=r"labels\.jsonl line \d+: expected the split train, val or test, got 'trian'"):
+        ucm_vqa(folder)
+
+
 @needs_data
 def test_real_counts():
     data = ucm_vqa(REAL, unseen=(), max_train=None, max_test=None)

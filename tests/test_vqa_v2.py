@@ -539,6 +539,9 @@ def test_answers_outside_the_vocabulary(root: Path, tmp_path: Path):
     assert answers[f"vqa_v2-{first['question_id']}"] == "no"
     assert f"vqa_v2-{second['question_id']}" not in answers
     assert "1 training questions without one left out" in data.facts["vocabulary"]
+    # Files of one's own in this layout are not called those of COCO.
+    assert data.facts["origin"].endswith("questions, not those published")
+    assert "licence" not in data.facts
     with pytest.raises(ValueError, match="0 answers occur at least 100 times among 90 questions; lower min_answers"):
         vqa_v2(root, min_answers=100)
 

@@ -143,7 +143,7 @@ class Runner:
         """The final models on test data."""
         return examine(
             simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t),
-            self.settings.modality_matrix,
+            self.settings.modality_matrix, self.settings.controls != "none",
         )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:

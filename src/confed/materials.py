@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import signature
@@ -91,6 +91,14 @@ class Materials:
             if part.series is not None:
                 found.setdefault("series_channels", len(part.series.channels))
         return found
+
+    @cached_property
+    def texts_cut(self) -> tuple[int, int]:
+        """How many different texts lose their end as they are longer than the tokenizer's ``max_length``, and of how
+        many; both 0 where the tokenizer does not say."""
+        count = getattr(self.tokenizer, "shortened", None)
+        texts = [] if count is None else list(dict.fromkeys(_texts_read(self.dataset)))
+        return (count(texts), len(texts)) if count is not None and texts else (0, len(texts))
 
     @property
     def questions(self) -> FederatedDataset:
@@ -196,6 +204,21 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
         dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
         "" if read is None else read.encoder,
     )  # fmt: skip
+
+
+def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
+    """All texts that a model reads in any role: questions, with the texts offered with them, or labelled texts."""
+    if isinstance(dataset, LabelDataset):
+        first = next(iter(dataset.clients.values())).train
+        tables = {id(part.table): part.table for part in (first, *dataset.unseen.values())}
+        for table in tables.values():
+            yield from table.texts or ()
+        return
+    parts = [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
+    for part in (*parts, *dataset.unseen.values()):
+        yield from part.questions
+        for question, offered in zip(part.questions, part.choices or (), strict=part.choices is not None):
+            yield from (f"{question} {text}" for text in offered)
 
 
 def _with_labels(dataset: LabelDataset, options: Mapping[str, Any]) -> Materials:

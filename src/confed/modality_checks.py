@@ -6,19 +6,19 @@ from math import ceil
 
 from torch import nn
 
-from confed.data.examples import FederatedDataset, TableData, Tokenizer
+from confed.data.examples import FederatedDataset, TableData
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
-from confed.data.presence import is_modal, longest
+from confed.data.presence import longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.ownership import unowned
 from confed.federation.params import named_tensors
 from confed.federation.protocols import ClientData
-from confed.materials import reads_absent
+from confed.materials import Materials, reads_absent
 from confed.recipe import Recipe
 
-__all__ = ["check_lengths", "check_modalities", "check_whole", "public_data"]
+__all__ = ["check_lengths", "check_modalities", "check_whole", "public_data", "warn_of_long_texts"]
 
 
 def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
@@ -49,11 +49,8 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
         )
 
 
-def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset, tokenizer: Tokenizer) -> None:
-    """Raises ValueError if some sound or series is longer than the model reads, or it reads series and there are none.
-
-    Warns if texts are longer: these lose their end.
-    """
+def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
+    """Raises ValueError if a sound or series is longer than the model reads, or it reads series and there are none."""
     if not isinstance(dataset, FederatedDataset) or not reads_absent(recipe.sections["model"]["name"]):
         return
     options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
@@ -63,7 +60,6 @@ def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset, toke
             f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
             "to read"
         )
-    _warn_of_long_texts(dataset, tokenizer)
     for modality, (length, unit) in found.items():
         key, what = options[modality]
         most = recipe.sections["model"].get(key)
@@ -74,18 +70,18 @@ def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset, toke
             )
 
 
-def _warn_of_long_texts(dataset: FederatedDataset, tokenizer: Tokenizer) -> None:
-    """Says once how many different texts of examples of several modalities lose their end."""
-    count = getattr(tokenizer, "shortened", None)
-    if count is None or not is_modal(dataset):
-        return
-    parts = [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
-    texts = dict.fromkeys(text for part in (*parts, *dataset.unseen.values()) for text in part.questions)
-    if cut := count(list(texts)):
+def warn_of_long_texts(materials: Materials) -> None:
+    """Says how many different texts lose their end, whatever the dataset and the model.
+
+    Args:
+        materials: the data, and the tokenizer that reads them.
+    """
+    cut, texts = materials.texts_cut
+    if cut:
         warnings.warn(
-            f"{cut} of {len(texts)} different texts of {dataset.name!r} are longer than model.max_length = "
-            f"{getattr(tokenizer, 'max_length', '?')} tokens and lose their end",
-            stacklevel=4,
+            f"{cut} of {texts} different texts of {materials.dataset.name!r} are longer than model.max_length = "
+            f"{getattr(materials.tokenizer, 'max_length', '?')} tokens and lose their end",
+            stacklevel=3,
         )
 
 

@@ -31,7 +31,7 @@ from confed.materials import (
     load_materials,
     writes_captions,
 )
-from confed.modality_checks import check_lengths, check_modalities, check_whole, public_data
+from confed.modality_checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
 from confed.models import create_model
 from confed.privacy.protections import check_layouts
 from confed.recipe import Recipe, Run
@@ -73,7 +73,8 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
     build = _builder(recipe, materials, task, heads)
     _check_task(task, recipe, dataset)
-    check_lengths(recipe, dataset, materials.tokenizer)
+    check_lengths(recipe, dataset)
+    warn_of_long_texts(materials)
     writes = materials.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
         raise ValueError(

@@ -31,6 +31,8 @@ class Run:
         evaluate_examples: validation examples per client in those; 0 for all.
         keep_personal: clients keep their own version of the shared tensors after every round.
         gallery: sample questions per place in the report.
+        controls: "all": the final models are also tried with permuted and blank inputs, and beside answers that see no
+            picture (:mod:`confed.results.controls`); "none" saves that time.
         modality_matrix: the final models are also tried with every set of modalities, where examples have several.
     """
 
@@ -48,6 +50,7 @@ class Run:
     evaluate_examples: int = 200
     keep_personal: bool = True
     gallery: int = 3
+    controls: Literal["all", "none"] = "all"
     modality_matrix: bool = True
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
     leaves: Mapping[str, int] = field(default_factory=dict[str, int])

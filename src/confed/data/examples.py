@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.picture_tables import Pictures, StoredPictures, channels_first
+from confed.data.controls import controlled
+from confed.data.picture_tables import NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.presence import check_presence
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
@@ -113,8 +114,9 @@ class Examples:
             raise ValueError("choices must offer as many texts with every question")
         if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] != 3:
             raise ValueError(f"images must be uint8 of shape (M, H, W, 3), got {self.images.dtype} {self.images.shape}")
-        if n and not (int(self.image_index.min()) >= 0 and int(self.image_index.max()) < len(self.images)):
-            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {self.image_index.max()}")
+        shown = self.image_index[self._with_pictures()]
+        if len(shown) and not (int(shown.min()) >= 0 and int(shown.max()) < len(self.images)):
+            raise ValueError(f"image_index must lie in [0, {len(self.images)}), got up to {shown.max()}")
         if self.regions is not None and len(self.regions) != len(self.images):
             raise ValueError(f"regions must be those of {len(self.images)} pictures, got those of {len(self.regions)}")
         if self.sounds is not None or self.series is not None or self.present is not None:
@@ -124,6 +126,13 @@ class Examples:
             if not question.strip() and (asked is None or asked[row]):
                 raise ValueError(f"the question of example {name!r} is empty")
         self._check_texts()
+
+    def _with_pictures(self) -> np.ndarray:
+        """Rows whose index of a picture means something: none without pictures, else those that have one."""
+        if isinstance(self.images, NoPictures) and self.regions is None:
+            return np.zeros(0, dtype=np.int64)
+        said = None if self.present is None else self.present.get("image")
+        return np.arange(len(self)) if said is None or len(said) != len(self) else np.flatnonzero(said)
 
     def _check_texts(self) -> None:
         """Raises ValueError if a caption is empty, or what stands before an example is nothing or not there."""
@@ -318,6 +327,10 @@ class TableData:
     def test(self, batch_size: int) -> Iterator[dict[str, Tensor]]:
         """Test batches in stored order."""
         return self._test.batches(batch_size)
+
+    def controlled_test(self, batch_size: int, control: str, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        """Test batches with the inputs of a control condition; see :mod:`confed.data.controls`."""
+        return controlled(self._test, batch_size, control, rng)
 
 
 def encode(

@@ -10,7 +10,7 @@ import numpy as np
 from confed.data.examples import Examples, Split
 from confed.data.partitions import Owners, by_key, dirichlet, hold_out, iid, mirror, quantity
 
-__all__ = ["Pool", "federate", "floors", "words"]
+__all__ = ["AnswerTable", "Pool", "federate", "floors", "words"]
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
         clients: client id -> split.
     """
     pooled, own, total = (Counter[str](), Counter[str](), 0)
-    everyone = _Table([split.train for split in clients.values()])
+    everyone = AnswerTable([split.train for split in clients.values()])
     for split in clients.values():
-        alone = _Table([split.train])
+        alone = AnswerTable([split.train])
         for question, answer in zip(split.test.questions, split.test.answers, strict=True):
             total += 1
             for hits, table in ((pooled, everyone), (own, alone)):
@@ -132,8 +132,16 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
     }
 
 
-class _Table:
-    """The most frequent answer, overall and to each question (ties: the first seen)."""
+class AnswerTable:
+    """The most frequent answer, overall and to each question (ties: the first seen).
+
+    Args:
+        parts: training examples.
+
+    Attributes:
+        majority: the most frequent answer; empty without examples.
+        by_question: question, word for word -> its most frequent answer.
+    """
 
     def __init__(self, parts: Iterable[Examples]) -> None:
         overall, each = Counter[str](), defaultdict[str, Counter[str]](Counter)

@@ -102,7 +102,11 @@ def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]
     """All questions, and the split, scene and land use of each, shape (N,)."""
     _require(root)
     keys = ("split", "scene", "land_use")
-    pictures = {str(row["image"]): row for _, row in _lines(root / "labels.jsonl", ("image", *keys))}
+    pictures: dict[str, dict[str, Any]] = {}
+    for where, row in _lines(root / "labels.jsonl", ("image", *keys)):
+        if row["split"] not in ("train", "val", "test"):
+            raise ValueError(f"{where}: expected the split train, val or test, got {row['split']!r}")
+        pictures[str(row["image"])] = row
     index = {name: number for number, name in enumerate(pictures)}
     uses = {row["land_use"] for row in pictures.values()}
     allowed = {"yes", "no", *uses, *map(str, range(_LABELS + 1))}

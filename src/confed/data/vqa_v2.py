@@ -32,6 +32,8 @@ _FACTS = {
     "citation": 'Y. Goyal et al., "Making the V in VQA matter: Elevating the role of image understanding in visual '
     'question answering", CVPR 2017',
 }
+PUBLISHED = (443_757, 214_354)
+"""Questions of train2014 and val2014 as published (version 2)."""
 
 
 @register_dataset
@@ -102,8 +104,10 @@ def vqa_v2(
             first.take(trained), first.take(own[held[own]]), last.take(np.sort(tried[:max_test]))
         )
     outside = sum(answer not in known for answer in last.answers)
+    # Other questions in these files' layout have an origin and a licence of their own.
+    published = (len(train), len(test)) == PUBLISHED
     facts = {
-        **_FACTS,
+        **(_FACTS if published else {"origin": f"{base}: {len(train)} and {len(test)} questions, not those published"}),
         "vocabulary": f"{len(answers)} answers; {len(train) - len(learned)} training questions without one left out; "
         f"the majority answer of {outside} of {len(last)} test questions is none of them",
         "features": "none" if features is None else f"{features.shape[1]} regions x {features.shape[2]}",

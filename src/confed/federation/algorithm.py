@@ -11,7 +11,8 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
 from confed.federation.ownership import narrowed, unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
-from confed.federation.protocols import Batch, Task
+from confed.federation.protocols import Batch, Controllable, Task
+from confed.federation.randomness import generator
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -280,13 +281,15 @@ class Algorithm:
 
         Scalars of the message: ``modalities``, such as "image+text": examples are shown with nothing but these, and
         those that have none of them are left out; with ``complete`` also those that have some of them only.
+        ``control``, such as "permuted_image": examples are shown with the inputs of that control condition
+        (:class:`confed.federation.protocols.Controllable`), the same ones for every model of a run.
         """
         names = list(message.tensors)
         copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
         copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
         scores: list[tuple[Tensor, Tensor]] = []
         records: list[Mapping[str, Tensor]] = []
-        batches = client.data.test(client.local.eval_batch_size)
+        batches = _test_batches(client, str(message.scalars.get("control", "")))
         shown = str(message.scalars.get("modalities", ""))
         if shown:
             batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
@@ -315,6 +318,17 @@ class Algorithm:
             for name in dir(type(self))
             if getattr(getattr(type(self), name), "is_action", False)
         }
+
+
+def _test_batches(client: Client, control: str) -> Iterable[Batch]:
+    """Test examples as they are, or with the inputs of a control condition."""
+    if not control:
+        return client.data.test(client.local.eval_batch_size)
+    if not isinstance(client.data, Controllable):
+        raise ValueError(f"the data of client {client.info.id!r} offer no controls, asked for {control!r}")
+    # Neither the round nor the method: all models of a run are shown the same.
+    rng = generator(client.seed, 0, client.info.id, control)
+    return client.data.controlled_test(client.local.eval_batch_size, control, rng)
 
 
 def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[float, float]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "ClientData", "Counting", "Forward", "Output", "SingleLabel", "Tally", "Task"]
+__all__ = ["Batch", "ClientData", "Controllable", "Counting", "Forward", "Output", "SingleLabel", "Tally", "Task"]
 
 Batch = Mapping[str, Tensor]
 """One mini-batch: one key per modality and label, first dimension B; an absent modality is an absent key."""
@@ -119,4 +119,19 @@ class ClientData(Protocol):
 
     def test(self, batch_size: int) -> Iterable[Batch]:
         """Test batches in a fixed order; may be empty."""
+        ...
+
+
+@runtime_checkable
+class Controllable(Protocol):
+    """What a client's data also offer where test examples can be shown with something else in a modality's place."""
+
+    def controlled_test(self, batch_size: int, control: str, rng: torch.Generator) -> Iterable[Batch]:
+        """Test batches in the order of :meth:`ClientData.test`, with the inputs of a control condition.
+
+        Args:
+            batch_size: most examples of a batch.
+            control: such as "permuted_image" or "blank_image"; see :mod:`confed.data.controls`.
+            rng: which example's input each example gets follows from it alone.
+        """
         ...

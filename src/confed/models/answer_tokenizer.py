@@ -50,6 +50,10 @@ class AnswerTokenizer:
         mask = mask * (torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True) - 1)
         return ids * mask, mask
 
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of some questions are longer than L tokens and so lose their end."""
+        return self.questions.shortened(texts)
+
     def answers(self, texts: Sequence[str]) -> Tensor:
         """Token ids of answers, int64, shape (C, T): T tokens of the longest, 0 behind the end of shorter ones.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from confed.results.comparable import refusals
 from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table, seed_table
+from confed.results.looks import MEANING, fails, with_marks
 from confed.results.measured import metric_note, metric_of
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, differences, references_of, values_of
 from confed.results.pairing import BY_POSITION, Scores
@@ -22,7 +23,7 @@ from confed.results.relative import Values, relative_drawing, relative_table
 from confed.results.remarks import remarks, table_remarks
 from confed.results.runs import Run, counted, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
-from confed.results.tables import LABELS
+from confed.results.tables import LABELS, view_key
 from confed.results.writers import Table, in_files, joined, to_csv, to_latex, to_markdown, to_rich
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Comparison:
             its personal model.
         places_of: measure -> method -> place -> seed -> value, of measures that are means over places.
         refused: method -> other method -> why the two are not tested against each other.
+        blind: measure and method of models that do not beat their controls (:mod:`confed.results.looks`).
     """
 
     references: tuple[str, ...]
@@ -63,6 +65,7 @@ class Comparison:
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
     places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    blind: frozenset[tuple[str, str]] = frozenset()
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -75,7 +78,8 @@ class Comparison:
         what = f"{', '.join(means)} of all examples together, mean {self.metric}" if means else self.metric
         title = f"Test {what} in %, and differences to {self.labels[reference]} in points"
         found = self.against(reference)
-        return difference_table(title, reference, self.labels, self.values, found, self.margin, notes)
+        table = difference_table(title, reference, self.labels, self.values, found, self.margin, notes)
+        return with_marks(table, {(MEASURES[m].words, self.labels[method]) for m, method in self.blind})
 
     def tables(self) -> tuple[Table, ...]:
         """One table per reference; warnings and remarks are the notes of the last."""
@@ -209,6 +213,14 @@ def compare_runs(
     scores = Scores()
     found = [d for name in references for d in differences(methods, name, margin, scores)]
     values = {measure: values_of(methods, measure) for measure in MEASURES}
+    summaries = {method: [run.summary for run in own.values()] for method, own in methods.items()}
+    blind = frozenset(
+        (name, method)
+        for name, there in values.items()
+        for method in there
+        if fails(summaries[method], view_key(name, summaries[method][0]))
+    )
+    sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(found, methods)]
     return Comparison(
         references=references,
         labels=distinct_labels({method: next(iter(runs.values())).label for method, runs in methods.items()}),
@@ -217,11 +229,12 @@ def compare_runs(
         values={measure: there for measure, there in values.items() if there},
         differences=tuple(found),
         warnings=(*_warnings(methods, references[0]), *_failures(methods)),
-        remarks=(*filter(None, [metric_note(ended)]), *remarks(found, methods), *[BY_POSITION] * scores.by_position),
+        remarks=(*sentences, *[BY_POSITION] * scores.by_position),
         table_remarks=tuple(table_remarks(found, margin)),
         clients_of=_clients_of(methods, "deployed" if values["deployed_mean"] else "personal"),
         places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
         refused=refusals(methods, scores.strict),
+        blind=blind,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from confed.data.controls import controls_of
 from confed.engines.local import Simulation
 from confed.federation.algorithm import Algorithm, read_tallies
 from confed.federation.messages import ClientInfo, Scalar
@@ -21,6 +22,12 @@ MATRIX_LIMIT = 20
 
 MOST = 1000
 """Clients whose test examples are looked at; of more, so many that are spread evenly."""
+
+CONTROLLED = 100
+"""Places of a view on which models are tried with permuted and blank inputs; of more, so many that are spread evenly.
+
+Each takes as long as the place's own examination, once per modality and once for blank pictures.
+"""
 
 LISTED = 50
 """Clients that a note names."""
@@ -40,12 +47,17 @@ class Examination:
         results: key -> metric values and the per-example tensors ``correct`` and ``prediction``.
         subsets: (view, place) -> set of modalities, such as "image+text" -> metric values where nothing else of the
             place's examples is shown, and how many examples have all of these; of models at home only.
+        controls: (view, place) -> control condition (:mod:`confed.data.controls`) -> the per-example tensors under it;
+            of models at home only.
+        without_controls: view, or "all" -> why no controls were tried.
         personal: client -> the trained tensors of its personal model.
         notes: what a reader of the numbers must know.
     """
 
     results: dict[Key, tuple[dict[str, float], Mapping[str, Tensor]]] = field(default_factory=dict)
     subsets: dict[tuple[str, str], dict[str, tuple[dict[str, float], int]]] = field(default_factory=dict)
+    controls: dict[tuple[str, str], dict[str, Mapping[str, Tensor]]] = field(default_factory=dict)
+    without_controls: dict[str, str] = field(default_factory=dict)
     personal: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -56,6 +68,7 @@ def examine(
     materials: Materials,
     tell: Callable[[str], None] = lambda _: None,
     subsets: bool = False,
+    controls: bool = False,
 ) -> Examination:
     """Tries the final models on all test examples.
 
@@ -65,6 +78,7 @@ def examine(
         materials: its data.
         tell: told about every model tried.
         subsets: models are also tried with every set of modalities.
+        controls: models at home are also tried with permuted and blank inputs.
     """
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
@@ -101,6 +115,11 @@ def examine(
     for (key, _, _), message in zip(jobs, replies, strict=True):
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
         tell(f"evaluated the {key[0]} model on {key[2]}")
+    if controls:
+        own = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
+        if not several:
+            found.without_controls["personal"] = _one_model(algorithm)
+        _with_controls(found, simulation, own, materials, tell)
     if subsets and len(seen) <= MATRIX_LIMIT:
         at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
         _with_less(found, simulation, at_home, materials, tell)
@@ -168,6 +187,44 @@ def _with_less(
             values = summarise(read_tallies(message.scalars, "examined"))
             found.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
         tell(f"evaluated the {key[0]} model on {key[2]} with {tried} only")
+
+
+def _with_controls(
+    found: Examination,
+    simulation: Simulation,
+    at_home: Sequence[Job],
+    materials: Materials,
+    tell: Callable[[str], None],
+) -> None:
+    """Tries models at home with other examples' inputs, and with blank pictures."""
+    views: dict[str, list[Job]] = {}
+    for job in at_home:
+        views.setdefault(job[0][0], []).append(job)
+    trials: list[tuple[tuple[str, str], str, Mapping[str, Tensor]]] = []
+    for view, own in views.items():
+        if len(own) > CONTROLLED:
+            found.notes.append(
+                f"{view}: {len(own)} places have test examples; every {len(own) / CONTROLLED:.3g}th is examined with "
+                "permuted and blank inputs"
+            )
+        chosen = [own[number * len(own) // CONTROLLED] for number in range(CONTROLLED)]
+        for (_, _, place), tensors, _ in own if len(own) <= CONTROLLED else chosen:
+            table = (materials.unseen if view == "unseen" else materials.clients)[place].tables[2]
+            trials += [((view, place), control, tensors) for control in controls_of(table)]
+    jobs = [(place, tensors, {"control": control}) for (_, place), control, tensors in trials]
+    keeps = ("correct", "probabilities") if isinstance(simulation.setup.task, Counting) else ("correct",)
+    for (key, control, _), message in zip(trials, simulation.examine(jobs, simulation.setup.rounds + 2), strict=True):
+        kept = {name: message.tensors[name] for name in keeps if name in message.tensors}
+        found.controls.setdefault(key, {})[control] = kept
+        tell(f"evaluated the {key[0]} model on {key[1]} with {control.replace('_', ' ')}")
+    if not trials and "all" not in found.without_controls:
+        found.without_controls["all"] = "no place has test examples with different inputs of any modality"
+
+
+def _one_model(algorithm: Algorithm) -> str:
+    if algorithm.pooled:
+        return "all data are in one place: the one model is tried as the global one"
+    return "the method makes no personal models: the global model is everybody's"
 
 
 def _without_tests(names: Sequence[str]) -> str:

@@ -9,11 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confed.results import formats
+from confed.results.looks import looks_note, marked
 from confed.results.marks import is_bound, marks, spread_cell
 from confed.results.runs import average, number
 from confed.results.writers import Cell, Column, Mark, Table
 
-__all__ = ["LABEL_METRICS", "VIEWS", "is_labelled", "label_table", "label_tables", "label_value", "without_positives"]
+__all__ = [
+    "LABEL_METRICS",
+    "VIEWS",
+    "controls_key",
+    "is_labelled",
+    "label_table",
+    "label_tables",
+    "label_value",
+    "without_positives",
+]
 
 LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
 """The columns, in order."""
@@ -88,6 +98,7 @@ def label_table(
         place = ranked.index(label) if label in ranked else None
         own: list[Mark] = ["" if place is None else column[place] for column in ranks]
         cells = [spread_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
+        cells[0] = marked(cells[0], runs, controls_key(runs, view))
         sent, seconds = (average([number(run.get(key)) for run in runs]) for key in ("bytes_total", "seconds"))
         costs = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds)) if cost else ()
         return (Cell(label), *cells, *costs)
@@ -96,7 +107,16 @@ def label_table(
         tuple(row(label, runs) for label, runs in methods if label not in bounds),
         tuple(row(label, runs) for label, runs in methods if label in bounds),
     )
-    return Table(_title(methods, view, level), columns, sections, tuple(_notes(methods, view, bounds, level)))
+    notes = _notes(methods, view, bounds, level)
+    notes += next(filter(None, (looks_note([runs], [controls_key(runs, view)]) for _, runs in methods)), [])
+    return Table(_title(methods, view, level), columns, sections, tuple(notes))
+
+
+def controls_key(runs: Sequence[Summary], view: str) -> str:
+    """The key of a summary's controls that belongs to a view, the empty one the runs' headline."""
+    headlines = [str(run["multilabel"].get("headline", "")) for run in runs if is_labelled(run)]
+    name = (view or next(iter(headlines), "")).partition("/")[0]
+    return {"global": "global_seen", "unseen": "global_unseen"}.get(name, name)
 
 
 def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:

@@ -16,9 +16,10 @@ from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
 from confed.metrics.stratified import SignFlip, sign_flip, stratified_bootstrap
 from confed.results.comparable import refusal_of
+from confed.results.looks import blind_pair
 from confed.results.pairing import Scores
 from confed.results.runs import Run, counted
-from confed.results.tables import LABELS, headline, is_bound
+from confed.results.tables import LABELS, headline, is_bound, view_key
 
 __all__ = [
     "LEVEL",
@@ -215,7 +216,9 @@ def differences(
             a, b = ([values[key][seed] for seed in seeds] for key in (method, reference))
             points = sum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
             difference = Difference(reference, name, method, tuple(seeds), points)
-            if refused := refusal_of(runs, scores.strict):
+            own, others = ([pair[side].summary for pair in runs] for side in (0, 1))
+            blind = blind_pair(own, others, view_key(name, own[0]))
+            if refused := refusal_of(runs, scores.strict) or blind:
                 family.append(replace(difference, refused=refused))
                 continue
             if measure.key:

@@ -8,6 +8,7 @@ from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
 from confed.recipe import Recipe
+from confed.results.controls import summarise_controls
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.measured import SEVERAL
@@ -142,13 +143,31 @@ def summarise_run(
         "versions": versions(),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
+        + _cut_note(materials)
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
+        **(
+            {"texts_cut": dict(zip(("cut", "texts"), materials.texts_cut, strict=True))}
+            if materials.texts_cut[0]
+            else {}
+        ),
         **({"left": left} if left else {}),
         **_with_subsets(examined, metrics, keys),
         **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
+        **({"controls": tried} if (tried := summarise_controls(setup, materials, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
     }
+
+
+def _texts_cut(materials: Materials) -> dict[str, Any]:
+    """How many different texts lose their end, and of how many; nothing where none does."""
+    cut, texts = materials.texts_cut
+    return {"texts_cut": {"cut": cut, "texts": texts}} if cut else {}
+
+
+def _cut_note(materials: Materials) -> list[str]:
+    cut, texts = materials.texts_cut
+    return [f"{cut} of {texts} different texts are longer than the model reads and lose their end"] if cut else []
 
 
 def _with_subsets(examined: Examination, metrics: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, Any]:

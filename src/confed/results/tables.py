@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from confed.results import formats
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
-from confed.results.label_tables import is_labelled, label_table, label_tables, label_value
+from confed.results.label_tables import controls_key, is_labelled, label_table, label_tables, label_value
+from confed.results.looks import looks_note, marked
 from confed.results.marks import BOUNDS, is_bound, marks, spread_cell
 from confed.results.measured import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
@@ -30,6 +31,7 @@ __all__ = [
     "spread_cell",
     "study_table",
     "table_of",
+    "view_key",
     "write_tables",
 ]
 
@@ -65,6 +67,13 @@ def headline(summary: Summary, name: str) -> float | None:
         return stated
     parts = list(counted(summary, PARTS[name]).values())
     return min(parts, default=None) if name == "personal_worst" else average(parts)
+
+
+def view_key(name: str, summary: Summary) -> str:
+    """The key of a summary's values per place that belongs to one of the means; see :func:`headline`."""
+    if name not in LABELS:
+        return PARTS[name]
+    return controls_key([summary], LABELS[name][0])
 
 
 def study_table(summaries: Iterable[Summary]) -> "RichTable | Group":
@@ -131,17 +140,18 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     ranks = _ranks(quality)
     sections = (
         tuple(
-            _row(label, runs, rows, [column[i] for column in ranks], parameters=finetuned)
+            _row(label, runs, rows, names, [column[i] for column in ranks], parameters=finetuned)
             for i, ((label, runs), rows) in enumerate(zip(federated, quality, strict=True))
         ),
         tuple(
-            _row(label, runs, [_quality(summary, clients, names) for summary in runs], parameters=finetuned)
+            _row(label, runs, [_quality(summary, clients, names) for summary in runs], names, parameters=finetuned)
             for label, runs in bounds
         ),
     )
     notes = _notes(methods, many, bool(bounds))
     firsts = {label: runs[0] for label, runs in methods}
     notes[1:1] = filter(None, [deployed_note(firsts) if deployed else "", personal_note(firsts), global_note(firsts)])
+    notes += looks_note([runs for _, runs in methods], [PARTS[name] for name in names if name.endswith("_mean")])
     if finetuned:
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
     return Table(_title(every, methods), columns, sections, tuple(notes))
@@ -164,6 +174,7 @@ def _row(
     label: str,
     runs: Sequence[Summary],
     rows: Sequence[Sequence[float | None]],
+    names: Sequence[str],
     ranks: Sequence[Mark] = (),
     *,
     parameters: bool = False,
@@ -171,6 +182,9 @@ def _row(
     columns = list(zip(*rows, strict=True))
     unranked: list[Mark] = [""] * len(columns)
     cells = [spread_cell(column, mark) for column, mark in zip(columns, ranks or unranked, strict=True)]
+    for place, name in enumerate(names, len(cells) - len(names)):
+        if name.endswith("_mean"):
+            cells[place] = marked(cells[place], runs, PARTS[name])
     sent = average([number(summary.get("bytes_total")) for summary in runs])
     seconds = average([number(summary.get("seconds")) for summary in runs])
     cost = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds))
@@ -257,6 +271,10 @@ def paper_table(study: Study) -> Table:
             spread_cell([run[i] for run in values[method]], "" if place is None else ranks[i][place])
             for i in range(width)
         ]
+        summaries = [run.summary for run in done[method]]
+        cells[middle - 2] = marked(cells[middle - 2], summaries, kind)
+        if len(columns) - 1 > middle - 1:
+            cells[-1] = marked(cells[-1], summaries, "global_unseen")
         hurt = (worse.get(method, Cell(formats.MISSING)),) if worse else ()
         return (Cell(rows[method]), *costs[method], *cells[: middle - 1], *hurt, *cells[middle - 1 :])
 
@@ -269,7 +287,9 @@ def paper_table(study: Study) -> Table:
     metric = metric_of(study.runs)
     title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
     title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
-    notes = tuple(_paper_notes(study, rows, done, bounds, many, bool(worse)))
+    shown = [kind, *(["global_unseen"] if len(columns) > middle else [])]
+    marks_note = looks_note([[run.summary for run in runs] for runs in done.values()], shown)
+    notes = (*_paper_notes(study, rows, done, bounds, many, bool(worse)), *marks_note)
     more = OVERHEAD if kind == "deployed" else ()
     return Table(title, (columns[0], *more, *columns[1:middle], *extra, *columns[middle:]), sections, notes)
 

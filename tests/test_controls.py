@@ -1,0 +1,270 @@
+"""Control conditions: permuted and blank inputs, answers that see no picture, and the criterion that marks a model."""
+
+import json
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from confed.data.controls import GREY, controlled, controls_of, donors
+from confed.data.examples import Table, TableData
+from confed.data.modal_tables import ModalTable
+from confed.data.question_words import WordAnswers
+from confed.experiment import load_data, run
+from confed.metrics.controls import LEVEL, no_better, verdict
+from confed.recipe import load_recipe
+from confed.results.compare import compare_runs
+from confed.results.looks import SIGN, controls_in, controls_table, fails
+from confed.results.report import render
+from confed.results.runs import Run, load
+from confed.results.tables import paper_table, results_table
+from confed.results.writers import to_csv
+
+TINY = [
+    "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
+    "run.rounds=1", "run.evaluate_every=0", "run.gallery=0", "run.checkpoint_every=0",
+]  # fmt: skip
+
+
+def _table(pictures: list[int], texts: list[int]) -> Table:
+    """Questions about pictures whose every value is the picture's number."""
+    images = torch.arange(max(pictures) + 1, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).contiguous()
+    text = torch.tensor(texts).unsqueeze(1)
+    columns = {"text": text, "text_mask": torch.ones_like(text), "label": torch.arange(len(texts))}
+    return Table(images, torch.tensor(pictures), columns)
+
+
+def _shown(table: Table, control: str, seed: int = 0, size: int = 3) -> dict[str, list[int]]:
+    batches = list(controlled(table, size, control, torch.Generator().manual_seed(seed)))
+    joined = {key: torch.cat([batch[key] for batch in batches]) for key in ("image", "text", "label", "index")}
+    return {key: value.flatten(1)[:, 0].tolist() if value.ndim > 1 else value.tolist() for key, value in joined.items()}
+
+
+def test_permuted_pictures_are_those_of_other_pictures_as_often_as_before():
+    table = _table([0, 0, 0, 1, 1, 2, 3, 4], list(range(8)))
+    found = _shown(table, "permuted_image")
+    assert Counter(found["image"]) == Counter(table.image_index.tolist())
+    assert all(a != b for a, b in zip(found["image"], table.image_index.tolist(), strict=True))
+    # Nothing else changes, whatever the batch size.
+    assert found["text"] == found["label"] == found["index"] == list(range(8))
+    assert _shown(table, "permuted_image", size=8) == found
+    assert _shown(table, "permuted_image", seed=1)["image"] != found["image"]
+
+
+def test_permuted_questions_stay_with_their_answers_and_blank_pictures_are_grey():
+    table = _table([0, 1, 2, 3], [5, 5, 6, 7])
+    found = _shown(table, "permuted_text")
+    assert sorted(found["text"]) == [5, 5, 6, 7]
+    assert found["image"] == found["label"] == [0, 1, 2, 3]
+    assert all(a != b for a, b in zip(found["text"], [5, 5, 6, 7], strict=True))
+    assert _shown(table, "blank_image")["image"] == [GREY] * 4
+
+
+def test_a_picture_of_more_than_half_of_the_questions_is_still_permuted():
+    given = donors(_table([0, 0, 0, 1], [1, 2, 3, 4]), "image", torch.Generator().manual_seed(0))
+    assert sorted(given.tolist()) == [0, 1, 2, 3]
+    assert donors(_table([0], [1]).take(0), "image", torch.Generator()).tolist() == []
+
+
+def test_examples_exchange_inputs_with_those_that_have_the_same_modalities():
+    table = _table([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
+    present = torch.tensor([[True, True, False, False]] * 3 + [[True, False, False, False]] * 3)
+    modal = ModalTable(table.images, table.image_index, table.columns, present=present)
+    given = donors(modal, "image", torch.Generator().manual_seed(0))
+    assert sorted(given[:3].tolist()) == [0, 1, 2]
+    assert sorted(given[3:].tolist()) == [3, 4, 5]
+    assert [len(batch["image"]) for batch in controlled(modal, 8, "permuted_image", torch.Generator())] == [3, 3]
+    assert controls_of(modal) == ("permuted_image", "permuted_text", "blank_image")
+
+
+def test_controls_without_a_meaning_are_left_out():
+    table = _table([0, 0], [1, 2])
+    assert controls_of(table) == ("permuted_text", "blank_image")
+    assert controls_of(table.take(0)) == ()
+    offered = Table(table.images, table.image_index, {**table.columns, "choices": torch.zeros(2, 2, 3)})
+    assert controls_of(offered) == ("blank_image",)
+    assert controls_of(Table(None, table.image_index, table.columns)) == ("permuted_text",)
+    with pytest.raises(ValueError, match="a control is permuted_ or blank_ with one of image, text"):
+        next(controlled(table, 2, "hidden_image", torch.Generator()))
+    data = TableData(table, table, table)
+    assert len(list(data.controlled_test(1, "permuted_text", torch.Generator()))) == 2
+
+
+def test_one_sided_p_values_agree_with_all_assignments_of_signs():
+    a = {"x": np.array([1, 1, 0, 1.0]), "y": np.array([0.9, 0.3, 1.0])}
+    b = {"x": np.array([0, 1, 1, 0.0]), "y": np.array([0.6, 0.3, 0.7])}
+    flat = np.concatenate([(a[place] - b[place]) / len(a[place]) for place in a])
+    all_signs = np.array(list(product((-1, 1), repeat=len(flat)))) @ flat
+    assert no_better(a, b) == pytest.approx((all_signs >= flat.sum() - 1e-12).mean())
+    assert no_better(b, a) == pytest.approx(1 - no_better(a, b))
+    assert no_better(a, a) == 1.0
+    assert no_better({"x": np.ones(10)}, {"x": np.zeros(10)}) == pytest.approx(2**-10)
+
+
+def test_control_tests_weigh_places_and_not_examples():
+    # 40 questions of one place are worse by a little, 12 of another better by much: the mean over places is better.
+    a = {"large": np.array([0.0] * 22 + [1.0] * 18), "small": np.ones(12)}
+    b = {"large": 1 - a["large"], "small": np.zeros(12)}
+    assert no_better(a, b) < LEVEL
+    assert no_better({"all": a["large"]}, {"all": b["large"]}) > 0.5
+    with pytest.raises(ValueError, match="as many examples in both, got 2 and 1"):
+        no_better({"x": np.ones(2)}, {"x": np.ones(1)})
+    with pytest.raises(ValueError, match="a place with examples in common"):
+        no_better({"x": np.ones(2)}, {"y": np.ones(2)})
+
+
+def test_a_true_null_is_rejected_no_more_often_than_the_level_says():
+    rng, p = np.random.default_rng(3), []
+    for _ in range(100):
+        both = [{place: rng.integers(0, 2, n).astype(float) for place, n in (("a", 40), ("b", 160))} for _ in range(2)]
+        p.append(no_better(*both))
+    assert np.mean(np.array(p) <= LEVEL) < 0.12
+
+
+def test_the_verdict_needs_both_a_picture_and_more_than_the_floors():
+    right, other = {"x": np.array([1.0] * 30 + [0.0] * 10)}, {"x": np.array([0.0] * 30 + [1.0] * 10)}
+    low, high = {"x": np.full(40, 0.5)}, {"x": np.full(40, 0.8)}
+    good = verdict(right, {"permuted_image": other}, {"constant": low})
+    assert good.passed
+    assert good.reasons == ()
+    assert good.p["permuted_image"] < 0.01
+    blind = verdict(right, {"permuted_image": right, "permuted_text": other}, {"constant": low}, ["permuted_image"])
+    assert not blind.passed
+    assert blind.reasons == ("no better than with permuted pictures (one-sided p = 1)",)
+    assert verdict(right, {"permuted_image": right, "permuted_audio": other}, {}).passed  # any modality will do
+    floor = verdict(right, {"permuted_image": other}, {"constant": low, "words": high})
+    assert floor.reasons == ("no better than an answer from the question's words alone (75.0 % against 80.0 %)",)
+    assert not verdict(low, {}, {"constant": low}).passed  # equal is no better
+    assert verdict(right, {}, {}).passed  # nothing to compare with
+
+
+def test_answers_from_words_follow_words_and_not_their_order():
+    questions = ["Is there a cat?", "is there a dog?", "How many cats?", "how many dogs?"] * 5
+    answers = ["yes", "no", "2", "3"] * 5
+    learned = WordAnswers(questions, answers)
+    assert learned(["a cat, is there", "many dogs: how?"]) == ["yes", "3"]
+    assert learned(["how many cats?"], ["yes", "no", "3"]) != ["2"]
+    assert learned(["zebra"], []) == [""]
+    assert WordAnswers([], [])(["what?"]) == [""]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("controls") / "one"
+    run(load_recipe("fedvqa_scenes", [*TINY, "run.workers=1"]), root)
+    return root
+
+
+def test_a_run_says_how_its_models_do_under_controls(finished: Path, tmp_path: Path):
+    summary = json.loads((finished / "summary.json").read_text())
+    found = summary["controls"]
+    for view in ("personal", "global_seen", "global_unseen"):
+        own = found[view]
+        assert own["right"] == pytest.approx(summary[view])
+        assert own["means"]["right"] == pytest.approx(summary[f"{view}_mean"])
+        names = {"right", "permuted_image", "permuted_text", "blank_image", "constant", "words"}
+        assert set(own["means"]) == names
+        assert all(own[name].keys() == summary[view].keys() for name in names)
+        assert own["passed"] == (not own["reasons"])
+    # One round of a random network: it neither looks nor knows what a question's words tell.
+    assert not found["global_unseen"]["passed"]
+    # The same bytes for two workers; and what else a run leaves is as without controls.
+    run(load_recipe("fedvqa_scenes", [*TINY, "run.workers=2"]), tmp_path / "two")
+    assert json.loads((tmp_path / "two/summary.json").read_text())["controls"] == found
+    bare = run(load_recipe("fedvqa_scenes", [*TINY, "run.workers=1", "run.controls=none"]), tmp_path / "bare")
+    assert "controls" not in bare
+    for name in ("metrics.jsonl", "predictions.safetensors"):
+        assert (tmp_path / "bare" / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_the_constant_floor_is_the_share_of_the_most_frequent_training_answer(finished: Path):
+    dataset = load_data(load_recipe(finished / "recipe.toml")).questions
+    found = json.loads((finished / "summary.json").read_text())["controls"]
+    train = [answer for split in dataset.clients.values() for answer in split.train.answers]
+    for place, split in dataset.clients.items():
+        own = Counter(split.train.answers).most_common(1)[0][0]
+        assert found["personal"]["constant"][place] == pytest.approx(np.mean([a == own for a in split.test.answers]))
+        all_ = Counter(train).most_common(1)[0][0]
+        assert found["global_seen"]["constant"][place] == pytest.approx(
+            np.mean([a == all_ for a in split.test.answers])
+        )
+
+
+def test_a_pooled_model_is_tried_once_and_says_so(tmp_path: Path):
+    settings = ["algorithm.name=central", *TINY, "run.workers=1", 'data.unseen=["home"]', "data.test=8"]
+    found = run(load_recipe("fedvqa_scenes", settings), tmp_path / "central")["controls"]
+    assert set(found) == {"global_seen", "global_unseen", "left_out"}
+    assert found["left_out"] == {"personal": "all data are in one place: the one model is tried as the global one"}
+
+
+def _summary(label: str, passed: bool, seed: int = 0) -> dict:
+    view = {"means": {"right": 0.4, "permuted_image": 0.4}, "p": {"permuted_image": 0.5}, "passed": passed}
+    values = {"a": 0.4, "b": 0.5}
+    return {
+        "algorithm": label, "label": label, "seed": seed, "clients": ["a", "b"], "scenes": ["c"], "metric": "accuracy",
+        "personal": values, "global_seen": values, "global_unseen": {"c": 0.3},
+        "controls": {"personal": view, "global_seen": {**view, "passed": True}, "global_unseen": view},
+    }  # fmt: skip
+
+
+def test_tables_mark_models_that_fail_and_say_in_a_sentence_what_that_means():
+    bad, good = _summary("bad", False), _summary("good", True)
+    table = results_table([("bad", [bad]), ("good", [good])])
+    cells = {row[0].text: {c.full_title: cell.text for c, cell in zip(table.columns, row, strict=True)}
+             for row in table.rows}  # fmt: skip
+    assert cells["bad"]["personal mean"].endswith(SIGN)
+    assert cells["bad"]["global unseen"].endswith(SIGN)
+    assert not cells["bad"]["global seen"].endswith(SIGN)
+    assert not any(text.endswith(SIGN) for text in cells["good"].values())
+    assert sum(note.startswith(f"{SIGN} Not shown to use its input") for note in table.notes) == 1
+    assert SIGN not in to_csv(table)  # numbers stay numbers
+    assert not any(SIGN in note for note in results_table([("good", [good])]).notes)
+
+
+def test_half_of_the_seeds_decide_and_global_models_stand_for_missing_personal_ones():
+    bad, good = _summary("m", False), _summary("m", True, seed=1)
+    assert fails([bad, good], "personal")
+    assert not fails([bad, good, good], "personal")
+    assert not fails([{}], "personal")
+    del bad["controls"]["personal"]
+    assert controls_in(bad, "personal") == bad["controls"]["global_seen"]
+    assert fails([{**bad, "deploys": "global_unseen"}], "deployed")
+
+
+def test_a_report_shows_the_controls(finished: Path):
+    study = load(finished)
+    table = controls_table(study)
+    assert table is not None
+    assert [column.title for column in table.columns][2:4] == ["own input", "permuted pictures"]
+    assert len(table.rows) == 3
+    page = render(study)
+    assert "Whether models use their input" in page
+    assert SIGN in page
+    assert any(SIGN in cell.text for row in paper_table(study).rows for cell in row)
+
+
+def _runs(label: str, passed: bool, value: float) -> list[Run]:
+    found: list[Run] = []
+    for seed in range(3):
+        summary = _summary(label, passed, seed)
+        summary |= {"personal": {"a": value + seed / 100, "b": value}, "personal_mean": value + seed / 200}
+        found.append(Run(Path(label) / str(seed), label, label, seed, summary, {}))
+    return found
+
+
+def test_nothing_is_tested_between_two_models_that_fail_their_controls():
+    blind, other, good = _runs("blind", False, 0.4), _runs("other", False, 0.5), _runs("good", True, 0.6)
+    comparison = compare_runs([*blind, *other, *good], "blind")
+    by_key = {(d.measure, d.method): d for d in comparison.differences}
+    refused = by_key["personal_mean", "other"]
+    assert refused.refused == "neither model is shown to use its input"
+    assert refused.over_seeds is None and refused.points == pytest.approx(0.1)  # noqa: PT018
+    # One that does use its input is still better than one that does not, and the global models are another view.
+    assert by_key["personal_mean", "good"].over_seeds is not None
+    assert by_key["global_seen_mean", "other"].refused == ""
+    text = comparison.markdown()
+    assert SIGN in text
+    assert "Not shown to use its input" in text
