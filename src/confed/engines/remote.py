@@ -26,6 +26,7 @@ from confed.engines.envelope import (
     version_of,
 )
 from confed.engines.local import InProcess
+from confed.engines.open_files import patiently
 from confed.engines.perform import Setup, Workspace
 from confed.engines.reply_checks import check_content
 from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
@@ -308,7 +309,7 @@ class Remote:
         name = ask.call.client.id
         self.roll.log("in", name, ask.call.action, head, body)
         path = batch.spool / str(position)
-        with path.open("wb") as file:
+        with patiently(lambda: path.open("wb")) as file:
             file.writelines((len(head).to_bytes(8, "little"), head, body))
         del batch.running[position]
         batch.done[position] = (ask, path)
@@ -329,7 +330,7 @@ class Remote:
     def _checked(self, ask: _Ask, result: Path) -> Reply:
         """A reply that has come, where everything about it is as declared; or what is not."""
         client = ask.call.client
-        with result.open("rb") as file:
+        with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         result.unlink()
         try:

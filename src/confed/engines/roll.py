@@ -21,6 +21,7 @@ from confed.engines.envelope import (
     printable,
     seal,
 )
+from confed.engines.open_files import patiently
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.ownership import MODALITIES
 
@@ -288,5 +289,6 @@ class Roll:
         if self._audit is not None:
             line: dict[str, Any] = {"time": time.time(), "way": way, "site": site, "action": action}
             line |= {"bytes": len(head) + len(body), "digest": digest(head, body)}
-            with self._audit.open("a", encoding="utf-8") as file:
+            audit = self._audit
+            with patiently(lambda: audit.open("a", encoding="utf-8")) as file:
                 file.write(json.dumps(line) + "\n")
