@@ -6,6 +6,7 @@ themselves, their examples and their personal models are elsewhere, and one that
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ __all__ = ["common_ground", "lead"]
 
 MEMBERS = "members.json"
 """Who took part so far; a site that is away when a run goes on still belongs to it."""
+
+REPLIES = ".replies"
+"""What the name of the folder beside the run folder ends with in which replies wait for their turn."""
 
 ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
@@ -119,8 +123,27 @@ def lead(
     watch(told)
     remote = Remote(
         setup, post, patience=patience, common=common_ground(recipe, materials), audit=root / "audit.jsonl",
-        watch=lambda: status(remote),
+        watch=lambda: status(remote), spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
     )  # fmt: skip
+    with closing(remote):
+        return _led(remote, recipe, setup, materials, folder, expected, wait, coming, whole, absent, watch)
+
+
+def _led(
+    remote: Remote,
+    recipe: Recipe,
+    setup: Setup,
+    materials: Materials,
+    folder: RunFolder,
+    expected: Sequence[str],
+    wait: float,
+    coming: Sequence[str],
+    whole: bool,
+    absent: Sequence[str],
+    watch: Watch,
+) -> dict[str, Any]:
+    """Waits for the sites and runs the rounds with them."""
+    root = folder.root
     known = _members(root)
     if coming:
         remote.roll.gather(coming, wait)

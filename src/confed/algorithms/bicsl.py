@@ -36,6 +36,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
+from confed.federation.reports import Flag, Report
 from confed.federation.split import Cut, Half, steps_of, stored
 from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
@@ -130,6 +131,10 @@ class BiCSL(Algorithm):
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
         del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
+
+    def reports(self, action: str) -> Report:
+        """Besides the loss whether a client has sent its last batch of the round."""
+        return {**super().reports(action), "done": Flag()}
 
     def rules(self, client: ClientInfo) -> Rules:
         """The adapters are the main server's; the rest is the clients', averaged by the other server."""

@@ -45,6 +45,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
+from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Local, Objective, train, travelled
 from confed.losses.proximal import half_squared_distance
@@ -96,6 +97,10 @@ class FedDC(Algorithm):
         if self.correction == "off" or (protection == "update_privacy" and at_client):
             return super().refuses(protection)
         return f"its correction is no mean of updates; set algorithm.correction to 'off', got {self.correction!r}"
+
+    def reports(self, action: str) -> Report:
+        """Besides the loss what a client's change weighs in the gradient correction: 0 where it takes no part."""
+        return {**super().reports(action), "rate": Number(0, 1e12)}
 
     # Server ------------------------------------------------------------------------------------------------
 

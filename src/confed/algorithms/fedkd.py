@@ -36,6 +36,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
+from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.losses.compression import compress, restore
@@ -107,6 +108,10 @@ class FedKD(Algorithm):
         if protection == "robust":
             return super().refuses(protection)
         return "its clients send the factors of a compressed change, which can be neither clipped nor summed"
+
+    def reports(self, action: str) -> Report:
+        """Besides the loss the share of energy that a client's compressed change keeps, e(r)."""
+        return {**super().reports(action), "energy": Number(*sorted((self.energy_start, self.energy_end)))}
 
     def rules(self, client: ClientInfo) -> Rules:
         """The mentor is private, the mentee shared."""

@@ -29,6 +29,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
+from confed.federation.reports import Flag, Report
 from confed.federation.split import Cut, Half, steps_of
 from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
@@ -112,6 +113,10 @@ class SplitLearning(Algorithm):
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
         del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
+
+    def reports(self, action: str) -> Report:
+        """Besides the loss whether a client has sent its last batch of the round."""
+        return {**super().reports(action), "done": Flag()}
 
     def rules(self, client: ClientInfo) -> Rules:
         """The layers in the middle are the main server's; the rest is the clients', averaged by the other server."""

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 import torch
 
-from confed.federation.messages import Message, Scalar
+from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.wire import decode, encode
 from confed.privacy.guards import first_non_finite
 
 __all__ = [
-    "CALLS", "GOODBYE", "HELLO", "Answer", "Limits", "Refused", "Request", "Schema", "check_scalars", "digest",
+    "CALLS", "GOODBYE", "HELLO", "Answer", "Limits", "Refused", "Request", "Schema", "digest",
     "open_body", "printable", "schema_of", "seal", "version_of",
 ]  # fmt: skip
 
@@ -33,6 +33,18 @@ GOODBYE = "goodbye"
 
 CALLS = 1_000_000
 """Calls to one client in one round, at most."""
+
+RANK = 16
+"""Dimensions of a tensor that travels, at most."""
+
+NAME = 1000
+"""Characters of a tensor's or a scalar's name, at most."""
+
+SCALARS = 10_000
+"""Scalars of a message, at most."""
+
+ANSWER = 2**16
+"""Bytes of a reply's head, at most: who answers what, or an error."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -65,7 +77,9 @@ class Limits:
     def of(cls, known: Schema) -> "Limits":
         """Room for four models, or for the activations of a batch where those are larger."""
         model = sum(math.prod(shape) * dtype.itemsize for dtype, shape in known.values())
-        return cls(body=4 * model + 256 * 2**20, tensors=4 * len(known) + 10_000)
+        # A header describes each tensor in up to some 300 characters besides its name.
+        described = 4 * sum(len(name) + 300 for name in known) + 4 * 2**20
+        return cls(body=4 * model + 256 * 2**20, tensors=4 * len(known) + 10_000, head=min(described, cls.head))
 
 
 def version_of(round: int, step: int) -> int:
@@ -157,6 +171,8 @@ class Answer:
         Raises:
             Refused: it is no reply's head.
         """
+        if len(data) > ANSWER:
+            raise Refused(f"a reply's head has at most {ANSWER} bytes, got {len(data)}")
         head = _head(data, limits, {"id": str, "error": (str, type(None)), "saved": bool, "seconds": float})
         if not (math.isfinite(head["seconds"]) and head["seconds"] >= 0):
             raise Refused(f"seconds must not be negative, got {head['seconds']}")
@@ -223,17 +239,6 @@ def open_body(
     return message
 
 
-def check_scalars(action: str, scalars: Mapping[str, Scalar]) -> None:
-    """Checks what every method's books are kept with: losses, and the sums and weights of evaluations.
-
-    Raises:
-        Refused: one is no number.
-    """
-    for name, value in scalars.items():
-        if (name == "loss" or action == "evaluate") and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise Refused(f"the scalar {name[:80]!r} of {action!r} must be a number, got {str(value)[:80]!r}")
-
-
 def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
     if len(data) > limits.head:
         raise Refused(f"a head has at most {limits.head} bytes, got {len(data)}")
@@ -258,7 +263,13 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
         raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(limits.head, len(data) - 8):
-        raise Refused(f"not a safetensors body: {len(data)} bytes, of which its header should take {length}")
+        raise Refused(
+            f"not a safetensors body: {len(data)} bytes, of which its header should take {length} of at most "
+            f"{limits.head}"
+        )
+    # Counted before they are read: every tensor and every dimension but the first comes after a comma.
+    if data.count(b",", 8, 8 + length) > limits.tensors * (RANK + 4) + 2 * SCALARS:
+        raise Refused(f"a body's header describes more than {limits.tensors} tensors of {RANK} dimensions")
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
@@ -280,13 +291,18 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+    if len(name) > NAME:
+        raise Refused(f"a tensor's name has at most {NAME} characters, got {len(name)}")
     if not isinstance(entry, dict):
         raise Refused(f"{name[:80]!r} of a body must be described by its dtype and shape")
     described = cast(dict[str, Any], entry)
     shape, dtype = described.get("shape"), described.get("dtype")
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**40 for n in cast(list[Any], shape)):
+    # The number of dimensions first: a product of thousands of extents takes seconds, and more to be written down.
+    if not isinstance(shape, list) or len(cast(list[Any], shape)) > RANK:
+        raise Refused(f"{name[:80]!r} must have a shape of at most {RANK} dimensions")
+    if not all(type(n) is int and 0 <= n < 2**40 for n in cast(list[Any], shape)):
         raise Refused(f"{name[:80]!r} has no sensible shape: {str(shape)[:80]}")
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise Refused(f"{name[:80]!r} must have one of the dtypes {sorted(_DTYPES)}, got {str(dtype)[:20]!r}")
     return _DTYPES[dtype], tuple(cast(Sequence[int], shape))
 
@@ -304,7 +320,11 @@ def _check_scalars(metadata: Any) -> None:
         raise Refused(f"a body's scalars must be JSON: {error}") from error
     if not sound:
         raise Refused("a body's scalars must be numbers, texts, true or false")
+    if len(scalars) > SCALARS:
+        raise Refused(f"a body has at most {SCALARS} scalars, got {len(scalars)}")
     for name, value in scalars.items():
+        if not name.isprintable() or len(name) > NAME:
+            raise Refused(f"a scalar's name is printable and has at most {NAME} characters, got {name[:80]!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"the scalar {name[:80]!r} is {value}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

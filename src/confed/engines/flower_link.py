@@ -59,6 +59,7 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
+from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
 from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
 
@@ -81,6 +82,7 @@ def link(
     key: Path | None = None,
     largest: int = 2**31,
     waiting: Path | None = None,
+    limits: DoorLimits | None = None,
 ) -> Iterator[tuple["LinkGrid", int]]:
     """Opens the door for as long as the ``with`` block lasts.
 
@@ -94,6 +96,7 @@ def link(
         largest: bytes of a reply, about.
         waiting: a folder on disk, of this door's own, for the pieces of messages that are on their way; None keeps them
             in memory.
+        limits: on connections, see :class:`confed.engines.flower_door.DoorLimits`.
 
     Yields:
         The grid, and the port.
@@ -115,9 +118,10 @@ def link(
     grid = LinkGrid(state.state(), store, largest)
     config = uvicorn.Config(
         _application(state, names, grid), host=host, port=port, log_level="error", access_log=False,
-        ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2,
+        ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
+        h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = Door(config, DoorLimits() if limits is None else limits, lambda why: grid.notices.add(SOMEBODY, why))
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     alive = threading.Event()
@@ -128,7 +132,7 @@ def link(
             if not thread.is_alive():
                 raise RuntimeError(f"cannot listen on {host}:{port}; is another server running there?")
             time.sleep(0.02)
-        yield grid, int(server.servers[0].sockets[0].getsockname()[1])
+        yield grid, server.port
     finally:
         server.should_exit = True
         alive.set()
@@ -251,6 +255,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
     if not verify_signature(bytes_to_public_key(public), signed, signature):
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
+    request.state.guests.prove(request.state.guest)
     return await call_next(request)
 
 

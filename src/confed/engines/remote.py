@@ -19,7 +19,6 @@ from confed.engines.envelope import (
     Refused,
     Request,
     Schema,
-    check_scalars,
     open_body,
     printable,
     schema_of,
@@ -27,7 +26,9 @@ from confed.engines.envelope import (
     version_of,
 )
 from confed.engines.local import InProcess
+from confed.engines.open_files import patiently
 from confed.engines.perform import Setup, Workspace
+from confed.engines.reply_checks import check_content
 from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
 from confed.engines.timeline import Timeline
 from confed.federation.messages import Call, ClientInfo, Message, Reply
@@ -38,6 +39,9 @@ from confed.privacy.guards import check_reply
 from confed.privacy.protections import ANALYSIS
 
 __all__ = ["Registered", "Remote"]
+
+LINE = 500
+"""Characters of what went wrong at a site that logs and the run folder hold."""
 
 TRIES = 3
 """How often a site may lose a request before it is left out of a round."""
@@ -155,7 +159,7 @@ class Remote:
         self._spool, self._judge = spool, judge
         if spool is not None:  # what a process that was killed has left there is nobody's
             shutil.rmtree(spool, ignore_errors=True)
-            spool.mkdir(parents=True)
+            spool.mkdir(mode=0o700, parents=True)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self._start = 0
         self._bases: dict[str, int] = {}
@@ -305,7 +309,7 @@ class Remote:
         name = ask.call.client.id
         self.roll.log("in", name, ask.call.action, head, body)
         path = batch.spool / str(position)
-        with path.open("wb") as file:
+        with patiently(lambda: path.open("wb")) as file:
             file.writelines((len(head).to_bytes(8, "little"), head, body))
         del batch.running[position]
         batch.done[position] = (ask, path)
@@ -315,8 +319,18 @@ class Remote:
         """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
         client = ask.call.client
         if isinstance(result, str):
-            return Reply(client, Message(), result)
-        with result.open("rb") as file:
+            return Reply(client, Message(), printable(result, LINE))
+        try:
+            return self._checked(ask, result)
+        except OSError:  # of this machine's disk
+            raise
+        except Exception as error:  # a fault of ours, which this site's reply has brought to light: it ends no run
+            return self._failed(client, f"ValueError: update refused: {type(error).__name__}: {error}")
+
+    def _checked(self, ask: _Ask, result: Path) -> Reply:
+        """A reply that has come, where everything about it is as declared; or what is not."""
+        client = ask.call.client
+        with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
         result.unlink()
         try:
@@ -329,7 +343,7 @@ class Remote:
             shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
             exact = None if ask.call.expects is None else schema_of(ask.call.expects)
             message = open_body(body, self._limits, self._known, shared, exact)
-            check_scalars(ask.call.action, message.scalars)
+            check_content(self._setup.algorithm, self._setup.task_of(client.id), ask.call.action, message)
         except Refused as error:
             return self._failed(client, f"ValueError: update refused: {error}")
         if ask.call.action == "evaluate" and (problem := self._misjudged(client, message)):
@@ -349,5 +363,6 @@ class Remote:
         return ""
 
     def _failed(self, client: ClientInfo, error: str) -> Reply:
+        error = printable(error, LINE)  # it goes into logs and into the run folder, and a site may have written in it
         self.roll.note(client.id, self.roll.status[client.id].state, error)
         return Reply(client, Message(), error)

@@ -9,7 +9,19 @@ from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from confed.engines.agreement import Fingerprint
-from confed.engines.envelope import GOODBYE, HELLO, Answer, Limits, Refused, Request, digest, open_body, seal
+from confed.engines.envelope import (
+    GOODBYE,
+    HELLO,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    digest,
+    open_body,
+    printable,
+    seal,
+)
+from confed.engines.open_files import patiently
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.ownership import MODALITIES
 
@@ -246,12 +258,15 @@ class Roll:
             if (problem := self.fingerprint.differences(told, "the server", "the site")) is not None:
                 raise Refused(problem)
             modalities = tuple(part for part in str(told.get("modalities", "")).split(",") if part)
-            if not set(modalities) <= set(MODALITIES):
-                raise Refused(f"modalities must be some of {', '.join(MODALITIES)}, got {modalities}")
-        except ValueError as error:
-            self.note(name, "away", f"cannot take part: {error}")
+            if not set(modalities) <= set(MODALITIES) or len(set(modalities)) < len(modalities):
+                raise Refused(f"modalities must be some of {', '.join(MODALITIES)}, got {str(modalities)[:80]}")
+            answers = told.get("head", "")
+            if not isinstance(answers, str) or len(answers) > 200 or not answers.isprintable():
+                raise Refused(f"the name of its head must be up to 200 printable characters, got {str(answers)[:80]!r}")
+        except Exception as error:  # whatever a greeting may lead to is a fault of its site
+            self.note(name, "away", f"cannot take part: {error if isinstance(error, ValueError) else repr(error)}")
             return
-        self.clients[claimed] = ClientInfo(claimed, examples, modalities, str(told.get("head", "")))
+        self.clients[claimed] = ClientInfo(claimed, examples, modalities, answers)
         self.lines[claimed] = (number, connection)
         self.missing.pop(claimed, None)
         late = self.members is not None and claimed not in self.members
@@ -261,7 +276,7 @@ class Roll:
         """Writes down what a site does, and what went wrong there if anything did."""
         status = self.status.setdefault(name, SiteStatus())
         status.state = state
-        status.note = note or status.note
+        status.note = printable(note, 500) or status.note
         self._watch()
 
     def log(self, way: str, site: str, action: str, head: bytes, body: bytes) -> None:
@@ -274,5 +289,6 @@ class Roll:
         if self._audit is not None:
             line: dict[str, Any] = {"time": time.time(), "way": way, "site": site, "action": action}
             line |= {"bytes": len(head) + len(body), "digest": digest(head, body)}
-            with self._audit.open("a", encoding="utf-8") as file:
+            audit = self._audit
+            with patiently(lambda: audit.open("a", encoding="utf-8")) as file:
                 file.write(json.dumps(line) + "\n")

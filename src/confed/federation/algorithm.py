@@ -13,6 +13,7 @@ from confed.federation.ownership import narrowed, unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Controllable, Task
 from confed.federation.randomness import generator
+from confed.federation.reports import LOSS, Report
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -141,6 +142,15 @@ class Algorithm:
         """
         del protection
         return "all data are in one place" if self.pooled else ""
+
+    def reports(self, action: str) -> Report:
+        """The scalars that replies to an action may carry, with their ranges; of any action the loss by default.
+
+        Across machines a reply with another scalar, or with one out of its range, is refused. None need come. What
+        ``evaluate`` tells is the task's (:class:`confed.federation.reports.Measured`).
+        """
+        del action
+        return {"loss": LOSS}
 
     # Where tensors live ------------------------------------------------------------------------------------
 

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["brier_score", "calibration_tally", "expected_calibration_error", "negative_log_likelihood"]
+__all__ = ["brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood"]
 
 _PREFIX = "calibration/"
+
+
+def calibration_names(bins: int = 15) -> list[str]:
+    """All names that :func:`calibration_tally` can give."""
+    return [f"{_PREFIX}{i:02d}/{part}" for i in range(bins) for part in ("confidence", "correct")]
 
 
 def calibration_tally(confidence: Tensor, correct: Tensor, bins: int = 15) -> dict[str, tuple[float, float]]:

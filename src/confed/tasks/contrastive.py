@@ -204,6 +204,11 @@ class Contrastive:
             )
         return self.contrast.of(output.logits, self.same(batch))
 
+    @property
+    def measures(self) -> dict[str, tuple[float, float]]:
+        """See :class:`confed.federation.reports.Measured`."""
+        return self._closed.measures
+
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch, from similarities with all answers, (B, C).
 

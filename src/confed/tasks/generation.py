@@ -96,6 +96,11 @@ class Generation:
             return surprise.mean()
         return (surprise * weight[weight > 0]).sum() / len(weight) if weight.ndim == 2 else (surprise * weight).mean()
 
+    @property
+    def measures(self) -> dict[str, tuple[float, float]]:
+        """See :class:`confed.federation.reports.Measured`."""
+        return self._ranked.measures
+
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights as :meth:`confed.tasks.vqa.VQA.tally`; of token scores ``loss`` and the metric."""
         if output.logits.ndim == 2:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
+from confed.federation.reports import LOSS
 from confed.losses.label_states import UNKNOWN, label_states, uncertain
 from confed.metrics.multilabel import (
     LabelCounts,
@@ -113,6 +114,19 @@ class Multilabel:
         if self.reduction == "sum":
             return entries.sum()
         return entries.sum() / (max(len(entries), 1) if self.reduction == "mean" else unknown.sum().clamp_min(1))
+
+    @property
+    def measures(self) -> dict[str, tuple[float, float]]:
+        """See :class:`confed.federation.reports.Measured`."""
+        names = ["example_f1", "exact_match", "label_accuracy", "O-P", "O-R", "O-F1"]
+        shares = dict.fromkeys([*names, *(f"{self.metric}/{name}" for name in self.types)], (0.0, 1.0))
+        return {"loss": (LOSS.low, LOSS.high), **shares}
+
+    @property
+    def count_shapes(self) -> dict[str, tuple[int, ...]]:
+        """See :class:`confed.federation.reports.Counted`."""
+        classes = dict.fromkeys(("true_positives", "predicted", "positives"), (self.answers,))
+        return {**classes, "bins": (2, self.answers, self.thresholds - 1)}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch; one copy to the host.

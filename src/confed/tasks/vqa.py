@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from confed.federation.protocols import Batch, Output, Tally
-from confed.metrics.calibration import calibration_tally, expected_calibration_error
+from confed.federation.reports import LOSS
+from confed.metrics.calibration import calibration_names, calibration_tally, expected_calibration_error
 from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
 
@@ -116,6 +117,12 @@ class VQA:
             self._check("label", low, self.answers)
             self._check("label", high, self.answers)
         return functional.cross_entropy(logits, truth)
+
+    @property
+    def measures(self) -> dict[str, tuple[float, float]]:
+        """See :class:`confed.federation.reports.Measured`."""
+        shares = ["accuracy", "vqa_accuracy", *(f"{self.metric}/{name}" for name in self.types), *calibration_names()]
+        return {"loss": (LOSS.low, LOSS.high), **dict.fromkeys(shares, (0.0, 1.0))}
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights of every metric on this batch; one copy to the host.

@@ -1,0 +1,357 @@
+"""Limits on TCP connections in front of an HTTP server: how many, from where, and how long until a request's head.
+
+uvicorn accepts whoever comes, starts TLS with all of them, and reads heads of any length for any time. Here connections
+are counted before anything of them is read: in all and per address, with fewer of them than the process may have files
+open. Whoever takes too long for TLS, for a first byte or for a whole head is put out, and so is a head that is too
+long. A connection over which a listed site has signed a request is that site's: it never has to make room for others.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+__all__ = ["HEAD", "Door", "DoorLimits", "Guest", "Guests"]
+
+HEAD = 16 * 2**10
+"""Bytes of a request's head, at most; one of Flower's has less than one tenth of that."""
+
+WAIT = 0.2
+"""Seconds until the next try where the process has too many files open to accept a connection."""
+
+KNOWN = 24 * 3600.0
+"""Seconds for which an address counts as a site's after a site on the list has signed a request from there."""
+
+
+@dataclass(frozen=True)
+class DoorLimits:
+    """How many connections there may be, and how long they may take.
+
+    Attributes:
+        most: connections in all.
+        reserved: those of them that are kept for sites on the list, and for addresses from which one has signed.
+        each: connections of one address over which no site has signed a request; of version 6 those of a network of 64
+            bits.
+        grace: seconds for which such a connection keeps its place while others want it.
+        handshake: seconds from its beginning to the end of the TLS handshake.
+        first: seconds from there to its first byte.
+        head: seconds from the first byte of a request's head to the last.
+    """
+
+    most: int = 512
+    reserved: int = 256
+    each: int = 64
+    grace: float = 1.0
+    handshake: float = 5.0
+    first: float = 5.0
+    head: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.each < 1 or not 0 <= self.reserved < self.most:
+            raise ValueError(
+                f"each address needs a place, and fewer places must be reserved than there are, got each {self.each}, "
+                f"most {self.most}, reserved {self.reserved}"
+            )
+        for name in ("grace", "handshake", "first", "head"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
+
+    def fitting(self, files: int) -> "DoorLimits":
+        """At most half of the files that the process may have open are connections; the others are files."""
+        room = max(files // 2, 2)
+        return replace(self, most=min(self.most, room), reserved=min(self.reserved, room // 2))
+
+
+def open_files() -> int:
+    """How many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1024
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+@dataclass(eq=False)
+class Guest:
+    """A connection.
+
+    Attributes:
+        address: where from.
+        came: when, of the clock :func:`time.monotonic`.
+        known: a site on the list has signed a request from there before.
+        site: a site on the list has signed a request over it.
+        put_out: ends it.
+    """
+
+    address: str
+    came: float
+    known: bool = False
+    site: bool = False
+    put_out: Callable[[], None] = lambda: None
+
+
+class Guests:
+    """The connections that there are.
+
+    Args:
+        limits: how many there may be.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(self, limits: DoorLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self._clock = limits, clock
+        self._strangers: dict[Guest, None] = {}  # in the order in which they came
+        self._sites: set[Guest] = set()
+        self._by_address: Counter[str] = Counter()  # strangers
+        self._known: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._sites)
+
+    def admit(self, host: str) -> Guest | None:
+        """A place for a connection from an address; None where there is none.
+
+        Where all places are taken, the oldest connection makes room over which no site has signed a request within the
+        time of grace: of the same address where that has its share, of any where all have theirs. Nobody else does.
+        """
+        now, address = self._clock(), _network(host)
+        known = now - self._known.get(address, -KNOWN) < KNOWN
+        if self._by_address[address] >= self.limits.each and not self._make_room(now, address):
+            return None
+        open_to_all = self.limits.most - self.limits.reserved
+        if not known and sum(not there.known for there in self._strangers) >= open_to_all:
+            full = not self._make_room(now, known=False)
+        else:
+            full = len(self) >= self.limits.most and not self._make_room(now, known=None if known else False)
+        if full:
+            return None
+        guest = Guest(address, now, known)
+        self._strangers[guest] = None
+        self._by_address[address] += 1
+        return guest
+
+    def _make_room(self, now: float, address: str | None = None, known: bool | None = None) -> bool:
+        for guest in self._strangers:
+            if now - guest.came < self.limits.grace:
+                return False  # those behind it came later
+            if address in (None, guest.address) and known in (None, guest.known):
+                self.leave(guest)
+                guest.put_out()
+                return True
+        return False
+
+    def prove(self, guest: Guest) -> None:
+        """A site on the list has signed a request over a connection."""
+        if guest in self._strangers:
+            self.leave(guest)
+            self._sites.add(guest)
+        guest.site = True
+        self._known[guest.address] = self._clock()
+        if len(self._known) > 10_000:  # sites of one federation have few addresses
+            del self._known[min(self._known, key=self._known.__getitem__)]
+
+    def leave(self, guest: Guest) -> None:
+        """A connection has ended."""
+        self._sites.discard(guest)
+        if guest in self._strangers:
+            del self._strangers[guest]
+            self._by_address[guest.address] -= 1
+            if not self._by_address[guest.address]:
+                del self._by_address[guest.address]
+
+
+def _network(host: str) -> str:
+    """An address; of version 6 its network, in which one machine may have as many as it likes."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped) if mapped is not None else str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(address)
+
+
+class _Timed(H11Protocol):
+    """uvicorn's protocol with a time limit for a first byte and for every head."""
+
+    def __init__(
+        self, guests: Guests, guest: Guest, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "guests": guests, "guest": guest})
+        self._guests, self._guest = guests, guest
+        self._timer: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._guest.put_out = transport.abort
+        self._within(self._guests.limits.first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        if self._end is not None:
+            self._end.cancel()
+        self._guests.leave(self._guest)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Who was turned away may read why; what it still sends in the meantime is dropped.
+        if not self._guest.site and self._end is None:
+            self._end = self.loop.call_later(self._guests.limits.head, self._part)
+
+    def _part(self) -> None:
+        if not self._guest.site:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        begun = self._timer is not None and self.conn.trailing_data[0]
+        if not begun:  # the first byte of a head, or of what follows one
+            self._in_time()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._in_time()
+        elif self._timer is None and self.conn.trailing_data[0]:
+            self._within(self._guests.limits.head)
+
+    def _within(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _in_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Listening:
+    """What uvicorn wants to know of a listener, and to close it."""
+
+    def __init__(self, listeners: list[socket.socket], tasks: list[asyncio.Task[None]]) -> None:
+        self.sockets, self._tasks = listeners, tasks
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for listener in self.sockets:
+            listener.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Door(uvicorn.Server):
+    """uvicorn's server, in front of which connections are counted.
+
+    Args:
+        config: of the server, which must have ``http="h11"`` and ``loop="asyncio"``.
+        limits: how many connections there may be, and how long they may take.
+        turned_away: told why a connection was refused, in one of a few sentences.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, limits: DoorLimits, turned_away: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(config)
+        self.guests = Guests(limits.fitting(open_files()))
+        self._turned_away = turned_away
+        self._entering: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; ends the process's thread where the port cannot be opened."""
+        del sockets
+        await self.lifespan.startup()
+        loop, listeners = asyncio.get_running_loop(), list[socket.socket]()
+        try:
+            found = await loop.getaddrinfo(
+                self.config.host, self.config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            port = self.config.port
+            for family, address in dict.fromkeys((entry[0], entry[4][0]) for entry in found):
+                listeners.append(_listener(family, str(address), port))
+                port = port or int(listeners[0].getsockname()[1])
+        except OSError:
+            for listener in listeners:
+                listener.close()
+            await self.lifespan.shutdown()
+            sys.exit(1)
+        accepting = [loop.create_task(self._accept(listener)) for listener in listeners]
+        self.servers: list[Any] = [_Listening(listeners, accepting)]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; who is still busy with TLS is put out."""
+        for task in list(self._entering):
+            task.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.should_exit:
+            try:
+                connection, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._turned_away("too many files are open to accept connections")
+                    await asyncio.sleep(WAIT)
+                elif error.errno == errno.EBADF:
+                    return
+                continue
+            guest = self.guests.admit(str(peer[0]))
+            if guest is None:
+                connection.close()
+                self._turned_away("a connection was refused, as there were too many")
+            else:
+                task = loop.create_task(self._enter(connection, guest))
+                guest.put_out = task.cancel
+                self._entering.add(task)
+                task.add_done_callback(self._entering.discard)
+            await asyncio.sleep(0)  # whoever is there already comes first
+
+    async def _enter(self, connection: socket.socket, guest: Guest) -> None:
+        """TLS, where there is any, and then the protocol."""
+        config, limits = self.config, self.guests.limits
+        times: dict[str, Any] = {}
+        if config.ssl is not None:
+            times = {"ssl": config.ssl, "ssl_handshake_timeout": limits.handshake, "ssl_shutdown_timeout": 2.0}
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Timed(self.guests, guest, config, self.server_state, self.lifespan.state), connection, **times
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError):  # a stranger's, and of no interest
+            self.guests.leave(guest)
+            connection.close()
+
+
+def _listener(family: int, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,70 @@
+"""The scalars that replies may carry: what a method and a task declare of their names, types and ranges.
+
+A server checks replies of other machines against these declarations before anything else reads them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from confed.federation.messages import Scalar
+
+__all__ = ["LOSS", "Counted", "Flag", "Measured", "Number", "Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, whole or not, within a range.
+
+    Attributes:
+        low: the smallest.
+        high: the largest.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def problem(self, value: Scalar) -> str:
+        """What is wrong with a value, as the end of a sentence; "" where nothing is."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"must be a number, got {str(value)[:80]!r}"
+        if not (math.isfinite(value) and self.low <= value <= self.high):
+            return f"must be a number from {self.low:g} to {self.high:g}, got {value:g}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def problem(self, value: Scalar) -> str:
+        """What is wrong with a value, as the end of a sentence; "" where nothing is."""
+        return "" if isinstance(value, bool) else f"must be true or false, got {str(value)[:80]!r}"
+
+
+Report = Mapping[str, Number | Flag]
+"""Name of a scalar -> what it must be."""
+
+LOSS = Number(-1e12, 1e12)
+"""A mean loss. Far above what any training reaches, and far enough below infinity for sums over clients."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What a task offers that says which metrics its tallies hold."""
+
+    @property
+    def measures(self) -> Mapping[str, tuple[float, float]]:
+        """Name in a tally -> the smallest and the largest value of sum over weight."""
+        ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """What a task offers besides that counts (:class:`confed.federation.protocols.Counting`)."""
+
+    @property
+    def count_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name of a count -> its shape; all are int64 and not negative."""
+        ...
