@@ -24,6 +24,7 @@ from confed.engines.site import client_named
 from confed.federation.params import Scope
 from confed.joining import site_recipe
 from confed.preparing import prepare
+from confed.release import VERSION
 
 __all__ = ["Finding", "check_data", "check_server"]
 
@@ -162,11 +163,13 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
     else:
         yield Finding("clock", "good", text)
     for package, theirs in (("confed", told.confed), ("flwr", told.flwr)):
-        if (own := version(package)) == theirs:
+        if (own := VERSION if package == "confed" else version(package)) == theirs:
             yield Finding(f"version of {package}", "good", own)
         else:
             mark = "bad" if package == "confed" else "mind"
             advice = f"pip install {package}=={theirs}"
+            if package == "confed":  # on no package index; the coordinator hands it out
+                advice = "install the file that the coordinator's README names, and check its SHA-256"
             yield Finding(f"version of {package}", mark, f"here {own}, at the server {theirs}", advice)
 
 

@@ -292,7 +292,7 @@ def need_flower() -> None:
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:
-        raise ValueError("a federation across machines needs Flower: pip install 'confed[flower]'")
+        raise ValueError("a federation across machines needs Flower: pip install '.[flower]' -c constraints.txt")
 
 
 @contextmanager

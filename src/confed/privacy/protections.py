@@ -65,11 +65,12 @@ def check(algorithm: Algorithm) -> None:
     if privacy is not None and privacy.noise > 0 and not accountant.available():
         raise ValueError(
             "algorithm.update_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
-            "with: pip install 'confed[privacy]'"
+            "with: pip install '.[privacy]' -c constraints.txt"
         )
     if algorithm.secure_sum is not None and not masks.available():
         raise ValueError(
-            "algorithm.secure_sum needs the library cryptography; install it with: pip install 'confed[privacy]'"
+            "algorithm.secure_sum needs the library cryptography; install it with: "
+            "pip install '.[privacy]' -c constraints.txt"
         )
 
 
