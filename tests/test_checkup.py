@@ -179,7 +179,7 @@ def test_the_verb_prints_what_to_do(
     own = folder / "sites" / "warm"
     given = [
         "doctor", "--server", f"localhost:{port}", "--recipe", str(file), "--site", "warm", "--ca", str(own / "ca.crt"),
-        "--key", str(own / "key"), "--private", str(tmp_path),
+        "--unsigned", "--key", str(own / "key"), "--private", str(tmp_path),
     ]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
         main(given)

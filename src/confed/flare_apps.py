@@ -24,6 +24,7 @@ from confed.engines.site import Site
 from confed.federation.checkpoint import write_atomically
 from confed.joining import open_site, site_recipe
 from confed.leading import lead
+from confed.manifest import MANIFEST, check_site, verified
 from confed.schema import plain, validate
 
 __all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
@@ -158,6 +159,10 @@ class Member(Answering):
         private = root / settings.private
         private.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(private / "lock")  # as at the server; held until this process ends
+        if (root / MANIFEST).is_file() and settings.recipe == MemberSettings.recipe:
+            # As it was handed out; what `confed client` wrote in its place it had checked before.
+            signed = verified(root, (root / "startup" / "rootCA.pem").read_bytes())
+            check_site(signed, str(collab.site_name), recipe=root / settings.recipe)
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
         bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
         return open_site(recipe, name, private, bulletin.say, limit=settings.epsilon, over=bulletin.ended)
