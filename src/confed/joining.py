@@ -6,9 +6,12 @@ from pathlib import Path
 import torch
 
 from confed.engines.site import Site, client_named
+from confed.federation.params import Params
+from confed.federation.state import ClientState
 from confed.leading import common_ground
 from confed.preparing import prepare
 from confed.recipe import Recipe, load_recipe
+from confed.site_models import write_site_run
 
 __all__ = ["open_site", "site_recipe"]
 
@@ -63,7 +66,11 @@ def open_site(
         raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
+
+    def final(shared: Params, state: ClientState) -> str:
+        return str(write_site_run(private, recipe, setup, info, shared, state))
+
     return Site(
         setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
-        limit=limit, over=over,
+        limit=limit, over=over, final=final,
     )  # fmt: skip

@@ -32,7 +32,8 @@ from confed.engines.envelope import (
 from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.messages import Call, ClientInfo, Message
-from confed.federation.params import Scope
+from confed.federation.params import Params, Scope
+from confed.federation.state import ClientState
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
@@ -67,6 +68,8 @@ class Site:
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.diary`); None for no limit.
         over: called when the server says that the run is over.
+        final: given the final values of what this client receives, and its state, when the server has the final models
+            evaluated; returns where they are kept, or "".
 
     Attributes:
         diary: what this site remembers for good.
@@ -85,6 +88,7 @@ class Site:
         tell: Callable[[str], None] = lambda _: None,
         limit: float | None = None,
         over: Callable[[], None] = lambda: None,
+        final: Callable[[Params, ClientState], str] = lambda shared, state: "",
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -97,6 +101,7 @@ class Site:
         self.client = client
         self.problem: str | None = None
         self._audit, self._tell, self._over = audit, tell, over
+        self._final, self._kept = final, ""
         self._last = root / "reply"
         # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
@@ -166,7 +171,8 @@ class Site:
 
     def _part(self, request: Request) -> tuple[Answer, bytes]:
         """The run is over."""
-        self._tell("the run is over; the personal model stays here")
+        where = f": {self._kept}" if self._kept else ""
+        self._tell(f"the run is over; the personal model stays here{where}")
         self._over()
         return Answer(request.id, None, False, 0.0), seal(Message())
 
@@ -194,6 +200,8 @@ class Site:
         self._tell(self._when(request))
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
+        if request.action == "evaluate" and request.round > self._setup.rounds:
+            self._keep_final(message)
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
@@ -207,6 +215,15 @@ class Site:
             self.diary.bare(request.round, request.action)
         self._remember(asked, saved, data)
         return Answer(request.id, None, saved, 0.0), data
+
+    def _keep_final(self, message: Message) -> None:
+        """Keeps the final models for use at this site; a run never fails because this does."""
+        if message.scalars.get("split") != "test":
+            return
+        try:
+            self._kept = self._final(message.tensors, self.store.load(self.client.id))
+        except (OSError, ValueError) as error:
+            self._tell(f"the final models could not be kept: {error}")
 
     # The last reply ------------------------------------------------------------------------------------------
 
