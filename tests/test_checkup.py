@@ -142,7 +142,10 @@ def test_keys_clocks_and_versions_are_looked_at(
     findings = check_server(server, own / "key", own / "ca.crt")
     assert marks(findings)["clock"] == marks(findings)["version of confed"] == "bad"
     assert marks(findings)["version of flwr"] == "mind"
-    assert one(findings, "version of confed").advice == "pip install confed==0.0.1"
+    assert (
+        one(findings, "version of confed").advice
+        == "install the file that the coordinator's README names, and check its SHA-256"
+    )
     monkeypatch.setattr(flower_visit, "certificate_ends", lambda *_: time.time() + 5 * 86400)
     assert "ends in 5 days" in one(check_server(server, own / "key", own / "ca.crt"), "certificate").text
 
@@ -176,7 +179,7 @@ def test_the_verb_prints_what_to_do(
     own = folder / "sites" / "warm"
     given = [
         "doctor", "--server", f"localhost:{port}", "--recipe", str(file), "--site", "warm", "--ca", str(own / "ca.crt"),
-        "--key", str(own / "key"), "--private", str(tmp_path),
+        "--unsigned", "--key", str(own / "key"), "--private", str(tmp_path),
     ]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
         main(given)

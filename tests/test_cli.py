@@ -254,3 +254,16 @@ def test_a_study_is_asked_through_its_main_method(study: Path, tmp_path: Path, c
     output = capfd.readouterr()
     assert "asking" in output.err
     assert len(output.out.splitlines()) == 3
+
+
+def test_help_texts_keep_what_stands_in_brackets(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    for verb, text in (
+        ("doctor", "key=value for [data], such as"),
+        ("client", "key=value for [data], such as"),
+        ("attack", "models [default: the global ones]; audits: who sends [the first]."),
+    ):
+        assert confed(verb, "--help") == 0
+        assert text in " ".join(capfd.readouterr().out.replace("│", " ").split())

@@ -12,8 +12,11 @@ import torch
 
 from confed import registry
 from confed.engines.local import InProcess, Simulation, simulate
-from confed.experiment import prepare
+from confed.experiment import prepare, run
+from confed.export import export
+from confed.exported import load_exported
 from confed.federation.state import MemoryStore
+from confed.inference import FinishedRun
 from confed.recipe import load_recipe
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -37,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         kind.names()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(root)
+        patch.setenv(registry.ALLOWED, ",".join(KINDS))  # what the page says with --allow-code
         for kind in registries:
             patch.setattr(kind, "_entries", dict(kind._entries))
         yield root
@@ -81,6 +85,32 @@ def test_the_four_run_together(folder: Path) -> None:
     correct, count = views["unseen"]["everything"]["accuracy"]
     assert count == 20
     assert correct / count > 0.25  # chance
+
+
+def test_a_run_of_them_goes_through_export_and_load(folder: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(folder / "mine.toml", ["data.train=8", "data.test=8", "run.rounds=1", "run.workers=1"])
+    run(recipe, tmp_path / "run")
+    written = export(tmp_path / "run", tmp_path / "exported")
+    assert set(written) == {"global", "clients/warm", "clients/cold"}
+    finished = FinishedRun(tmp_path / "run")
+    finished.load()
+    batch = next(iter(finished.setup.population.data("warm").test(8)))
+    for client in (None, "warm", "cold"):
+        expected = finished.model(client)(batch).logits.clone()
+        assert torch.equal(load_exported(tmp_path / "exported", client)(batch).logits, expected)
+
+
+def test_who_loads_such_an_export_allows_its_modules(folder: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(registry.ALLOWED, ",".join(KINDS))
+        recipe = load_recipe(folder / "mine.toml", ["data.train=4", "data.test=4", "run.rounds=1", "run.workers=1"])
+        run(recipe, tmp_path / "run")
+        export(tmp_path / "run", tmp_path / "exported")
+        patch.setenv(registry.ALLOWED, "")
+        with pytest.raises(ValueError, match=r"which you have not allowed: .*--allow-code (bag|feature|colours|focal)"):
+            load_exported(tmp_path / "exported")
+        load_exported(tmp_path / "exported", allow_code=tuple(KINDS))
+        assert registry.allowed_code() == ()
 
 
 def test_the_registries_find_the_files_by_name(folder: Path) -> None:

@@ -186,7 +186,7 @@ def test_limiting_cases_need_no_arithmetic() -> None:
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ValueError, match=r"dp-accounting, which is not installed; .*pip install 'confed\[privacy\]'"):
+    with pytest.raises(ValueError, match=r"dp-accounting, which is not installed; .*pip install '\.\[privacy\]'"):
         epsilon(1.0, 1, 1e-5)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from confed.recipe import load_recipe, packaged_recipes
-from confed.registry import algorithms
+from confed.registry import ALLOWED, algorithms
 from confed.testing import check_algorithm
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +111,8 @@ def test_the_method_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(block.splitlines()) <= 20
     (tmp_path / "lg_fedavg.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
+    (command,) = re.findall(r"^PYTHONPATH=\. confed run .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    monkeypatch.setenv(ALLOWED, command.partition("--allow-code ")[2].split()[0])
     try:
         method = importlib.import_module("lg_fedavg").LGFedAvg
         verdicts = dict(check_algorithm(method(head="head.*")))

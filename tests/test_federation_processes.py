@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from confed.cards import card_of_recipe, merge_cards, write_card
 from confed.demonstration import demonstrate, free_port, parties, started
 from confed.experiment import run
-from confed.founding import Federation, found, make_key, read_sites, write_sites
+from confed.founding import Federation, found, make_key, read_sites, sign_again, write_sites
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 
@@ -104,6 +104,9 @@ def on_cards(commands: Commands, folder: Path) -> Path:
         write_card(card_of_recipe(recipe_of("fedavg", *OWN, f"data.only={name}")), folder / f"{name}.json")
     card = folder / "all.json"
     write_card(merge_cards([folder / f"{name}.json" for name in SITES]), card)
+    server = commands["server"][1]
+    key = server / "ca.key"
+    sign_again(server, key if key.is_file() else server.parent / "provision" / "cert.json", card)
     for name, (command, where) in commands.items():
         own = [] if name == "server" else ["--data", f"only={name}"]
         commands[name] = ([*command, "--card", str(card), *own], where)

@@ -126,8 +126,22 @@ def failed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_federation_is_founded_with_a_folder_for_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "made"
+    data = ["data.name=toy_federation:squares", "data.train=8", "data.test=4"]
     with pytest.raises(SystemExit) as ended:
-        main(["federation", "new", str(root), "--sites", "warm, cold", "--host", "h.org", "--json", "run.rounds=7"])
+        main(
+            [
+                "federation",
+                "new",
+                str(root),
+                "--sites",
+                "warm, cold",
+                "--host",
+                "h.org",
+                "--json",
+                "run.rounds=7",
+                *data,
+            ]
+        )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["sites"] == ["warm", "cold"]
     assert load_recipe(root / "sites" / "cold" / "recipe.toml").run.rounds == 7

@@ -253,7 +253,9 @@ def test_the_report_and_the_figures_of_a_noised_study_have_the_curve(
     names = [path.name for path in save_figures(tmp_path, tmp_path / "figures")]
     assert "accuracy-by-epsilon.png" in names
     monkeypatch.setattr(privacy_curve, "available", lambda: False)
-    assert "pip install 'confed[privacy]'" in render(load(tmp_path)).replace("&#x27;", "'").replace("&#39;", "'")
+    assert "pip install '.[privacy]' -c constraints.txt" in render(load(tmp_path)).replace("&#x27;", "'").replace(
+        "&#39;", "'"
+    )
     assert "accuracy-by-epsilon.png" not in [path.name for path in save_figures(tmp_path, tmp_path / "without")]
 
 

@@ -5,8 +5,9 @@ are the public interface; they are loaded when first used, so that ``import conf
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from confed.release import VERSION
 
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset, Split
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from confed.federation.train import Local, Objective, teacher, train
     from confed.models import create_model, list_models
     from confed.recipe import Recipe, load_recipe
-    from confed.registry import register_dataset, register_model, register_task
+    from confed.registry import allow_code, register_dataset, register_model, register_task
     from confed.testing import check_algorithm
 
-__version__ = version("confed")
+__version__ = VERSION
 
 _HOMES = {
     "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
@@ -39,7 +40,7 @@ _HOMES = {
     "confed.federation.train": ("Local", "Objective", "teacher", "train"),
     "confed.models": ("create_model", "list_models"),
     "confed.recipe": ("Recipe", "load_recipe"),
-    "confed.registry": ("register_dataset", "register_model", "register_task"),
+    "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
     "confed.testing": ("check_algorithm",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,9 +48,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
-    "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "check_algorithm", "create_model",
-    "list_models", "load_exported", "load_recipe", "register_dataset", "register_model", "register_task", "simulate",
-    "teacher", "train",
+    "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "allow_code", "check_algorithm",
+    "create_model", "list_models", "load_exported", "load_recipe", "register_dataset", "register_model",
+    "register_task", "simulate", "teacher", "train",
 ]  # fmt: skip
 
 

@@ -24,8 +24,9 @@ from confed.engines.site import client_named
 from confed.federation.params import Scope
 from confed.joining import site_recipe
 from confed.preparing import prepare
+from confed.release import VERSION
 
-__all__ = ["Finding", "check_data", "check_server"]
+__all__ = ["Finding", "check_data", "check_server", "check_signature"]
 
 Mark = Literal["good", "mind", "bad"]
 LOOKED_AT = 2000
@@ -162,12 +163,38 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
     else:
         yield Finding("clock", "good", text)
     for package, theirs in (("confed", told.confed), ("flwr", told.flwr)):
-        if (own := version(package)) == theirs:
+        if (own := VERSION if package == "confed" else version(package)) == theirs:
             yield Finding(f"version of {package}", "good", own)
         else:
             mark = "bad" if package == "confed" else "mind"
             advice = f"pip install {package}=={theirs}"
+            if package == "confed":  # on no package index; the coordinator hands it out
+                advice = "install the file that the coordinator's README names, and check its SHA-256"
             yield Finding(f"version of {package}", mark, f"here {own}, at the server {theirs}", advice)
+
+
+def check_signature(ca: Path, key: Path, site: str, recipe: str, card: Path | None) -> list[Finding]:
+    """Whether the coordinator signed what this site has: its recipe, its card, and its key under its name.
+
+    Args:
+        ca: the certificate of the authority that this site trusts; the signed manifest lies beside it.
+        key: this site's private key.
+        site: which of the data's clients this is.
+        recipe: the recipe's file, or the name of a packaged one.
+        card: the card's file, if any.
+    """
+    from confed.engines.flower_line import public_of, read_key
+    from confed.manifest import check_site, verified
+
+    try:
+        manifest = verified(ca.parent, ca.read_bytes())
+        file = Path(recipe)
+        check_site(manifest, site, public_of(read_key(key)), recipe=file if file.is_file() else None, card=card)
+    except (ValueError, OSError) as error:
+        advice = "do not join before the coordinator has put this right; --unsigned goes without"
+        return [Finding("signature", "bad", str(error), advice)]
+    what = "recipe, card, key" if card is not None else "recipe, key"
+    return [Finding("signature", "good", f"the coordinator signed {what} and the list of {len(manifest.sites)} sites")]
 
 
 # The data -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from confed.founding import Federation, found
 from confed.preparing import prepare
 from confed.recipe import Recipe
+from confed.site_models import KEPT
 
 __all__ = ["Party", "demonstrate", "flare_parties", "free_port", "parties", "started"]
 
@@ -140,6 +141,12 @@ def demonstrate(
     if code != 0:
         raise RuntimeError(f"the server ended with code {code}: {_end(where / 'log.txt')}")
     tell(f"done in {time.monotonic() - began:.0f} s; all processes have ended")
+    private = root / "sites" / names[0] / "private"
+    if (private / KEPT).is_dir():
+        tell(
+            f"every site has the global model and its own: confed predict {private} --image FILE --question TEXT, or "
+            f"confed export {private} DIR"
+        )
     return json.loads((where / "state" / "summary.json").read_text(encoding="utf-8"))
 
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,31 @@ def export(folder: Path, target: Path) -> dict[str, str]:
     if target.exists():
         raise ValueError(f"{target} exists already; name a folder that does not")
     run.load()
+    own = _own_tokenizer(run)
     unfinished = target.with_name(target.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
-    written = _Export(run, unfinished).write()
+    written = _Export(run, unfinished, own).write()
     unfinished.replace(target)
     return {name: str(target / name) for name in written}
+
+
+def _own_tokenizer(run: FinishedRun) -> str:
+    """Where the class of a tokenizer that is not confed's is found, as ``"module:Class"``; empty for one of ours.
+
+    Raises:
+        ValueError: an export could not be loaded again, as the tokenizer cannot be written or read.
+    """
+    kind = type(run.tokenizer)
+    if kind.__module__.startswith("confed."):
+        return ""
+    model = run.recipe.sections["model"]["name"]
+    if lacking := [name for name in ("save", "load") if not callable(getattr(kind, name, None))]:
+        raise ValueError(
+            f"{run.folder} cannot be exported: the tokenizer {kind.__name__} of the model {model!r} has no method "
+            f"{' and no method '.join(lacking)}, so that nobody could load it again; give the class `save(directory)` "
+            "and the classmethod `load(directory)`"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 class _Export:
@@ -63,10 +83,11 @@ class _Export:
     Args:
         run: the run, loaded, its network with initial values.
         root: the folder to write.
+        tokenizer: ``"module:Class"`` of a tokenizer that is not confed's; empty for one of ours.
     """
 
-    def __init__(self, run: FinishedRun, root: Path) -> None:
-        self.run, self.root = run, root
+    def __init__(self, run: FinishedRun, root: Path, tokenizer: str = "") -> None:
+        self.run, self.root, self.own_tokenizer = run, root, tokenizer
         self.workspace, self.model = run.workspace, run.workspace.model
         self.heads, self.frozen = heads_of(self.model), run.workspace.frozen
         self.generative = bool(getattr(self.model, "generative", False))
@@ -111,7 +132,9 @@ class _Export:
             "regions": {"width": run.region_width, "encoder": trained.encoder},
             "shapes": run.shapes,
             "heads": [head for head in self.heads if head != "answers"] if several else [],
-            "tokenizer": {
+            "tokenizer": {"type": self.own_tokenizer}
+            if self.own_tokenizer
+            else {
                 "max_length": tokenizer.max_length,
                 "answers": hasattr(tokenizer, "answers"),
                 "closing": getattr(tokenizer, "closing", True),
@@ -186,8 +209,12 @@ class _Export:
         section = self.run.recipe.sections["model"]
         parameters = signature(models[section["name"]]).parameters
         named = [key for key in SOURCES if key in parameters]
-        if not named or any(parameters[key].default is not None or section.get(key) is None for key in named):
-            return None  # a mini, whose vocabulary is the data's, or random weights
+        # A model that cannot be built without its weights has no default.
+        optional = [key for key in named if parameters[key].default is not Parameter.empty]
+        if not named or any(section.get(key) is None for key in named):
+            return None  # random weights
+        if any(parameters[key].default is not None for key in optional):
+            return None  # a mini, whose vocabulary is the data's
         if self.injected is not None and getattr(section.get("peft"), "reset_base", False):
             return None  # some of its layers were replaced
         return " and ".join(str(section[key]) for key in named)
@@ -202,7 +229,8 @@ class _Export:
         if self.hosted:
             _json(directory / "config.json", self._config(None))
         self.run.tokenizer.save(directory)
-        _tokenizer_settings(directory / "tokenizer_config.json")
+        if not self.own_tokenizer:
+            _tokenizer_settings(directory / "tokenizer_config.json")
 
     def _write_model(self, name: str, client: str | None, trained: TrainedModel) -> None:
         directory = self.root / name

@@ -36,7 +36,7 @@ from confed.inference import TrainedModel, settle
 from confed.materials import derived_options
 from confed.models import create_model
 from confed.recipe import Recipe, load_recipe
-from confed.registry import models
+from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
 
 __all__ = [
@@ -59,7 +59,9 @@ _INJECTED = re.compile(r"(.+)\.(lora_\w+|ia3_l)\.default(\.\w+)?")
 _STORED = re.compile(r"(.+)\.(lora_\w+|ia3_l)(\.\w+)?")
 
 
-def load_exported(directory: Path | str, client: str | None = None, *, shared: bool = False) -> TrainedModel:
+def load_exported(
+    directory: Path | str, client: str | None = None, *, shared: bool = False, allow_code: Sequence[str] = ()
+) -> TrainedModel:
     """A model of an exported run; nothing else of the run is needed.
 
     Args:
@@ -67,12 +69,20 @@ def load_exported(directory: Path | str, client: str | None = None, *, shared: b
         client: whose model; None for the global one.
         shared: the global values of all that is shared with the client's own head and private tensors, instead of
             the client's own version of what is shared.
+        allow_code: modules of yours whose methods, models, tasks and tokenizers the export may name, beside those that
+            are allowed anyway (:func:`confed.registry.allow_code`); its recipe can run what is in them.
 
     Raises:
         ValueError: the folder holds no export or no such model, a file is missing or damaged, tensors do not fit
-            (names the first few), or the backbone is not the one that was trained on.
+            (names the first few), the backbone is not the one that was trained on or is not found, or the export names
+            a module that is not allowed.
     """
-    directory = Path(directory)
+    with allowing_code(allow_code):
+        return _load(Path(directory), client, shared)
+
+
+def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
+    """See :func:`load_exported`."""
     if not (directory / FACTS).is_file():
         raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
     facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
@@ -169,13 +179,16 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
     from confed.models.answer_tokenizer import AnswerTokenizer
     from confed.models.tokenizer import bert_tokenizer
 
+    if "type" in facts:
+        return trusted("tokenizer", facts["type"]).load(directory)
     questions = bert_tokenizer(directory, facts["max_length"])
     return AnswerTokenizer(questions, facts["closing"]) if facts["answers"] else questions
 
 
 def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
     """What is asked of the model; it selects the head, or says which answers a model that writes them chooses from."""
-    if name != recipe.sections["task"]["name"]:
+    listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
+    if name not in (listed, getattr(registered_tasks[listed], "name", None)):
         return registered_tasks[name]()
     task: Any = recipe.construct("task", answers=len(answers), types=())
     return task.choosing(tokenizer.answers(answers)) if hasattr(task, "choosing") else task
@@ -197,13 +210,21 @@ def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequen
     for key in (*SOURCES, "glove") if facts["backbone"]["source"] is None else ():
         if key == "glove" and options.get(key) is not None and Path(options[key]).is_file():
             continue  # its vectors have the width of the embedding
-        if key in parameters:
+        if key in parameters and (parameters[key].default is None or isinstance(parameters[key].default, bool)):
             options[key] = False if isinstance(parameters[key].default, bool) else None
     if facts["heads"]:
         options["heads"] = tuple(facts["heads"])
     shapes = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.get("shapes", {}).items()}
     options |= derived_options(name, facts.get("regions", {}).get("width", 0), words, shapes)
-    return create_model(name, answers=answers, vocab_size=facts["vocab_size"], seed=recipe.run.seed, **options)
+    try:
+        return create_model(name, answers=answers, vocab_size=facts["vocab_size"], seed=recipe.run.seed, **options)
+    except OSError as error:
+        source = facts["backbone"]["source"]
+        if source is None:
+            raise
+        raise ValueError(
+            f"the model {name!r} needs its backbone {source!r}, which the export names and does not hold: {error}"
+        ) from error
 
 
 def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) -> None:

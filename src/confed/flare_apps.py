@@ -24,6 +24,7 @@ from confed.engines.site import Site
 from confed.federation.checkpoint import write_atomically
 from confed.joining import open_site, signer_by_kit, site_recipe
 from confed.leading import lead
+from confed.manifest import MANIFEST, check_site, verified
 from confed.schema import plain, validate
 
 __all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
@@ -160,6 +161,10 @@ class Member(Answering):
         private = root / settings.private
         private.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(private / "lock")  # as at the server; held until this process ends
+        if (root / MANIFEST).is_file() and settings.recipe == MemberSettings.recipe:
+            # As it was handed out; what `confed client` wrote in its place it had checked before.
+            signed = verified(root, (root / "startup" / "rootCA.pem").read_bytes())
+            check_site(signed, str(collab.site_name), recipe=root / settings.recipe)
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
         bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
         return open_site(

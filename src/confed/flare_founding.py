@@ -23,7 +23,8 @@ from nvflare.lighter.provisioner import Provisioner
 from confed.engines.flare import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 from confed.flare_apps import MemberSettings, write_settings
-from confed.founding import SITES, Federation, write_from_template, write_sites
+from confed.founding import SITES, Federation, hand_out, write_from_template, write_sites
+from confed.manifest import public_half
 
 __all__ = ["ADMIN", "ORGANISATION", "close_kit", "found_flare"]
 
@@ -60,6 +61,9 @@ def found_flare(root: Path, federation: Federation) -> None:
     write_atomically(server / "recipe.toml", federation.recipe.encode())
     write_sites(server / SITES, {name: name for name in federation.sites})
     write_from_template(server / "README.md", "flare_server.md", federation)
+    authority = json.loads((root / "provision" / "cert.json").read_text(encoding="utf-8"))
+    certificates = {name: root / "sites" / name / "startup" / "client.crt" for name in federation.sites}
+    keys = {name: public_half(path.read_bytes()) for name, path in certificates.items()}
     for name in federation.sites:
         folder = root / "sites" / name
         close_kit(folder, SITE_CLASSES)
@@ -67,6 +71,7 @@ def found_flare(root: Path, federation: Federation) -> None:
         write_sites(folder / SITES, {name: name for name in federation.sites})
         write_settings(MemberSettings(site=name), folder)
         write_from_template(folder / "README.md", "flare_site.md", federation, name)
+    hand_out(root, federation, keys, str(authority["root_pri_key"]).encode())
 
 
 def _provision(root: Path, federation: Federation) -> None:

@@ -3,6 +3,7 @@
 The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
 who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
 convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
+The authority also signs what the parties rely on, the recipe, the card and the list of sites (:mod:`confed.manifest`).
 """
 
 import datetime
@@ -10,14 +11,24 @@ import ipaddress
 import json
 import os
 import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from confed.data.card_files import read_card
 from confed.federation.checkpoint import write_atomically
+from confed.manifest import Manifest, digest_of, sign, verified
+from confed.preparing import load_data
+from confed.recipe import Recipe
+from confed.release import VERSION
 
-__all__ = ["SITES", "Federation", "found", "make_key", "read_sites", "write_from_template", "write_sites"]
+__all__ = [
+    "SITES", "Federation", "found", "hand_out", "make_key", "names_of_data", "read_sites", "sign_again",
+    "write_from_template", "write_sites",
+]  # fmt: skip
 
 SITES = "sites.json"
 """The server's list: site -> its public key, in OpenSSH's format."""
@@ -33,6 +44,8 @@ class Federation:
         port: and its port.
         recipe: the resolved recipe, TOML.
         days: how long certificates are good.
+        card: a card of the data (:mod:`confed.cards`), handed to all; None for none.
+        wheel: the wheel file of confed that sites install, handed to them; None for none.
     """
 
     sites: tuple[str, ...]
@@ -40,6 +53,8 @@ class Federation:
     port: int
     recipe: str
     days: int = 365
+    card: Path | None = None
+    wheel: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):
@@ -55,6 +70,13 @@ class Federation:
             raise ValueError(f"port must lie in 1 to 65535, got {self.port}")
         if self.days < 1:
             raise ValueError(f"certificates must be good for at least a day, got {self.days}")
+        for what, path in (("card", self.card), ("wheel", self.wheel)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"--{what} must be a file, found none at {path}")
+        if self.wheel is not None and not re.fullmatch(r"confed_vl-[\w.+-]+\.whl", self.wheel.name):
+            raise ValueError(
+                f"--wheel must be a wheel file of confed, confed_vl-VERSION-....whl, got {self.wheel.name!r}"
+            )
 
 
 def found(root: Path, federation: Federation) -> None:
@@ -80,6 +102,7 @@ def found(root: Path, federation: Federation) -> None:
     write_sites(server / SITES, keys)
     for name in federation.sites:  # by these the members of a secure sum know each other, whatever the server says
         write_sites(root / "sites" / name / SITES, keys)
+    hand_out(root, federation, keys, (server / "ca.key").read_bytes())
     write_from_template(server / "README.md", "server.md", federation)
     flower = root / "flower"
     flower.mkdir()
@@ -89,6 +112,78 @@ def found(root: Path, federation: Federation) -> None:
     write_atomically(flower / "federation_app" / "__init__.py", b"")
     write_from_template(flower / "federation_app" / "app.py", "flower_app.txt", federation)
     write_atomically(flower / "federation_app" / "recipe.toml", federation.recipe.encode())
+
+
+def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
+    """Gives all parties card and wheel, where there are such, and the signed manifest.
+
+    Args:
+        root: the federation's folder, with those of all parties.
+        federation: it.
+        keys: site -> its public key in OpenSSH's format.
+        private: the authority's private key, PEM.
+    """
+    folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
+    for folder in folders:
+        if federation.card is not None:
+            write_atomically(folder / "card.json", federation.card.read_bytes())
+        if federation.wheel is not None:
+            shutil.copyfile(federation.wheel, folder / federation.wheel.name)
+    wheel = {} if federation.wheel is None else {federation.wheel.name: digest_of(federation.wheel)}
+    card = "" if federation.card is None else digest_of(federation.card)
+    sign(Manifest(dict(keys), digest_of(root / "server" / "recipe.toml"), card, wheel), private, folders)
+
+
+def sign_again(server: Path, private: Path, card: Path | None = None) -> list[Path]:
+    """Signs what is in a server's folder now: another recipe, another card, a site's own key, a site more or less.
+
+    Args:
+        server: the server's folder.
+        private: the file of the authority's private key, or of FLARE's ``provision/cert.json`` that holds it.
+        card: a card that is new; None for the one that was signed before, if any.
+
+    Returns:
+        The folders that have the new manifest: the server's, and those of sites that are still beside it.
+
+    Raises:
+        ValueError: a file is missing or faulty.
+    """
+    anchor = next((path for path in (server / "ca.crt", server / "startup" / "rootCA.pem") if path.is_file()), None)
+    if anchor is None:
+        raise ValueError(f"{server} must be the server's folder of a federation, it has neither ca.crt nor startup/")
+    try:
+        key = private.read_bytes()
+        key = str(json.loads(key)["root_pri_key"]).encode() if private.suffix == ".json" else key
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{private} must hold the authority's private key: {error}") from error
+    before = verified(server, anchor.read_bytes())
+    # With FLARE the list has FLARE's names, and keys are those of the certificates that its kits were made with.
+    keys = read_sites(server / SITES) if anchor.name == "ca.crt" else before.sites
+    folders = [server, *(path for name in keys if (path := server.parent / "sites" / name).is_dir())]
+    if card is not None:
+        for folder in folders:
+            write_atomically(folder / "card.json", card.read_bytes())
+    digest = before.card if card is None else digest_of(card)
+    recipe = server / "recipe.toml"
+    for folder in folders[1:]:
+        write_atomically(folder / "recipe.toml", recipe.read_bytes())
+    sign(Manifest(dict(keys), digest_of(recipe), digest, before.wheel), key, folders)
+    verified(server, anchor.read_bytes())
+    return folders
+
+
+def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
+    """The clients that sites can be, of a recipe's data or of a card; None where the data are not here.
+
+    Raises:
+        ValueError: a faulty card.
+    """
+    if card is not None:
+        return list(read_card(card).clients)
+    try:
+        return list(load_data(recipe).clients)
+    except (ValueError, OSError):
+        return None
 
 
 def read_sites(path: Path) -> dict[str, str]:
@@ -198,5 +293,23 @@ def write_from_template(path: Path, template: str, federation: Federation, site:
     """Writes a file for a party from one of the templates in ``federation_kit``."""
     text = files("confed.federation_kit").joinpath(template).read_text(encoding="utf-8")
     values = {"host": federation.host, "port": str(federation.port), "site": site}
+    values["install"] = _installing(federation, "flare" if template.startswith("flare") else "flower")
     values |= {"sites": ", ".join(federation.sites), "count": str(len(federation.sites)), "days": str(federation.days)}
     write_atomically(path, Template(text).substitute(values).encode())
+
+
+def _installing(federation: Federation, extra: str) -> str:
+    """How a party installs confed: from a file whose digest it can compare, as there is no release on an index."""
+    if federation.wheel is None:
+        return (
+            f"Install confed {VERSION}, the server's version, with the extra `{extra}`, from a wheel file that the "
+            "coordinator\n   hands out with its SHA-256 (`pip wheel --no-deps .` in confed's source folder makes one): "
+            f"`pip install 'FILE.whl[{extra}]'`.\n   Never by name: on the package index `confed` is somebody else's "
+            "project."
+        )
+    name = federation.wheel.name
+    return (
+        f"Install `{name}`, which is in this folder. `sha256sum {name}` must print\n   "
+        f"`{digest_of(federation.wheel)}`; then\n   `pip install './{name}[{extra}]'`. Never by name: on the package "
+        "index `confed` is somebody else's project."
+    )

@@ -7,6 +7,8 @@ import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from confed.release import DISTRIBUTION, VERSION
+
 __all__ = ["diagnose"]
 
 
@@ -59,8 +61,8 @@ def _text(path: Path) -> str:
 
 
 def _libraries() -> dict[str, str]:
-    found = {"confed": version("confed")}
-    for requirement in requires("confed") or ():
+    found = {"confed": VERSION}
+    for requirement in requires(DISTRIBUTION) or ():
         if "extra ==" not in requirement:
             name = _package(requirement)
             found[name] = _version(name) or f"missing ({requirement}): pip install {name} -c constraints.txt"
@@ -69,7 +71,7 @@ def _libraries() -> dict[str, str]:
 
 def _extras() -> dict[str, str]:
     groups: dict[str, list[str]] = {}
-    for requirement in requires("confed") or ():
+    for requirement in requires(DISTRIBUTION) or ():
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if extra:
             groups.setdefault(extra[1], []).append(_package(requirement))

@@ -7,14 +7,17 @@ import torch
 
 from confed.engines.site import Site, client_named
 from confed.federation.client import Signer
+from confed.federation.params import Params
+from confed.federation.state import ClientState
 from confed.founding import SITES, read_sites
 from confed.leading import common_ground
 from confed.preparing import prepare
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
 from confed.recipe import Recipe, load_recipe
+from confed.site_models import write_site_run
 
-__all__ = ["open_site", "signer_by_list", "signer_by_kit", "site_recipe"]
+__all__ = ["open_site", "signer_by_kit", "signer_by_list", "site_recipe"]
 
 
 def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
@@ -64,7 +67,9 @@ def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -
         )
     signer = ListedKeys(read_key(key), read_sites(path))
     if not signer.names(site):
-        raise ValueError(f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list")
+        raise ValueError(
+            f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list"
+        )
     return signer
 
 
@@ -123,7 +128,11 @@ def open_site(
     policy = None if evaluations is None else EvaluationPolicy.parse(evaluations)
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
+
+    def final(shared: Params, state: ClientState) -> str:
+        return str(write_site_run(private, recipe, setup, info, shared, state))
+
     return Site(
         setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
-        limit=limit, evaluations=policy, signer=signer, over=over,
+        limit=limit, evaluations=policy, signer=signer, over=over, final=final,
     )  # fmt: skip

@@ -2,27 +2,158 @@
 
 Adding a method, a backbone, a dataset or a task is adding one file to its package (or naming an importable one
 as ``"my_package.my_module:Name"``); no list is edited anywhere.
+
+Importing a module runs its code, and recipes come from other people: in run folders, exports and federations. A name
+with a module is therefore refused, before anything is imported, unless the user has allowed that module: with the
+option ``--allow-code MODULE`` of the command, the environment variable ``CONFED_ALLOW_CODE`` (names with commas between
+them), a line ``allow_code = ["my_module"]`` in ``~/.config/confed/settings.toml``, or :func:`allow_code` in Python. A
+package's name allows its submodules.
 """
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Callable
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any, TypeVar
 
 __all__ = [
+    "ALLOWED",
     "Registry",
     "algorithms",
+    "allow_code",
+    "allowed_code",
+    "allowing_code",
     "datasets",
     "models",
     "register_dataset",
     "register_model",
     "register_task",
     "tasks",
+    "trusted",
 ]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+ALLOWED = "CONFED_ALLOW_CODE"
+"""The environment variable with the modules that recipes may name; processes that are started inherit it."""
+
+
+# Which modules a recipe may name ------------------------------------------------------------------------------
+
+
+def allow_code(*modules: str) -> None:
+    """Lets recipes of this process, and of those that it starts, name things of these modules.
+
+    Args:
+        modules: names of modules or packages that are trusted, such as "my_module"; "__main__" for what a script or a
+            notebook defines itself.
+
+    Raises:
+        ValueError: this is no module's name.
+    """
+    for module in modules:
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+            raise ValueError(f"allow_code takes names of modules such as 'my_package.my_module', got {module!r}")
+    os.environ[ALLOWED] = ",".join(dict.fromkeys((*_listed(os.environ.get(ALLOWED, "")), *modules)))
+
+
+@contextmanager
+def allowing_code(modules: Sequence[str] = ()) -> Iterator[None]:
+    """Within it these modules are allowed as well; afterwards those that were allowed before."""
+    before = os.environ.get(ALLOWED)
+    try:
+        if modules:
+            allow_code(*modules)
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(ALLOWED, None)
+        else:
+            os.environ[ALLOWED] = before
+
+
+def allowed_code() -> tuple[str, ...]:
+    """The modules that recipes may name here: those of this process, and those of the user's settings.
+
+    Raises:
+        ValueError: the settings file cannot be read.
+    """
+    return (*_listed(os.environ.get(ALLOWED, "")), *_settings())
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _settings_file() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "confed" / "settings.toml"
+
+
+def _settings() -> list[str]:
+    """The user's own list; nobody else's file is looked at."""
+    file = _settings_file()
+    if not file.is_file():
+        return []
+    try:
+        listed = tomllib.loads(file.read_text(encoding="utf-8")).get("allow_code", [])
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} must be a readable TOML file: {error}") from error
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{file}: allow_code must be a list of modules' names, got {listed!r}")
+    return listed
+
+
+def trusted(kind: str, name: str) -> Any:
+    """What ``"module:attribute"`` names; the module is imported only if the user has allowed it.
+
+    Args:
+        kind: what it is, for error messages ("model").
+        name: the name.
+
+    Raises:
+        ValueError: the module is not allowed, it cannot be imported, or it has or defines nothing of that name.
+    """
+    module, _, attribute = name.partition(":")
+    allowed = allowed_code()
+    if not _inside(module, allowed):
+        raise ValueError(_refusal(f"the {kind} {name!r} is code of the module {module!r}", module))
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = (
+            ": is its folder on PYTHONPATH? The folder that the command is given in is not by itself; put PYTHONPATH=. "
+            "before the command"
+            if isinstance(error, ModuleNotFoundError) and module.split(".")[0] == str(error.name).split(".")[0]
+            else ""
+        )
+        raise ValueError(f"no {kind} at {name!r}: {error}{hint}") from error
+    # A module also holds what it imports itself, such as functions of the operating system.
+    home = getattr(value, "__module__", None)
+    if isinstance(home, str) and home != module and not _inside(home, allowed):
+        raise ValueError(_refusal(f"the {kind} {name!r} is defined in another module, {home!r}", home))
+    return value
+
+
+def _inside(module: str, allowed: Sequence[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def _refusal(what: str, module: str) -> str:
+    """Why a name is refused, and how the user can allow it."""
+    return (
+        f"{what}, which you have not allowed: where you trust it, add --allow-code {module}, set {ALLOWED}={module}, "
+        f'call confed.allow_code("{module}") in Python, or write allow_code = ["{module}"] into {_settings_file()}'
+    )
+
+
+# The registries -----------------------------------------------------------------------------------------------
 
 
 class Registry:
@@ -59,20 +190,27 @@ class Registry:
         """The constructor of that name, or of ``"module:attribute"``.
 
         Raises:
-            ValueError: nothing has that name (the message lists what there is).
+            ValueError: nothing has that name (the message lists what there is), or it names a module that the user
+                has not allowed.
         """
         if ":" in name:
-            module, _, attribute = name.partition(":")
-            try:
-                return getattr(importlib.import_module(module), attribute)
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"no {self.kind} at {name!r}: {error}") from error
+            return self._imported(name)
         self._load()
         if name not in self._entries:
             near = get_close_matches(name, self._entries, 2)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
             raise ValueError(f"no {self.kind} is called {name!r}{hint} There are: {', '.join(self.names())}")
         return self._entries[name]
+
+    def _imported(self, name: str) -> Callable[..., Any]:
+        """What ``"module:attribute"`` names, where the user trusts the module."""
+        module, _, attribute = name.partition(":")
+        if module.startswith(f"{self.package}."):  # the long name of something registered
+            self._load()
+            value = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+            if any(value is entry for entry in self._entries.values()):
+                return self._entries[next(key for key, entry in self._entries.items() if entry is value)]
+        return trusted(self.kind, name)
 
     def _load(self) -> None:
         if not self._loaded:

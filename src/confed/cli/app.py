@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.data.preparation import shown
+from confed.registry import allow_code, allowing_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with _spoken_warnings(), shown(_step):
+        with _spoken_warnings(), shown(_step), allowing_code():
             code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
         say("[yellow]stopped[/]")
@@ -115,17 +116,59 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _command() -> Any:
-    """The command line; arguments get back the help that typer 0.20 loses with click 8.5."""
+    """The command line; arguments get back the help that typer 0.20 loses with click 8.5.
+
+    Every verb has the option ``--allow-code``, because nearly every one may meet a recipe that names a module.
+    """
     root: Any = typer.main.get_command(app)
+    permission = _permission()
     pending = [root]
     while pending:
         command = pending.pop()
-        pending += getattr(command, "commands", {}).values()
+        groups = getattr(command, "commands", {}).values()
+        pending += groups
+        if not groups:
+            command.params.append(permission)
         hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
         for parameter in command.params:
             for info in getattr(hints.get(parameter.name), "__metadata__", ()):
                 parameter.help = parameter.help or info.help
+            if parameter is not permission and isinstance(getattr(parameter, "help", None), str):
+                parameter.help = escape(parameter.help)  # "[data]" is a section, and no markup
     return root
+
+
+def _permission() -> Any:
+    """The option ``--allow-code`` of every verb."""
+    carrier = typer.Typer(add_completion=False)
+
+    def allow(modules: list[str] | None) -> None:
+        _ALLOWED[:] = modules or []
+        allow_code(*_ALLOWED)
+
+    @carrier.command()
+    def verb(  # pyright: ignore[reportUnusedFunction]
+        allow_code: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--allow-code",
+                metavar="MODULE",
+                callback=allow,
+                expose_value=False,
+                is_eager=True,
+                show_default=False,
+                help="Recipes may name things of this module of yours, which runs its code; repeatable.",
+            ),
+        ] = None,
+    ) -> None:
+        """Nothing; it carries the option."""
+
+    command: Any = typer.main.get_command(carrier)
+    return next(parameter for parameter in command.params if parameter.name == "allow_code")
+
+
+_ALLOWED: list[str] = []
+"""What the command was given with ``--allow-code``."""
 
 
 def _failure(error: Exception) -> int:
@@ -161,9 +204,9 @@ def print_json(value: Any) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from confed.release import VERSION
 
-        print(f"confed {version('confed')}")
+        print(f"confed {VERSION}")
         raise typer.Exit
 
 
@@ -186,13 +229,14 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.results.folder import is_run, is_study
 
+    resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in _ALLOWED)])
     try:
         yield
     except KeyboardInterrupt:
         if is_run(folder) or is_study(folder) or is_backbones(folder):
             say(
                 "[yellow]stopped;[/] everything up to the last finished round is saved. Go on with:\n"
-                f"  {again or f'confed resume {escape(str(folder))}'}"
+                f"  {again or escape(resume)}"
             )
         else:
             say("[yellow]stopped[/] before anything was saved")
@@ -204,7 +248,7 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
             raise
         raise RuntimeError(
             f"no space left on the device while writing to {folder}. The last checkpoint is whole; make room "
-            f"and go on with: {again or f'confed resume {folder}'}"
+            f"and go on with: {again or resume}"
         ) from error
 
 

@@ -12,10 +12,14 @@ from confed.cli.app import Json, app, print_json, say
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+    ],
     image: Annotated[Path | None, typer.Option(help="A picture, of any size and format.")] = None,
     question: Annotated[str | None, typer.Option(help="A question about it, or a statement to judge.")] = None,
-    client: Annotated[str | None, typer.Option(help="Use this client's own model; else the global one.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Use this client's own model; else the global one, at a site the site's own.")
+    ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="With --client: the global values of what is shared, with its own head.")
     ] = False,
@@ -39,6 +43,9 @@ def predict(
 ) -> None:
     """Ask a trained model about a picture.
 
+    At a site of a federation give its private folder once the run is over: the site's own model answers, and the global
+    one where FOLDER is the folder run in it.
+
     A model that answers questions needs --image and --question; one that writes captions, --image alone; one that gives
     labels, --image or --text alone, and --known tells it labels that are certain.
     """
@@ -46,7 +53,7 @@ def predict(
     from confed.inference import FinishedRun
     from confed.inference import predict as ask
 
-    folder = _run_of(folder)
+    folder, client = _run_of(folder, client)
     if FinishedRun(folder).labelled:
         given = {"--question": question, "--picture2": picture2, "--choice": choice}
         if extra := [name for name, value in given.items() if value]:
@@ -146,14 +153,16 @@ def _lines(found: Mapping[str, Any], shown: int) -> list[str]:
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+    ],
     target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
     as_json: Json = False,
 ) -> None:
     """Write what the clients share and every client's model, for confed, transformers and peft."""
     from confed.export import export as write
 
-    folder = _run_of(folder)
+    folder, _ = _run_of(folder)
     written = write(folder, target)
     if as_json:
         print_json(written)
@@ -162,10 +171,14 @@ def export(
         print(f"{name}: {path}")
 
 
-def _run_of(folder: Path) -> Path:
-    from confed.inference import run_of
+def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
+    """The run to ask, and whose model: in a site's private folder the site's own, if there is one."""
+    from confed.inference import FinishedRun, run_of
+    from confed.site_models import site_of
 
+    if (site := site_of(folder)) is not None:
+        return site[0], client or (site[1] if site[1] in FinishedRun(site[0]).owners else None)
     run = run_of(folder)
     if run != folder:
         say(f"this is a study; asking {escape(str(run))}")
-    return run
+    return run, client

@@ -92,4 +92,4 @@ def need_flare() -> None:
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:
-        raise ValueError("a federation over FLARE needs it: pip install 'confed[flare]'")
+        raise ValueError("a federation over FLARE needs it: pip install '.[flare]' -c constraints.txt")

@@ -50,12 +50,16 @@ def doctor(
     ] = None,
     card: Annotated[Path | None, typer.Option(help="The card that this site joins with, if any.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The server is one without TLS.")] = False,
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Do not ask for the coordinator's signature of recipe, card and sites.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join."""
     if server is not None:
         terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
-        _visit(server, recipe, site, None if insecure else ca, key, private, [*(data or []), *terms], as_json)
+        authority, given = None if insecure else ca, [*(data or []), *terms]
+        _visit(server, recipe, site, authority, key, private, given, card, unsigned, as_json)
         return
     from confed.installation import diagnose
 
@@ -74,16 +78,18 @@ _MARKS = {"good": "[green]ok[/]  ", "mind": "[yellow]mind[/]", "bad": "[red]bad[
 
 
 def _visit(
-    server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], as_json: bool
-) -> None:
+    server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], card: Path | None,
+    unsigned: bool, as_json: bool,
+) -> None:  # fmt: skip
     from confed.cli.federating import need_flower
 
     need_flower()
-    from confed.checkup import check_data, check_server
+    from confed.checkup import check_data, check_server, check_signature
 
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")
-    found = check_server(server, key, ca) + check_data(recipe, site, private, data)
+    signature = [] if ca is None or unsigned else check_signature(ca, key, site, recipe, card)
+    found = check_server(server, key, ca) + signature + check_data(recipe, site, private, data)
     faulty = sum(finding.mark == "bad" for finding in found)
     if as_json:
         print_json([asdict(finding) for finding in found])

@@ -33,6 +33,10 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed (the recipe's by default).")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds to run, counted from the first.")] = 1,
     workers: Annotated[int | None, typer.Option(help="Processes; 0 = one per core.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods, or rows of the recipe, in place of the recipe's: a,b,c.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a recipe; without arguments, the built-in benchmark.
@@ -53,6 +57,11 @@ def run(
         recipe = "fedvqa_scenes"
     overrides += [f"run.{key}={value}" for key, value in (("seed", seed), ("workers", workers)) if value is not None]
     loaded = load_recipe(recipe, overrides)
+    if methods is not None:
+        rows = [name.strip() for name in methods.split(",") if name.strip()]
+        if not rows or len(set(rows)) < len(rows):
+            raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
+        loaded = loaded.with_rows(rows)
     folder = out or study.free_folder(loaded.name)
     with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
         if loaded.methods or seeds != 1:

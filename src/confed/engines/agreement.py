@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from importlib.metadata import version
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from confed.engines.envelope import printable
 from confed.engines.perform import Setup, Workspace
 from confed.federation.messages import Scalar
+from confed.release import VERSION
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -73,7 +73,7 @@ def fingerprint(setup: Setup, workspace: Workspace, common: str = "") -> Fingerp
         names.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
         values.update(_bytes(tensors[name]))
     return Fingerprint(
-        version("confed"), blake2b(repr(terms).encode(), digest_size=16).hexdigest(), names.hexdigest(),
+        VERSION, blake2b(repr(terms).encode(), digest_size=16).hexdigest(), names.hexdigest(),
         values.hexdigest(),
     )  # fmt: skip
 

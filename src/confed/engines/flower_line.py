@@ -15,7 +15,12 @@ from typing import Any
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
@@ -55,7 +60,7 @@ from confed.engines.discretion import discreet
 from confed.engines.envelope import printable
 from confed.engines.flower_pieces import PIECE, check_expansion, most_pieces, pieces_of
 
-__all__ = ["Line", "read_key", "read_public"]
+__all__ = ["Line", "public_of", "read_key", "read_public"]
 
 SOON = 0.1
 """Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
@@ -74,6 +79,11 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")
     return key
+
+
+def public_of(key: ec.EllipticCurvePrivateKey) -> str:
+    """The public half of a site's key in OpenSSH's format."""
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def read_public(text: str) -> bytes:

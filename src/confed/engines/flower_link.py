@@ -62,6 +62,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
 from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
+from confed.release import VERSION
 
 __all__ = ["ABOUT", "PIECE", "LinkGrid", "link"]
 
@@ -261,7 +262,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
 
 def _about() -> dict[str, str | float]:
     """What a site compares with its own before it joins."""
-    return {"confed": version("confed"), "flwr": version("flwr"), "time": time.time()}
+    return {"confed": VERSION, "flwr": version("flwr"), "time": time.time()}
 
 
 def _keep_alive(grid: "LinkGrid", stop: threading.Event) -> None:

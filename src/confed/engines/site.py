@@ -34,7 +34,8 @@ from confed.engines.perform import Setup, Workspace, answer, listed
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.client import Signer
 from confed.federation.messages import Call, ClientInfo, Message
-from confed.federation.params import Scope
+from confed.federation.params import Params, Scope
+from confed.federation.state import ClientState
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
@@ -57,6 +58,7 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
         if info.id == client_id:
             return info
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
+
 
 EVALUATE = "evaluate"
 """The action that tells sums over examples and nothing else; the site's policy says which."""
@@ -81,6 +83,8 @@ class Site:
         signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
             keys are signed; None where nobody signs.
         over: called when the server says that the run is over.
+        final: given the final values of what this client receives, and its state, when the server has the final models
+            evaluated; returns where they are kept, or "".
 
     Attributes:
         diary: what this site remembers for good.
@@ -102,6 +106,7 @@ class Site:
         evaluations: EvaluationPolicy | None = None,
         signer: Signer | None = None,
         over: Callable[[], None] = lambda: None,
+        final: Callable[[Params, ClientState], str] = lambda shared, state: "",
     ) -> None:
         privacy = setup.algorithm.update_privacy
         self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
@@ -114,6 +119,7 @@ class Site:
         self.client = client
         self.problem: str | None = None
         self._audit, self._tell, self._over = audit, tell, over
+        self._final, self._kept = final, ""
         self._last = root / "reply"
         # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
@@ -187,7 +193,8 @@ class Site:
 
     def _part(self, request: Request) -> tuple[Answer, bytes]:
         """The run is over."""
-        self._tell("the run is over; the personal model stays here")
+        where = f": {self._kept}" if self._kept else ""
+        self._tell(f"the run is over; the personal model stays here{where}")
         try:
             self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
         finally:
@@ -221,6 +228,8 @@ class Site:
         self._tell(self._when(request))
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
+        if request.action == "evaluate" and request.round > self._setup.rounds:
+            self._keep_final(message)
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
@@ -238,6 +247,15 @@ class Site:
         if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
             self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
+
+    def _keep_final(self, message: Message) -> None:
+        """Keeps the final models for use at this site; a run never fails because this does."""
+        if message.scalars.get("split") != "test":
+            return
+        try:
+            self._kept = self._final(message.tensors, self.store.load(self.client.id))
+        except (OSError, ValueError) as error:
+            self._tell(f"the final models could not be kept: {error}")
 
     # The last reply ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood"]
+__all__ = [
+    "brier_score",
+    "calibration_names",
+    "calibration_tally",
+    "expected_calibration_error",
+    "negative_log_likelihood",
+]
 
 _PREFIX = "calibration/"
 

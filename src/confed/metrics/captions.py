@@ -150,7 +150,9 @@ def load_sacrebleu() -> Any:
     try:
         return import_module("sacrebleu.metrics")
     except ImportError as error:
-        raise ValueError("BLEU-4 of captions needs the package sacrebleu: pip install 'confed[captions]'") from error
+        raise ValueError(
+            "BLEU-4 of captions needs the package sacrebleu: pip install '.[captions]' -c constraints.txt"
+        ) from error
 
 
 def _grams(caption: str) -> Counter[Gram]:

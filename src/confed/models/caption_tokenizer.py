@@ -205,4 +205,6 @@ def _sentencepiece() -> Any:
     try:
         return import_module("sentencepiece")
     except ImportError as error:
-        raise ValueError("pieces of words need the package sentencepiece: pip install 'confed[captions]'") from error
+        raise ValueError(
+            "pieces of words need the package sentencepiece: pip install '.[captions]' -c constraints.txt"
+        ) from error

@@ -147,6 +147,6 @@ def _library() -> Any:
     except ImportError as error:
         raise ValueError(
             "epsilon is computed by the library dp-accounting, which is not installed; "
-            "install it with: pip install 'confed[privacy]'"
+            "install it with: pip install '.[privacy]' -c constraints.txt"
         ) from error
     return library

@@ -65,11 +65,12 @@ def check(algorithm: Algorithm) -> None:
     if privacy is not None and privacy.noise > 0 and not accountant.available():
         raise ValueError(
             "algorithm.update_privacy.noise needs the library dp-accounting, which says what it is worth; install it "
-            "with: pip install 'confed[privacy]'"
+            "with: pip install '.[privacy]' -c constraints.txt"
         )
     if algorithm.secure_sum is not None and not masks.available():
         raise ValueError(
-            "algorithm.secure_sum needs the library cryptography; install it with: pip install 'confed[privacy]'"
+            "algorithm.secure_sum needs the library cryptography; install it with: "
+            "pip install '.[privacy]' -c constraints.txt"
         )
 
 
@@ -101,8 +102,10 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
     few = {name: count for name, count in senders.items() if count < least}
     if few:
         name, count = next(iter(few.items()))
-        why = "of two, each would know the other's update from the sum" if least == LEAST else (
-            f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others"
+        why = (
+            "of two, each would know the other's update from the sum"
+            if least == LEAST
+            else (f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others")
         )
         raise ValueError(
             f"algorithm.secure_sum needs at least {least} clients that send a tensor, and {name!r} has {count}: {why}"

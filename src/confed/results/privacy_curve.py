@@ -125,7 +125,7 @@ def section(study: Study, delta: float = DELTA) -> str:
     if not available():
         return page.paragraph(
             "Rows are noised; what that guarantees is computed by dp-accounting, which is not installed "
-            "(pip install 'confed[privacy]')."
+            "(pip install '.[privacy]' -c constraints.txt)."
         )
     text = (
         f"ε at δ = {delta:g} of all rows that one client sends in the run: where one of its examples may be replaced "

@@ -8,6 +8,7 @@ from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
 from confed.recipe import Recipe
+from confed.release import VERSION
 from confed.results.controls import summarise_controls
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
@@ -25,8 +26,8 @@ def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     from importlib.metadata import version
 
-    names = ("confed", "torch", "transformers", "tokenizers", "numpy", "safetensors")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    names = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
+    return {"python": platform.python_version(), "confed": VERSION, **{name: version(name) for name in names}}
 
 
 def summarise_run(

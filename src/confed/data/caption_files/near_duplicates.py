@@ -40,7 +40,7 @@ class NearDuplicates:
             self._library: Any = import_module("datasketch")
         except ImportError as error:
             raise ValueError(
-                "near duplicates are found by the package datasketch: pip install 'confed[captions]'"
+                "near duplicates are found by the package datasketch: pip install '.[captions]' -c constraints.txt"
             ) from error
         self.threshold, self.words, self.hashes, self.dropped = threshold, words, hashes, 0
         # Candidates are compared, so that the index may be less exact than they are; it has no setting near 1.

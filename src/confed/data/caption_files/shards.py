@@ -260,7 +260,9 @@ def _opened(file: Path, state: tuple[int, int]) -> Any:
         library: Any = import_module("pyarrow.parquet")
         arrow: Any = import_module("pyarrow")
     except ImportError as error:
-        raise ValueError(f"reading {file} needs the package pyarrow: pip install 'confed[captions]'") from error
+        raise ValueError(
+            f"reading {file} needs the package pyarrow: pip install '.[captions]' -c constraints.txt"
+        ) from error
     try:
         return library.ParquetFile(file)
     except (arrow.ArrowInvalid, OSError) as error:

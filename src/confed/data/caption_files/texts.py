@@ -139,4 +139,4 @@ def _zstandard(file: Path) -> Any:
             return import_module(name)
         except ImportError:
             continue
-    raise ValueError(f"reading {file} needs the package backports.zstd: pip install 'confed[captions]'")
+    raise ValueError(f"reading {file} needs the package backports.zstd: pip install '.[captions]' -c constraints.txt")

@@ -1,0 +1,195 @@
+"""A federation's signed manifest: its sites and their public keys, and digests of its recipe, card and wheel file.
+
+The coordinator signs it with the key of the authority that the sites trust (``ca.crt``, with FLARE
+``startup/rootCA.pem``), and every site checks it before it takes part, so that nobody on the way can give it another
+recipe or other members. Beside ``federation.json`` lies ``federation.json.sig``, in base64 the signature of a fixed
+heading and of the file's bytes: ECDSA with SHA-384 by a key on P-384, or RSA-PSS with SHA-384 by FLARE's.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confed.federation.checkpoint import write_atomically
+
+__all__ = ["MANIFEST", "SIGNATURE", "Manifest", "check_site", "digest_of", "public_half", "sign", "verified"]
+
+MANIFEST = "federation.json"
+SIGNATURE = f"{MANIFEST}.sig"
+FORMAT = 1
+_HEADING = b"confed federation manifest 1\n"
+"""Comes before what is signed, so that no signature of the authority's for another purpose can be one of a manifest."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What all parties of a federation can rely on.
+
+    Attributes:
+        sites: site -> its public key in OpenSSH's format.
+        recipe: SHA-256 of the recipe's file.
+        card: of the card's file; empty where there is none.
+        wheel: the wheel file to install -> its SHA-256; empty where the coordinator handed out none.
+    """
+
+    sites: Mapping[str, str]
+    recipe: str
+    card: str = ""
+    wheel: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_bytes(self) -> bytes:
+        """The content of ``federation.json``."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True, ensure_ascii=False).encode()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
+    """Signs a manifest and writes both files into some folders.
+
+    Args:
+        manifest: what is signed.
+        private: the authority's private key, PEM.
+        folders: the server's, and the sites'.
+
+    Raises:
+        ValueError: this is no private key, or of another kind.
+    """
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(private, None)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the authority's key must be a private key in PEM without a password: {error}") from error
+    data = manifest.to_bytes()
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        signature = key.sign(_HEADING + data, ec.ECDSA(hashes.SHA384()))
+    elif isinstance(key, rsa.RSAPrivateKey):
+        signature = key.sign(_HEADING + data, _pss(padding, hashes), hashes.SHA384())
+    else:
+        raise ValueError(f"the authority's key must be one on an elliptic curve or of RSA, got {type(key).__name__}")
+    for folder in folders:
+        write_atomically(folder / MANIFEST, data)
+        write_atomically(folder / SIGNATURE, base64.b64encode(signature) + b"\n")
+
+
+def verified(folder: Path, authority: bytes) -> Manifest:
+    """The manifest in a folder, if the authority signed it.
+
+    Args:
+        folder: where both files are.
+        authority: the certificate of the authority that this party trusts, PEM.
+
+    Raises:
+        ValueError: a file is missing or malformed, or the signature is not the authority's.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+
+    path = folder / MANIFEST
+    try:
+        data, signature = path.read_bytes(), base64.b64decode((folder / SIGNATURE).read_bytes().strip(), validate=True)
+    except OSError as error:
+        raise ValueError(
+            f"the coordinator's signature is missing: {error.filename} cannot be read; ask the coordinator for "
+            f"{MANIFEST} and {SIGNATURE} (`confed federation sign` writes them)"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
+    try:
+        key: Any = x509.load_pem_x509_certificate(authority).public_key()
+    except ValueError as error:
+        raise ValueError(f"the certificate of the authority must be one in PEM: {error}") from error
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, _HEADING + data, ec.ECDSA(hashes.SHA384()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, _HEADING + data, _pss(padding, hashes), hashes.SHA384())
+        else:
+            raise InvalidSignature
+    except InvalidSignature:
+        raise ValueError(
+            f"{path} is not signed by the authority that this site trusts: somebody changed it, or it is another "
+            "federation's; ask the coordinator, and do not go on"
+        ) from None
+    return _read(path, data)
+
+
+def check_site(
+    manifest: Manifest, site: str, public: str = "", *, recipe: Path | None = None, card: Path | None = None
+) -> None:
+    """Checks a site's own files against what the coordinator signed.
+
+    Args:
+        manifest: what was signed.
+        site: which site this is.
+        public: its public key in OpenSSH's format; empty where a certificate stands for it.
+        recipe: the recipe's file, as it was handed out; None for a recipe that comes with confed.
+        card: the card's file, if this site uses one.
+
+    Raises:
+        ValueError: something is not what was signed; says what to do.
+    """
+    if site not in manifest.sites:
+        raise ValueError(f"site {site!r} is not among those that the coordinator signed: {', '.join(manifest.sites)}")
+    if public and _bare(public) != _bare(manifest.sites[site]):
+        raise ValueError(
+            f"the key of this site is not the one that the coordinator signed for {site!r}; send the coordinator the "
+            "public half of yours, who puts it into sites.json and runs `confed federation sign`"
+        )
+    for what, path, signed in (("recipe", recipe, manifest.recipe), ("card", card, manifest.card)):
+        if path is not None and (found := digest_of(path)) != signed:
+            raise ValueError(
+                f"the {what} {path} is not the one that the coordinator signed: its SHA-256 must be "
+                f"{signed or 'that of a card, and none was signed'}, got {found}; what differs here goes into "
+                "--data and --device, and a new file needs a new signature (`confed federation sign`)"
+            )
+
+
+def public_half(certificate: bytes) -> str:
+    """The public key of a certificate (PEM) in OpenSSH's format."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key: Any = x509.load_pem_x509_certificate(certificate).public_key()
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def _bare(key: str) -> list[str]:
+    """A key in OpenSSH's format without the comment at its end."""
+    return key.split()[:2]
+
+
+def _pss(padding: Any, hashes: Any) -> Any:
+    return padding.PSS(mgf=padding.MGF1(hashes.SHA384()), salt_length=48)
+
+
+def _read(path: Path, data: bytes) -> Manifest:
+    try:
+        content: Any = json.loads(data)
+        form = content.pop("format")
+        manifest = Manifest(**content)
+        texts = [*manifest.sites, *manifest.sites.values(), manifest.recipe, manifest.card, *manifest.wheel.values()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} must be a manifest of a federation: {error!r}") from error
+    if form != FORMAT or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{path} must be a manifest of format {FORMAT}; was it made by another version of confed?")
+    return manifest
