@@ -234,7 +234,7 @@ class Runner:
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if not self.setup.algorithm.pooled:
             for name, tensors in personal.items():
-                self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
+                self.folder.write_tensors(self.folder.personal_model(name), tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
         from confed.results import label_samples, modality_matrix, similarity

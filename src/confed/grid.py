@@ -22,7 +22,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.settings import flat
-from confed.study import Job, is_free, read_study, write_study
+from confed.study import Job, cell_folder, is_free, read_study, write_study
 
 __all__ = [
     "Grid",
@@ -145,7 +145,11 @@ def _open(recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, 
     wanted = {(job.method, job.seed) for job in old} | {(row, seed) for row in recipe.methods for seed in seeds}
     # All methods of one seed share its data, so a process that goes through them in this order reads them once.
     order = {row: number for number, row in enumerate(rows)}
-    jobs = [Job(row, seed, f"{row}/seed-{seed}") for row, seed in sorted(wanted, key=lambda c: (c[1], order[c[0]]))]
+    there = {(job.method, job.seed): job.folder for job in old}
+    jobs = [
+        Job(row, seed, there.get((row, seed), cell_folder(row, seed)))
+        for row, seed in sorted(wanted, key=lambda c: (c[1], order[c[0]]))
+    ]
     _check_settings(merged, root, jobs)
     write_study(merged, rows, root, jobs, errors={}, tuned={row: used[row] for row in rows if row in used})
 
@@ -248,7 +252,7 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
             for other in (folder / job.folder for folder in others):
                 if (other / "summary.json").is_file() and not differing(load_recipe(other / "recipe.toml"), wanted):
                     # Whole or not at all: a cell that has its summary counts as finished.
-                    unfinished = root / job.method / f".{Path(job.folder).name}.part"
+                    unfinished = (root / job.folder).with_name(f".{Path(job.folder).name}.part")
                     shutil.rmtree(unfinished, ignore_errors=True)
                     shutil.copytree(other, unfinished)
                     unfinished.replace(root / job.folder)

@@ -8,11 +8,27 @@ from typing import Any
 
 from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import file_name
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.runs import distinct_labels
 
-__all__ = ["Job", "create_study", "free_folder", "is_free", "read_study", "resume", "run_study", "write_study"]
+__all__ = [
+    "Job",
+    "cell_folder",
+    "create_study",
+    "free_folder",
+    "is_free",
+    "read_study",
+    "resume",
+    "run_study",
+    "write_study",
+]
+
+
+def cell_folder(row: str, seed: int) -> str:
+    """Where a study has the run of a row and a seed."""
+    return f"{file_name(row)}/seed-{seed}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
     for method in methods:
         prepare(recipe.method(method).with_run(seed=numbers[0]))
-    jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
+    jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in methods]
     write_study(recipe, methods, root, jobs)
     return jobs
 
@@ -110,7 +126,9 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
     for entry in index["runs"]:
         method, seed, folder = entry["method"], entry["seed"], entry["folder"]
         # Runs are written, and failed attempts deleted, where the index says: it must not point anywhere else.
-        if method not in rows or type(seed) is not int or folder != f"{method}/seed-{seed}":
+        if method not in rows or type(seed) is not int or folder not in (
+            cell_folder(method, seed), f"{method}/seed-{seed}",
+        ):  # fmt: skip
             raise ValueError(
                 f"{root}/summary.json: a run must lie in ROW/seed-N with a row of {', '.join(rows)}, got {folder!r} "
                 f"for method {method!r} and seed {seed!r}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import FAILED, complain, console, interruptible, plain, print_json, print_table, say
+from confed.federation.file_names import name_of_file
 
 if TYPE_CHECKING:
     from confed.cli.comparing import Judged
@@ -98,7 +99,7 @@ def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: i
         grid = run_grid(folder, count, display)
     after = set(folder.glob("*/seed-*/summary.json"))
     if grid.summaries and (after != before or not (folder / "report.html").is_file()):
-        there = {path.parent.parent.name for path in after}
+        there = {name_of_file(path.parent.parent.name) for path in after}
         write_tables(folder, [name for name in references if name in there] or None, margin)
         write_report(folder)
     return grid
@@ -125,7 +126,7 @@ def show_models(root: Path, as_json: bool, errors: Mapping[str, str] | None = No
 
     index = read_backbones(root)
     finished = [path for row in index.models for path in (root / row).glob("*/seed-*/summary.json")]
-    there = {path.parent.parent.name for path in finished}
+    there = {name_of_file(path.parent.parent.name) for path in finished}
     for absent in [name for name in index.references if name not in there]:
         complain(f"reference {absent!r} has no finished run", "note")
     references = tuple(name for name in index.references if name in there) or None

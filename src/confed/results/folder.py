@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import path_of
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
 
@@ -54,6 +55,10 @@ class RunFolder:
         folder = cls(root)
         write_atomically(folder.recipe, recipe.encode())
         return folder
+
+    def personal_model(self, client: str) -> Path:
+        """The file of a client's own model."""
+        return path_of(self.models / "personal", client) / "trained.safetensors"
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Adds one line of JSON, on disk when this returns: a checkpoint must never be ahead of its history."""
