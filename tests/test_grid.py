@@ -283,13 +283,13 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"
     assert set(found["errors"]) == {"fedbn/seed-0", "fedbn/seed-1", "breaking:Breaks/seed-0"}
     assert len(found["runs"]) == 4
-    assert "by design" in (root / "breaking:Breaks/seed-0/error.txt").read_text()
+    assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
     # Both are tried again the next time, also by `resume`.
     monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
     monkeypatch.setattr("confed.cli.comparing.default_workers", lambda recipe: 1)
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
-    assert not (root / "breaking:Breaks/seed-0/error.txt").exists()
+    assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
     assert confed(*command[:-4], "--out", tmp_path / "none", "--methods", "fedbn") == 2
     assert "error: no run could be made: FedBN" in capfd.readouterr().err
     assert confed("compare", root, "--methods", "all") == 2
@@ -310,7 +310,7 @@ def test_a_mistake_in_a_method_fails_its_cells_only(
     assert "without breaking:Unsuited/seed-0: AttributeError: " in out
     assert "without breaking:Late/seed-0: ValueError: too late for a refusal" in out
     for row in ("Unsuited", "Late"):
-        assert "Traceback" in (root / f"breaking:{row}/seed-0/error.txt").read_text()
+        assert "Traceback" in (root / f"breaking%3A{row}/seed-0/error.txt").read_text()
     assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
 
 

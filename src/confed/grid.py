@@ -304,7 +304,7 @@ def _run_missing(
     from confed.materials import load_materials
 
     refused = refusals(recipe.with_rows(list(dict.fromkeys(job.method for job in todo))), todo[0].seed)
-    outcome.errors |= {job.folder: refused[job.method] for job in todo if job.method in refused}
+    outcome.errors |= {job.cell: refused[job.method] for job in todo if job.method in refused}
     if workers > 1:
         load_materials.cache_clear()  # the processes read the data themselves
     jobs = [job for job in todo if job.method not in refused]
@@ -313,9 +313,9 @@ def _run_missing(
     def listen(event: cells.Event) -> None:
         job = jobs[event.job]
         if event.kind in ("refused", "failed"):
-            outcome.errors[job.folder] = event.text
+            outcome.errors[job.cell] = event.text
         if event.kind == "failed":
-            outcome.failed.add(job.folder)
+            outcome.failed.add(job.cell)
         if event.kind == "refused":
             refused[job.method] = event.text
         shown(event)
@@ -323,7 +323,7 @@ def _run_missing(
     def wanted(number: int) -> bool:
         job = jobs[number]
         if job.method in refused:
-            outcome.errors[job.folder] = refused[job.method]
+            outcome.errors[job.cell] = refused[job.method]
         return job.method not in refused
 
     entries = [{"root": str(root), "method": job.method, "seed": job.seed, "folder": job.folder} for job in jobs]

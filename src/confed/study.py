@@ -39,6 +39,11 @@ class Job:
     seed: int
     folder: str
 
+    @property
+    def cell(self) -> str:
+        """Its name, which is also its folder where the row's name is a file name."""
+        return f"{self.method}/seed-{self.seed}"
+
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """``runs/NAME``, or ``runs/NAME-2`` and so on if that is taken."""
