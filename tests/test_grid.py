@@ -17,7 +17,8 @@ from rich.console import Console
 from confed.cells import Event, carry_out
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
-from confed.grid import exclusive, open_grid, rows_of, run_grid
+from confed.folder_lock import exclusive
+from confed.grid import open_grid, rows_of, run_grid
 from confed.progress import GridDisplay
 from confed.recipe import Recipe, load_recipe
 from confed.registry import algorithms
@@ -221,7 +222,7 @@ def test_all_means_the_table_or_every_method(tmp_path: Path) -> None:
 # Grids ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path) -> None:
+def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     open_grid(tiny("fedavg"), root, [0])
     assert len(run_grid(root, 1, silent).summaries) == 1
@@ -254,6 +255,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path) -> Non
                                             'study.methods=["slow"]', "study.table=[]"])  # fmt: skip
     open_grid(changed, root, [0])
     assert json.loads((root / "summary.json").read_text())["methods"] == ["local", "fedavg", "slow"]
+    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(changed, root, [0])
     (tmp_path / "other").mkdir()
@@ -353,9 +355,10 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     assert (victim / "seed-0/file").read_text() == "mine"
 
 
-def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path) -> None:
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     root.mkdir()
+    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(tiny("local"), root, [0])
     assert not list(root.iterdir())

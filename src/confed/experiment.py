@@ -18,6 +18,7 @@ from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, re
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.state import MemoryStore, ServerState, Store
+from confed.folder_lock import alone, check_held
 from confed.inference import settle
 from confed.materials import Materials
 from confed.preparing import load_data, prepare, presence_of
@@ -46,6 +47,7 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+@alone
 def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lambda _: None) -> dict[str, Any]:
     """Runs a single-run recipe into a folder, or continues one.
 
@@ -59,7 +61,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
         The content of ``summary.json``.
 
     Raises:
-        ValueError: faulty recipe or data; without ``resume``, the folder exists.
+        ValueError: faulty recipe or data; without ``resume``, the folder exists; another process works in it.
         CorruptCheckpoint: there are checkpoints and none is sound.
     """
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
@@ -164,6 +166,7 @@ class Runner:
 
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         """Writes down a round, evaluates and checkpoints where it is time."""
+        check_held(self.folder.root)
         self.folder.append(
             self.folder.metrics,
             {

@@ -6,19 +6,18 @@ A cell that goes wrong is marked in the index and the others go on.
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from confed import cells
 from confed.federation.checkpoint import write_atomically
+from confed.folder_lock import exclusive
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.settings import flat
@@ -28,7 +27,6 @@ __all__ = [
     "Grid",
     "borrow",
     "differing",
-    "exclusive",
     "is_grid",
     "joined",
     "keep",
@@ -357,21 +355,3 @@ def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         with contextlib.suppress(OSError):
             (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         raise
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Keeps other processes of ours out of a folder while this one works in it.
-
-    Raises:
-        ValueError: another one is in there.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is working in {folder}; wait until it is done") from None
-        yield
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ from typing import Any
 from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.folder_lock import alone, exclusive, without_lock
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.runs import distinct_labels
@@ -59,10 +60,11 @@ def is_free(root: Path) -> bool:
     """Whether a study can be made in a folder: nothing is there, or only what :func:`write_study` began with."""
     if not root.is_dir():
         return not root.exists()
-    there = {path.name for path in root.iterdir() if path.suffix != ".tmp"}
+    there = {path.name for path in without_lock(root)}
     return not there or (there == {"summary.json"} and is_study(root))
 
 
+@alone
 def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     """Writes a study's index and recipe; no run is started.
 
@@ -147,7 +149,15 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     Args:
         root: a study folder made by :func:`create_study`.
         watch: told which run is at which step.
+
+    Raises:
+        ValueError: a faulty index, or another process works in the folder.
     """
+    with exclusive(root):
+        return _run_missing(root, watch)
+
+
+def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
     jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])

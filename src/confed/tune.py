@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from confed import cells
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
-from confed.grid import differing, exclusive, joined, refusals
+from confed.folder_lock import exclusive
+from confed.grid import differing, joined, refusals
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml

@@ -60,9 +60,16 @@ def finish_models(root: Path, workers: int | None, as_json: bool) -> None:
     """Runs what is missing, model by model, and writes and prints the tables.
 
     Raises:
-        ValueError: not one run could be made.
+        ValueError: not one run could be made, or another process works in the folder.
         typer.Exit: a run failed on the way, or Ctrl-C.
     """
+    from confed.folder_lock import exclusive
+
+    with exclusive(root):
+        _finish_all(root, workers, as_json)
+
+
+def _finish_all(root: Path, workers: int | None, as_json: bool) -> None:
     from confed.backbones import read_backbones
     from confed.grid import is_grid
 

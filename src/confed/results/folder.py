@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import path_of
+from confed.folder_lock import without_lock
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
 
@@ -47,7 +48,7 @@ class RunFolder:
         Raises:
             ValueError: something is there already.
         """
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and (not root.is_dir() or without_lock(root)):
             raise ValueError(
                 f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
             )
