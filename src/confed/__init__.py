@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import confed.processor  # before torch, which reads once which instructions it may use  # noqa: F401
+
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset, Split
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from confed.inference import settle
 from confed.materials import Materials
 from confed.preparing import load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
+from confed.processor import check_pinned
 from confed.recipe import Recipe, Run, load_recipe
 from confed.results.examine import Examination, examine
 from confed.results.folder import RunFolder, read_jsonl
@@ -30,6 +32,7 @@ from confed.results.multilabel import PooledCounts, kept_probabilities
 from confed.results.spent import ledger_of, line_of
 from confed.results.summary import summarise_run
 from confed.same_data import check_same_data, note_data
+from confed.same_recipe import check_same_recipe, machine_note, note_recipe
 from confed.tasks.vqa import summarise
 
 __all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
@@ -67,6 +70,9 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     keep_freed_memory()
+    check_pinned()
+    if resume:
+        check_same_recipe(RunFolder(root), recipe)
     setup, materials = prepare(recipe)
     if materials.dataset.elsewhere is not None:
         raise ValueError(
@@ -99,6 +105,7 @@ class Runner:
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.cpu, self.resumed = cpu_seconds(), False
         self.saved_at = -math.inf
+        self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
 
     def run(self) -> dict[str, Any]:
@@ -125,6 +132,7 @@ class Runner:
                 raise
             self._tell(self.setup.rounds, "evaluating on test data")
             examined = self.examine(simulation, servers)
+            examined.notes.extend(self.notes)
             self._write_models(servers, examined.personal)
             peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
         return self._finish(examined, workspace, peak)
@@ -149,13 +157,20 @@ class Runner:
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
+            check_same_recipe(self.folder, self.recipe)
+            if note := machine_note(self.folder):
+                warnings.warn(note, stacklevel=2)
+                self.notes.append(note)
             check_same_data(self.folder, self.materials)
             checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
                 self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
             self.resumed = True
+            if not self.folder.begun.is_file():
+                note_recipe(self.folder, self.recipe)
             return checkpoint.servers, checkpoint.round
+        note_recipe(self.folder, self.recipe)
         note_data(self.folder, self.materials)
         self.checkpoints.store.rewind(0)
         self.folder.truncate(0, -1)

@@ -275,6 +275,7 @@ def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cell
     with exclusive(root):
         recipe, index = read_study(root)
         everything = [Job(**run) for run in index["runs"]]
+        _check_settings(recipe, root, everything)
         todo = [job for job in everything if not (root / job.folder / "summary.json").is_file()]
         outcome = Grid(root, tuned=index.get("tuned", {}))
         try:

@@ -11,8 +11,9 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.folder_lock import alone, exclusive, without_lock
 from confed.recipe import Recipe, load_recipe
-from confed.results.folder import is_run, is_study
+from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
+from confed.same_recipe import check_same_recipe
 
 __all__ = [
     "Job",
@@ -161,6 +162,8 @@ def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
     jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])
+    for job in jobs:  # none of its runs may be joined by others with another recipe
+        check_same_recipe(RunFolder(root / job.folder), recipe.method(job.method).with_run(seed=job.seed))
     for number, job in enumerate(jobs):
         folder = root / job.folder
         if (folder / "summary.json").exists():

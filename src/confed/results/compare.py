@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confed.processor import machine_differences
 from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table
 from confed.results.measured import metric_note, metric_of
@@ -238,7 +239,7 @@ def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
     found = {
         key: values
         for a, b in pairs
-        for key, values in differing_keys(a, b).items()
+        for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items()
         if key not in a.tuned and key not in b.tuned
     }
     return ", ".join(f"{key} ({values})" for key, values in found.items())

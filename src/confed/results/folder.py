@@ -1,8 +1,8 @@
 """A run folder: what a run leaves behind, and in which files.
 
-``recipe.toml``, ``data.json`` (of multi-label data), ``metrics.jsonl`` (the same bytes however often the run was killed
-and with however many workers), ``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``,
-``checkpoint/``, ``models/``.
+``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.same_recipe`), ``data.json`` (of multi-label data),
+``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers), ``timings.jsonl``,
+``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
 """
 
 import json
@@ -31,6 +31,8 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.recipe = root / "recipe.toml"
+        self.begun = root / "begun.toml"
+        self.begun_with = root / "begun.json"
         self.data = root / "data.json"
         self.metrics = root / "metrics.jsonl"
         self.timings = root / "timings.jsonl"

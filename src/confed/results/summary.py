@@ -7,6 +7,7 @@ from typing import Any
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
+from confed.processor import machine
 from confed.recipe import Recipe
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
@@ -130,6 +131,7 @@ def summarise_run(
         ],
         "facts": dict(materials.dataset.facts),
         "versions": versions(),
+        "machine": machine(),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
