@@ -17,7 +17,8 @@ from rich.console import Console
 from confed.cells import Event, carry_out
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
-from confed.grid import exclusive, open_grid, rows_of, run_grid
+from confed.folder_lock import exclusive
+from confed.grid import open_grid, rows_of, run_grid
 from confed.progress import GridDisplay
 from confed.recipe import Recipe, load_recipe
 from confed.registry import algorithms
@@ -221,7 +222,7 @@ def test_all_means_the_table_or_every_method(tmp_path: Path) -> None:
 # Grids ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path) -> None:
+def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     open_grid(tiny("fedavg"), root, [0])
     assert len(run_grid(root, 1, silent).summaries) == 1
@@ -254,6 +255,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path) -> Non
                                             'study.methods=["slow"]', "study.table=[]"])  # fmt: skip
     open_grid(changed, root, [0])
     assert json.loads((root / "summary.json").read_text())["methods"] == ["local", "fedavg", "slow"]
+    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(changed, root, [0])
     (tmp_path / "other").mkdir()
@@ -283,13 +285,13 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"
     assert set(found["errors"]) == {"fedbn/seed-0", "fedbn/seed-1", "breaking:Breaks/seed-0"}
     assert len(found["runs"]) == 4
-    assert "by design" in (root / "breaking:Breaks/seed-0/error.txt").read_text()
+    assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
     # Both are tried again the next time, also by `resume`.
     monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
     monkeypatch.setattr("confed.cli.comparing.default_workers", lambda recipe: 1)
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
-    assert not (root / "breaking:Breaks/seed-0/error.txt").exists()
+    assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
     assert confed(*command[:-4], "--out", tmp_path / "none", "--methods", "fedbn") == 2
     assert "error: no run could be made: FedBN" in capfd.readouterr().err
     assert confed("compare", root, "--methods", "all") == 2
@@ -310,7 +312,7 @@ def test_a_mistake_in_a_method_fails_its_cells_only(
     assert "without breaking:Unsuited/seed-0: AttributeError: " in out
     assert "without breaking:Late/seed-0: ValueError: too late for a refusal" in out
     for row in ("Unsuited", "Late"):
-        assert "Traceback" in (root / f"breaking:{row}/seed-0/error.txt").read_text()
+        assert "Traceback" in (root / f"breaking%3A{row}/seed-0/error.txt").read_text()
     assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
 
 
@@ -353,9 +355,10 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
     assert (victim / "seed-0/file").read_text() == "mine"
 
 
-def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path) -> None:
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     root.mkdir()
+    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(tiny("local"), root, [0])
     assert not list(root.iterdir())

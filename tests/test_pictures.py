@@ -122,7 +122,7 @@ def test_folder_and_tar_agree(photo, tmp_path):
 def test_whatever_a_reader_raises_names_the_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    def fail(file: object) -> None:
+    def fail(file: object, formats: object) -> None:
         raise error("Failed to decode image")
 
     file = tmp_path / "x.avif"

@@ -217,11 +217,16 @@ def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
 
 def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path: Path) -> None:
     found(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
-    folder, recipe = tmp_path / "f" / "sites" / "a", load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
+    folder, recipe = (
+        tmp_path / "f" / "sites" / "a",
+        load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"]),
+    )
     assert signer_by_list(recipe, "a", folder / "key", None) is None
     summed = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
     signer = signer_by_list(summed, "a", folder / "key", None)
-    other = signer_by_list(summed, "b", tmp_path / "f" / "sites" / "b" / "key", tmp_path / "f" / "server" / "sites.json")
+    other = signer_by_list(
+        summed, "b", tmp_path / "f" / "sites" / "b" / "key", tmp_path / "f" / "server" / "sites.json"
+    )
     assert signer is not None
     assert other is not None
     other.check("a", b"x", signer.sign(b"x"))

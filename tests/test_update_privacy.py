@@ -72,7 +72,9 @@ def test_rounding_lengthens_no_update_whatever_the_scale_of_what_was_handed_out(
 ) -> None:
     """Where a unit in the last place is as large as a coordinate, rounding once at the end doubles a norm."""
     start = {"w": torch.linspace(1, 1.9, 4000).mul(scale).to(kind), "v": torch.full((30,), scale).to(kind)}
-    sent = {n: (t.double() + torch.randn(t.shape, generator=rng(), dtype=torch.float64)).to(kind) for n, t in start.items()}
+    sent = {
+        n: (t.double() + torch.randn(t.shape, generator=rng(), dtype=torch.float64)).to(kind) for n, t in start.items()
+    }
     released = UpdatePrivacy(clip=0.125, norm=norm).release(sent, start, rng())
     moved = [(t.double() - start[n].double()).square().sum() for n, t in released.items()]
     assert math.sqrt(sum(map(float, moved))) <= 0.125 * (1 + 1e-12)

@@ -7,6 +7,7 @@ are the public interface; they are loaded when first used, so that ``import conf
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import confed.processor  # before torch, which reads once which instructions it may use  # noqa: F401
 from confed.release import VERSION
 
 if TYPE_CHECKING:

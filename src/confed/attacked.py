@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from confed.data.examples import Examples, Table
 from confed.engines.local import Setup, Workspace
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Forward, Output, Task
 from confed.federation.randomness import generator
 from confed.inference import FinishedRun, settle
@@ -180,7 +181,9 @@ def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[
 def names_of(folders: Sequence[Path]) -> list[str]:
     """Short names of run folders, all different: the folder's, or its study's and row's; else the whole path."""
     short = [
-        f"{folder.parent.parent.name}/{folder.parent.name}" if is_study(folder.parent.parent) else folder.name
+        f"{folder.parent.parent.name}/{name_of_file(folder.parent.name)}"
+        if is_study(folder.parent.parent)
+        else folder.name
         for folder in map(Path.resolve, folders)
     ]
     return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders, strict=True)]
@@ -203,13 +206,13 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     recipe, setup, materials, workspace = load_run(folder)
     if not client and (materials.dataset.pools or materials.dataset.tasks):
         raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
-    models = RunFolder(folder).models
-    file = models / "personal" / client / "trained.safetensors" if client else models / "global" / "trained.safetensors"
+    run = RunFolder(folder)
+    file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"
     fill(workspace, load_file(file))
     task: Task = setup.task_of(client) if client else setup.task
     workspace.turn_to(task)
     summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
-    row = folder.parent.name if is_study(folder.parent.parent) else ""
+    row = name_of_file(folder.parent.name) if is_study(folder.parent.parent) else ""
     network = settle(setup.algorithm, workspace.model).eval()
     method = recipe.sections["algorithm"]["name"]
     name = name or names_of([folder])[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
+from confed.folder_lock import without_lock
 from confed.recipe import Recipe
 
 __all__ = ["INDEX", "Backbones", "is_backbones", "models_of", "open_backbones", "read_backbones"]
@@ -97,7 +98,7 @@ def open_backbones(
         labels = {**before.models, **labels}
         if set(labels) <= set(recipe.models):
             labels = {row: labels[row] for row in recipe.models if row in labels}
-    elif root.exists() and (not root.is_dir() or any(root.iterdir())):
+    elif root.exists() and (not root.is_dir() or without_lock(root)):
         raise ValueError(f"{root} exists already and holds no models to compare; give another folder with --out")
     index = Backbones(recipe.name, labels, tuple(references), margin)
     root.mkdir(parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
 
     rows = [row(GLOBAL, victim.places, None)]
     for place in victim.places if victim.setup.algorithm.has_personal else ():
-        file = RunFolder(victim.folder).models / "personal" / place / "trained.safetensors"
+        file = RunFolder(victim.folder).personal_model(place)
         if file.is_file():
             victim.fill(load_file(file))
             rows.append(row(place, [place], place in malicious))

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -18,10 +19,12 @@ from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, re
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.state import MemoryStore, ServerState, Store
+from confed.folder_lock import alone, check_held
 from confed.inference import settle
 from confed.materials import Materials
 from confed.preparing import load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
+from confed.processor import check_pinned
 from confed.recipe import Recipe, Run, load_recipe
 from confed.results.examine import Examination, examine
 from confed.results.example_names import examples_tried
@@ -30,6 +33,7 @@ from confed.results.multilabel import PooledCounts, kept_probabilities
 from confed.results.spent import ledger_of, line_of
 from confed.results.summary import summarise_run
 from confed.same_data import check_same_data, note_data
+from confed.same_recipe import check_same_recipe, machine_note, note_recipe
 from confed.tasks.vqa import summarise
 
 __all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
@@ -47,6 +51,7 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+@alone
 def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lambda _: None) -> dict[str, Any]:
     """Runs a single-run recipe into a folder, or continues one.
 
@@ -60,12 +65,15 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
         The content of ``summary.json``.
 
     Raises:
-        ValueError: faulty recipe or data; without ``resume``, the folder exists.
+        ValueError: faulty recipe or data; without ``resume``, the folder exists; another process works in it.
         CorruptCheckpoint: there are checkpoints and none is sound.
     """
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     keep_freed_memory()
+    check_pinned()
+    if resume:
+        check_same_recipe(RunFolder(root), recipe)
     setup, materials = prepare(recipe)
     if materials.dataset.elsewhere is not None:
         raise ValueError(
@@ -98,6 +106,7 @@ class Runner:
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.cpu, self.resumed = cpu_seconds(), False
         self.saved_at = -math.inf
+        self.notes: list[str] = []
         self.ledger: PrivacyLedger | None = None
 
     def run(self) -> dict[str, Any]:
@@ -124,6 +133,7 @@ class Runner:
                 raise
             self._tell(self.setup.rounds, "evaluating on test data")
             examined = self.examine(simulation, servers)
+            examined.notes.extend(self.notes)
             self._write_models(servers, examined.personal)
             peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
         return self._finish(examined, workspace, peak)
@@ -148,13 +158,20 @@ class Runner:
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         if self.checkpoints.rounds():
+            check_same_recipe(self.folder, self.recipe)
+            if note := machine_note(self.folder):
+                warnings.warn(note, stacklevel=2)
+                self.notes.append(note)
             check_same_data(self.folder, self.materials)
             checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
                 self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
             self.resumed = True
+            if not self.folder.begun.is_file():
+                note_recipe(self.folder, self.recipe)
             return checkpoint.servers, checkpoint.round
+        note_recipe(self.folder, self.recipe)
         note_data(self.folder, self.materials)
         self.checkpoints.store.rewind(0)
         self.folder.truncate(0, -1)
@@ -165,6 +182,7 @@ class Runner:
 
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
         """Writes down a round, evaluates and checkpoints where it is time."""
+        check_held(self.folder.root)
         self.folder.append(
             self.folder.metrics,
             {
@@ -236,7 +254,7 @@ class Runner:
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if not self.setup.algorithm.pooled:
             for name, tensors in personal.items():
-                self.folder.write_tensors(self.folder.models / "personal" / name / "trained.safetensors", tensors)
+                self.folder.write_tensors(self.folder.personal_model(name), tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
         from confed.results import label_samples, modality_matrix, similarity

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from confed.exported import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.federation.algorithm import Algorithm
+from confed.federation.file_names import file_name
 from confed.federation.params import Scope, named_tensors
 from confed.federation.structure import heads_of
 from confed.inference import FinishedRun, TrainedModel
@@ -119,8 +120,8 @@ class _Export:
             written.append("global")
         for client in run.owners:
             trained = run.model(client)
-            self._write_model(f"clients/{client}", client, trained)
-            written.append(f"clients/{client}")
+            self._write_model(f"clients/{file_name(client)}", client, trained)
+            written.append(f"clients/{file_name(client)}")
         assert trained is not None
         (self.root / "recipe.toml").write_bytes(RunFolder(run.folder).recipe.read_bytes())
         tokenizer: Any = run.tokenizer

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confed.federation.file_names import path_of
 from confed.federation.messages import ClientInfo
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
@@ -169,7 +170,7 @@ def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared
         raise ValueError(f"{directory}: what the clients share has no head of its own; name a client: {there}")
     if client is not None and client not in clients:
         raise ValueError(f"{directory} holds no client {client!r}; {there}")
-    place = directory / "global" if client is None else directory / "clients" / client
+    place = directory / "global" if client is None else path_of(directory / "clients", client)
     if not (place / "config.json").is_file():
         raise ValueError(f"{place} must hold an exported model, it lacks config.json")
     return place

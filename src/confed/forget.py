@@ -23,6 +23,7 @@ from confed.attacks.membership import attack_auc, example_losses
 from confed.engines.local import Setup, Workspace
 from confed.experiment import Progress, Watch, load_data, prepare, run
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, write_atomically
+from confed.federation.file_names import file_name
 from confed.federation.randomness import generator
 from confed.federation.train import teacher
 from confed.recipe import Recipe, load_recipe
@@ -122,7 +123,7 @@ def check_client(recipe: Recipe, client: str) -> None:
 def folder_without(root: Path, client: str) -> Path:
     """Where a run without a client is made if nothing else is said: beside the run with it."""
     whole = root.resolve()  # "." has no name
-    return whole.with_name(f"{whole.name}-without-{client}")
+    return whole.with_name(f"{whole.name}-without-{file_name(client)}")
 
 
 # Exact -----------------------------------------------------------------------------------------------------

@@ -6,29 +6,27 @@ A cell that goes wrong is marked in the index and the others go on.
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from confed import cells
 from confed.federation.checkpoint import write_atomically
+from confed.folder_lock import exclusive
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import is_run, is_study
 from confed.results.settings import flat
-from confed.study import Job, is_free, read_study, write_study
+from confed.study import Job, cell_folder, is_free, read_study, write_study
 
 __all__ = [
     "Grid",
     "borrow",
     "differing",
-    "exclusive",
     "is_grid",
     "joined",
     "keep",
@@ -145,7 +143,11 @@ def _open(recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, 
     wanted = {(job.method, job.seed) for job in old} | {(row, seed) for row in recipe.methods for seed in seeds}
     # All methods of one seed share its data, so a process that goes through them in this order reads them once.
     order = {row: number for number, row in enumerate(rows)}
-    jobs = [Job(row, seed, f"{row}/seed-{seed}") for row, seed in sorted(wanted, key=lambda c: (c[1], order[c[0]]))]
+    there = {(job.method, job.seed): job.folder for job in old}
+    jobs = [
+        Job(row, seed, there.get((row, seed), cell_folder(row, seed)))
+        for row, seed in sorted(wanted, key=lambda c: (c[1], order[c[0]]))
+    ]
     _check_settings(merged, root, jobs)
     write_study(merged, rows, root, jobs, errors={}, tuned={row: used[row] for row in rows if row in used})
 
@@ -248,7 +250,7 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
             for other in (folder / job.folder for folder in others):
                 if (other / "summary.json").is_file() and not differing(load_recipe(other / "recipe.toml"), wanted):
                     # Whole or not at all: a cell that has its summary counts as finished.
-                    unfinished = root / job.method / f".{Path(job.folder).name}.part"
+                    unfinished = (root / job.folder).with_name(f".{Path(job.folder).name}.part")
                     shutil.rmtree(unfinished, ignore_errors=True)
                     shutil.copytree(other, unfinished)
                     unfinished.replace(root / job.folder)
@@ -273,6 +275,7 @@ def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cell
     with exclusive(root):
         recipe, index = read_study(root)
         everything = [Job(**run) for run in index["runs"]]
+        _check_settings(recipe, root, everything)
         todo = [job for job in everything if not (root / job.folder / "summary.json").is_file()]
         outcome = Grid(root, tuned=index.get("tuned", {}))
         try:
@@ -300,7 +303,7 @@ def _run_missing(
     from confed.materials import load_materials
 
     refused = refusals(recipe.with_rows(list(dict.fromkeys(job.method for job in todo))), todo[0].seed)
-    outcome.errors |= {job.folder: refused[job.method] for job in todo if job.method in refused}
+    outcome.errors |= {job.cell: refused[job.method] for job in todo if job.method in refused}
     if workers > 1:
         load_materials.cache_clear()  # the processes read the data themselves
     jobs = [job for job in todo if job.method not in refused]
@@ -309,9 +312,9 @@ def _run_missing(
     def listen(event: cells.Event) -> None:
         job = jobs[event.job]
         if event.kind in ("refused", "failed"):
-            outcome.errors[job.folder] = event.text
+            outcome.errors[job.cell] = event.text
         if event.kind == "failed":
-            outcome.failed.add(job.folder)
+            outcome.failed.add(job.cell)
         if event.kind == "refused":
             refused[job.method] = event.text
         shown(event)
@@ -319,7 +322,7 @@ def _run_missing(
     def wanted(number: int) -> bool:
         job = jobs[number]
         if job.method in refused:
-            outcome.errors[job.folder] = refused[job.method]
+            outcome.errors[job.cell] = refused[job.method]
         return job.method not in refused
 
     entries = [{"root": str(root), "method": job.method, "seed": job.seed, "folder": job.folder} for job in jobs]
@@ -353,21 +356,3 @@ def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         with contextlib.suppress(OSError):
             (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         raise
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Keeps other processes of ours out of a folder while this one works in it.
-
-    Raises:
-        ValueError: another one is in there.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is working in {folder}; wait until it is done") from None
-        yield
-    finally:
-        os.close(handle)

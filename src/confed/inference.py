@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from confed.data.examples import Tokenizer, channels_first
 from confed.data.labelled import LabelDataset
 from confed.data.pictures import read_picture, resize
+from confed.federation.file_names import name_of_file
 from confed.federation.messages import ClientInfo
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ServerState
@@ -185,7 +186,7 @@ def run_of(folder: Path) -> Path:
         raise ValueError(f"{folder} is a study, not a run, and none of its runs is finished yet")
     recipe = folder / "recipe.toml"
     main = load_recipe(recipe).sections["algorithm"]["name"] if recipe.is_file() else ""
-    return next((path for path in finished if path.parent.name == main), finished[0])
+    return next((path for path in finished if name_of_file(path.parent.name) == main), finished[0])
 
 
 def settle(algorithm: Any, model: nn.Module) -> nn.Module:
@@ -361,7 +362,7 @@ class FinishedRun:
         fill(self.workspace, tensors)
 
     def _personal(self, client: str) -> Path:
-        return RunFolder(self.folder).models / "personal" / client / "trained.safetensors"
+        return RunFolder(self.folder).personal_model(client)
 
 
 def _finished(folder: Path) -> Mapping[str, Any]:

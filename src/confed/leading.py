@@ -28,6 +28,7 @@ from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.folder_lock import alone
 from confed.materials import Materials
 from confed.preparing import prepare
 from confed.recipe import Recipe
@@ -66,6 +67,7 @@ def common_ground(recipe: Recipe, materials: Materials) -> str:
     return json.dumps(terms, sort_keys=True, default=str)
 
 
+@alone
 def lead(
     recipe: Recipe,
     root: Path,

@@ -8,11 +8,29 @@ from typing import Any
 
 from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import file_name
+from confed.folder_lock import alone, exclusive, without_lock
 from confed.recipe import Recipe, load_recipe
-from confed.results.folder import is_run, is_study
+from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
+from confed.same_recipe import check_same_recipe
 
-__all__ = ["Job", "create_study", "free_folder", "is_free", "read_study", "resume", "run_study", "write_study"]
+__all__ = [
+    "Job",
+    "cell_folder",
+    "create_study",
+    "free_folder",
+    "is_free",
+    "read_study",
+    "resume",
+    "run_study",
+    "write_study",
+]
+
+
+def cell_folder(row: str, seed: int) -> str:
+    """Where a study has the run of a row and a seed."""
+    return f"{file_name(row)}/seed-{seed}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +40,11 @@ class Job:
     method: str
     seed: int
     folder: str
+
+    @property
+    def cell(self) -> str:
+        """Its name, which is also its folder where the row's name is a file name."""
+        return f"{self.method}/seed-{self.seed}"
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -38,10 +61,11 @@ def is_free(root: Path) -> bool:
     """Whether a study can be made in a folder: nothing is there, or only what :func:`write_study` began with."""
     if not root.is_dir():
         return not root.exists()
-    there = {path.name for path in root.iterdir() if path.suffix != ".tmp"}
+    there = {path.name for path in without_lock(root)}
     return not there or (there == {"summary.json"} and is_study(root))
 
 
+@alone
 def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     """Writes a study's index and recipe; no run is started.
 
@@ -64,7 +88,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
     for method in methods:
         prepare(recipe.method(method).with_run(seed=numbers[0]))
-    jobs = [Job(method, seed, f"{method}/seed-{seed}") for seed in numbers for method in methods]
+    jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in methods]
     write_study(recipe, methods, root, jobs)
     return jobs
 
@@ -110,7 +134,9 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
     for entry in index["runs"]:
         method, seed, folder = entry["method"], entry["seed"], entry["folder"]
         # Runs are written, and failed attempts deleted, where the index says: it must not point anywhere else.
-        if method not in rows or type(seed) is not int or folder != f"{method}/seed-{seed}":
+        if method not in rows or type(seed) is not int or folder not in (
+            cell_folder(method, seed), f"{method}/seed-{seed}",
+        ):  # fmt: skip
             raise ValueError(
                 f"{root}/summary.json: a run must lie in ROW/seed-N with a row of {', '.join(rows)}, got {folder!r} "
                 f"for method {method!r} and seed {seed!r}"
@@ -124,10 +150,20 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     Args:
         root: a study folder made by :func:`create_study`.
         watch: told which run is at which step.
+
+    Raises:
+        ValueError: a faulty index, or another process works in the folder.
     """
+    with exclusive(root):
+        return _run_missing(root, watch)
+
+
+def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
     jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])
+    for job in jobs:  # none of its runs may be joined by others with another recipe
+        check_same_recipe(RunFolder(root / job.folder), recipe.method(job.method).with_run(seed=job.seed))
     for number, job in enumerate(jobs):
         folder = root / job.folder
         if (folder / "summary.json").exists():

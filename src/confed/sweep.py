@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
+from confed.folder_lock import without_lock
 from confed.recipe import Recipe, load_recipe
 
 __all__ = [
@@ -189,7 +190,7 @@ def open_sweep(
             there, wanted = (f"{s.recipe} over {s.key}{s.by and f' for each {s.by}'}" for s in (before, sweep))
             raise ValueError(f"{root} holds a sweep of {there}, not of {wanted}; give another folder with --out")
         sweep = replace(sweep, points=_merged(root, before.points, points, sweep.by))
-    elif root.exists() and any(root.iterdir()):
+    elif root.exists() and without_lock(root):
         raise ValueError(f"{root} exists already and is no sweep; give another folder with --out")
     root.mkdir(parents=True, exist_ok=True)
     content = {

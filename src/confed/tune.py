@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from confed import cells
 from confed.federation.checkpoint import write_atomically
-from confed.grid import differing, exclusive, joined, refusals
+from confed.federation.file_names import file_name
+from confed.folder_lock import exclusive
+from confed.grid import differing, joined, refusals
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml
@@ -282,7 +284,8 @@ def _configured(recipe: Recipe, row: str, values: Mapping[str, Any]) -> Recipe:
 
 
 def _file(root: Path, row: str) -> Path:
-    return root / "trials" / f"{row}.jsonl"
+    old = root / "trials" / f"{row}.jsonl"  # earlier versions wrote names with a colon as they are
+    return old if old.is_file() else old.with_name(f"{file_name(row)}.jsonl")
 
 
 def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:

@@ -109,7 +109,7 @@ def begin(
     trained = {name for line in read_jsonl(old.metrics) for name in line.get("loss", ())}
     for number in range(len(new.population)):
         info = new.population.info(number)
-        path = old.models / "personal" / info.id / "trained.safetensors"
+        path = old.personal_model(info.id)
         if info.id in materials.clients and info.id in trained and path.exists():
             own = load_file(path)
             scopes = workspace.scopes(setup.algorithm, info)
@@ -126,7 +126,7 @@ def _unlearn(
     info = next(i for i in map(setup.population.info, range(len(setup.population))) if i.id == client)
     scopes = workspace.scopes(setup.algorithm, info)
     own: Params = {}
-    path = old.models / "personal" / client / "trained.safetensors"
+    path = old.personal_model(client)
     if path.exists():
         own = load_file(path)
     shared = {name: t for name, t in final.items() if scopes.get(name) is Scope.SHARED}

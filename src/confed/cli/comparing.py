@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import FAILED, Json, app, complain, console, interruptible, plain, print_json, print_table
+from confed.federation.file_names import path_of
 
 if TYPE_CHECKING:
     from confed.grid import Grid
@@ -262,7 +263,7 @@ def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
     if not grid.summaries:
         if grid.failed:
             first = min(grid.failed)
-            raise RuntimeError(f"no run could be made: {grid.errors[first]}; see {folder / first}/error.txt")
+            raise RuntimeError(f"no run could be made: {grid.errors[first]}; see {_cell(folder, first)}/error.txt")
         raise ValueError("no run could be made: " + next(iter(_grouped(grid.errors))))
     _show(grid, judged, as_json)
     if grid.failed:
@@ -325,6 +326,12 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     if figures:
         shown.print(escape(f"figures: {figures[0].parent}, as .png and .svg"), soft_wrap=True, highlight=False)
     shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+
+
+def _cell(folder: Path, name: str) -> Path:
+    """The folder of a cell "row/seed-n"."""
+    row, _, seed = name.rpartition("/")
+    return path_of(folder, row) / seed
 
 
 def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import FAILED, complain, console, interruptible, plain, print_json, print_table, say
+from confed.federation.file_names import name_of_file
 
 if TYPE_CHECKING:
     from confed.cli.comparing import Judged
@@ -59,9 +60,16 @@ def finish_models(root: Path, workers: int | None, as_json: bool) -> None:
     """Runs what is missing, model by model, and writes and prints the tables.
 
     Raises:
-        ValueError: not one run could be made.
+        ValueError: not one run could be made, or another process works in the folder.
         typer.Exit: a run failed on the way, or Ctrl-C.
     """
+    from confed.folder_lock import exclusive
+
+    with exclusive(root):
+        _finish_all(root, workers, as_json)
+
+
+def _finish_all(root: Path, workers: int | None, as_json: bool) -> None:
     from confed.backbones import read_backbones
     from confed.grid import is_grid
 
@@ -98,7 +106,7 @@ def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: i
         grid = run_grid(folder, count, display)
     after = set(folder.glob("*/seed-*/summary.json"))
     if grid.summaries and (after != before or not (folder / "report.html").is_file()):
-        there = {path.parent.parent.name for path in after}
+        there = {name_of_file(path.parent.parent.name) for path in after}
         write_tables(folder, [name for name in references if name in there] or None, margin)
         write_report(folder)
     return grid
@@ -125,7 +133,7 @@ def show_models(root: Path, as_json: bool, errors: Mapping[str, str] | None = No
 
     index = read_backbones(root)
     finished = [path for row in index.models for path in (root / row).glob("*/seed-*/summary.json")]
-    there = {path.parent.parent.name for path in finished}
+    there = {name_of_file(path.parent.parent.name) for path in finished}
     for absent in [name for name in index.references if name not in there]:
         complain(f"reference {absent!r} has no finished run", "note")
     references = tuple(name for name in index.references if name in there) or None

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptible, print_json, say, show
+from confed.folder_lock import exclusive
 
 if TYPE_CHECKING:
     from confed.recipe import Recipe
@@ -98,6 +99,8 @@ def server(
     loaded = _led(recipe, list(overrides or []), method, card)
     patience = Patience(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
+    with exclusive(state):
+        pass  # a second server on the state is refused before it touches the first one's messages
     waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
     with (
         _terminable(),
@@ -195,13 +198,14 @@ def client(
         say(f"{escape(site)}: {escape(text)}")
 
     stop = threading.Event()
-    opened = open_site(
-        loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
-        signer=signer_by_list(loaded, site, key, members), over=stop.set if once else lambda: None,
-    )  # fmt: skip
-    line = Line(server, secret, root, largest=opened.largest, tell=tell)
-    with _stopping(stop):
-        line.serve(client_app(lambda _: opened), stop)
+    with exclusive(private):
+        opened = open_site(
+            loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
+            signer=signer_by_list(loaded, site, key, members), over=stop.set if once else lambda: None,
+        )  # fmt: skip
+        line = Line(server, secret, root, largest=opened.largest, tell=tell)
+        with _stopping(stop):
+            line.serve(client_app(lambda _: opened), stop)
     if opened.problem is not None:
         raise typer.Exit(FAILED)
 

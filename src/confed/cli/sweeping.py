@@ -107,9 +107,16 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
     """Runs what a sweep lacks, value by value, and writes and prints its table.
 
     Raises:
-        ValueError: not one run could be made.
+        ValueError: not one run could be made, or another process works in the folder.
         typer.Exit: a run failed on the way, or Ctrl-C.
     """
+    from confed.folder_lock import exclusive
+
+    with exclusive(root):
+        _finish(root, workers, as_json)
+
+
+def _finish(root: Path, workers: int | None, as_json: bool) -> None:
     from confed.grid import Grid, borrow, is_grid, run_grid
     from confed.progress import GridDisplay
     from confed.results.report import write_report

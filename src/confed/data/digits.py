@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
+from confed.data.bounded_files import load_npz
 from confed.data.digit_clues import clue, clue_words
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
@@ -387,7 +387,7 @@ def _read(root: Path) -> _Source:
 
 def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     try:
-        with np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in names}
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        content = load_npz(file, names)
+        return {name: content[name] for name in names}
+    except (ValueError, KeyError) as error:
         raise ValueError(f"digits: {file} must be an npz file with {', '.join(names)}, got: {error}") from error

@@ -7,7 +7,6 @@ has it under ``data/``. *Packed*: ``images.npz``, ``questions.jsonl.gz``, ``imag
 
 import gzip
 import json
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.pictures import empty_table, fill_table, read_folder
@@ -305,9 +305,9 @@ def _read_packed(base: Path) -> dict[str, _Part]:
 
 def _npz(file: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            pictures = {role: archive[role] for role in _ROLES}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        archive = load_npz(file, _ROLES)
+        pictures = {role: archive[role] for role in _ROLES}
+    except (KeyError, ValueError) as error:
         raise ValueError(f"{file}: expected an npz archive with arrays 'train' and 'test', got: {error}") from error
     for role, array in pictures.items():
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:

@@ -1,4 +1,4 @@
-"""Reading pictures: any file that Pillow understands becomes uint8 (H, W, 3), or the error names the file."""
+"""Reading pictures: a file in one of the usual formats becomes uint8 (H, W, 3), or the error names the file."""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +9,16 @@ from struct import error as StructError
 import numpy as np
 from PIL import Image
 
+from confed.data.bounded_files import check_pixels, formats, tar_members
+
 __all__ = ["empty_table", "fill_table", "read_folder", "read_picture", "read_tar", "resize"]
 
 _EIGHT_BIT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
 # What Pillow's readers raise of damaged files differs by format: of AVIF a RuntimeError, of QOI an IndexError.
 _UNREADABLE = (
     OSError, SyntaxError, ValueError, EOFError, StructError, Image.DecompressionBombError,
-    RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError,
+    Image.DecompressionBombWarning, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError,
+    AssertionError,
 )  # fmt: skip
 
 
@@ -30,7 +33,8 @@ def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.n
         uint8, shape (H, W, 3); greyscale, palette and CMYK are converted, an alpha channel is dropped.
 
     Raises:
-        ValueError: the file is missing, truncated, no picture, or has more than 8 bits a channel.
+        ValueError: the file is missing, truncated, no picture of the formats in
+            :data:`confed.data.bounded_files.FORMATS`, or has more than 8 bits a channel or too many pixels.
     """
     if isinstance(source, bytes):
         name, file = name or "a picture in memory", BytesIO(source)
@@ -39,7 +43,9 @@ def read_picture(source: Path | str | bytes, *, name: str | None = None) -> np.n
         if not file.is_file():
             raise ValueError(f"picture {name}: expected a picture file, found {_what_is(file)}")
     try:
-        with Image.open(file) as image:
+        # Only formats of pixels: some others are handed to another program.
+        with Image.open(file, formats=formats()) as image:
+            check_pixels(*image.size)
             image.load()
             if image.mode not in _EIGHT_BIT:
                 raise ValueError(f"expected at most 8 bits a channel, got mode {image.mode}")
@@ -122,7 +128,7 @@ def read_tar(archive: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
     """
     try:
         with tarfile.open(archive, "r:") as tar:
-            members = {member.name.removeprefix("./"): member for member in tar if member.isfile()}
+            members = {member.name.removeprefix("./"): member for member in tar_members(tar, archive)}
             for name in names:
                 stream = tar.extractfile(members[name]) if name in members else None
                 if stream is None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from confed.data.bounded_files import array_header, check_array, hdf5_array, load_npy, load_npz
 from confed.data.regions import grid_boxes
 
 __all__ = ["PictureRegions", "read_layout"]
@@ -111,11 +112,7 @@ def _npz(file: Path) -> PictureRegions:
     turned = shape[0] != boxed[0]
 
     def read() -> tuple[np.ndarray, np.ndarray]:
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                held = {key: arrays[key] for key in arrays.files if key in (features, boxes, *_HEIGHT, *_WIDTH)}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{file} must be a complete .npz file without objects: {error}") from error
+        held = load_npz(file, (features, boxes, *_HEIGHT, *_WIDTH))
         values = held[features].T if turned else held[features]
         return _checked(values, _fractions(held[boxes], _size(held), str(file)), str(file))
 
@@ -136,10 +133,7 @@ def _npy(file: Path) -> PictureRegions:
         columns, boxes = 1, np.tile(np.array([0, 0, 1, 1], dtype=np.float32), (rows, 1))
 
     def read() -> tuple[np.ndarray, np.ndarray]:
-        try:
-            values = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise ValueError(f"{file} must be a complete .npy file: {error}") from error
+        values = load_npy(file)
         return _checked(values.reshape(width, -1).T if values.ndim == 3 else values, boxes, str(file))
 
     return PictureRegions(_number(file), str(file), rows * columns, width, read)
@@ -159,18 +153,7 @@ def _header(archive: zipfile.ZipFile, name: str, file: Path) -> tuple[int, ...]:
 
 def _array_header(stream: Any, file: Path) -> tuple[int, ...]:
     """The shape of an array in NumPy's format, without reading its values."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, kind = read(stream)
-    except ValueError as error:
-        raise ValueError(f"{file} must hold arrays in NumPy's format: {error}") from error
-    if kind.hasobject:
-        raise ValueError(
-            f"{file} holds Python objects in place of numbers; reading those would run what is in them: save the "
-            "features as a plain array of floats"
-        )
-    return shape
+    return array_header(stream, str(file))[0]
 
 
 # HDF5 -------------------------------------------------------------------------------------------------------
@@ -186,10 +169,10 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
     except OSError as error:
         raise ValueError(f"{file} must be a complete HDF5 file: {error}") from error
     # It stays open as long as a picture of it may still be read.
-    features = content[_key(content, _FEATURES, file)]
+    features = hdf5_array(content, _key(content, _FEATURES, file), str(file), rows=True)
     scaled = next((key for key in _BOXES if key in content), None)
-    boxes = content[scaled or _key(content, ("spatial_features", *_BOXES), file)]
-    ends = content["pos_boxes"][:] if "pos_boxes" in content else None
+    boxes = hdf5_array(content, scaled or _key(content, ("spatial_features", *_BOXES), file), str(file), rows=True)
+    ends = hdf5_array(content, "pos_boxes", str(file))[:] if "pos_boxes" in content else None
     if features.ndim != (3 if ends is None else 2) or boxes.shape[:-1] != features.shape[:-1] or boxes.shape[-1] < 4:
         expected = "(M, R, W)" if ends is None else "(N, W)"
         raise ValueError(
@@ -198,7 +181,7 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
         )
     images = _hdf5_ids(content, file, len(features) if ends is None else len(ends))
     sizes = {
-        key: content[name][:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
+        key: hdf5_array(content, name, str(file))[:] for key, names in (("image_h", _HEIGHT), ("image_w", _WIDTH))
         for name in names if name in content
     }  # fmt: skip
     for row, image in enumerate(images):
@@ -213,6 +196,7 @@ def _hdf5(file: Path) -> Iterator[PictureRegions]:
             return _checked(features[at], own if scaled is None else _fractions(own, size, where), where)
 
         count = features.shape[1] if isinstance(at, int) else at.stop - at.start
+        check_array((count, features.shape[-1]), features.dtype, where)
         yield PictureRegions(image, where, count, features.shape[-1], read)
 
 

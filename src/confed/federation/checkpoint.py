@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from safetensors.torch import load, save
 
+from confed.federation.file_names import name_of_file, path_of
 from confed.federation.params import Params
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode_state, encode_state
@@ -126,7 +127,7 @@ class DirectoryStore:
             CorruptCheckpoint: names the first file that is damaged.
         """
         for folder in sorted(self.root.glob("*/*")):
-            versions = [v for v in self._versions(unquote(folder.name)) if v <= version]
+            versions = [v for v in self._versions(name_of_file(folder.name)) if v <= version]
             if versions:
                 _verify(folder / f"{max(versions):06d}.safetensors")
 
@@ -148,7 +149,7 @@ class DirectoryStore:
 
     def clients(self) -> list[str]:
         """The clients that have a state."""
-        return sorted(unquote(folder.name) for folder in self.root.glob("*/*"))
+        return sorted(name_of_file(folder.name) for folder in self.root.glob("*/*"))
 
     def newest(self, client_id: str) -> int:
         """The newest version that the client has a state of; -1 if it has none."""
@@ -160,8 +161,8 @@ class DirectoryStore:
 
     def _path(self, client_id: str, version: int) -> Path:
         # Two letters of a hash spread millions of clients over 256 folders.
-        fan = hashlib.blake2b(client_id.encode(), digest_size=1).hexdigest()
-        return self.root / fan / quote(client_id, safe="") / f"{version:06d}.safetensors"
+        fan = hashlib.blake2b(client_id.encode(errors="surrogatepass"), digest_size=1).hexdigest()
+        return path_of(self.root / fan, client_id) / f"{version:06d}.safetensors"
 
 
 @dataclass(frozen=True)

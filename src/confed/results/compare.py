@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confed.processor import machine_differences
 from confed.results.comparable import refusals
 from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table, seed_table
@@ -290,7 +291,7 @@ def _differing(pairs: Sequence[tuple[Run, Run]]) -> str:
     found = {
         key: values
         for a, b in pairs
-        for key, values in differing_keys(a, b).items()
+        for key, values in (differing_keys(a, b) | machine_differences(a.summary, b.summary)).items()
         if key not in a.tuned and key not in b.tuned
     }
     return ", ".join(f"{key} ({values})" for key, values in found.items())

@@ -1,8 +1,8 @@
 """A run folder: what a run leaves behind, and in which files.
 
-``recipe.toml``, ``data.json`` (of multi-label data), ``metrics.jsonl`` (the same bytes however often the run was killed
-and with however many workers), ``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``,
-``checkpoint/``, ``models/``.
+``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.same_recipe`), ``data.json`` (of multi-label data),
+``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers), ``timings.jsonl``,
+``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
 """
 
 import json
@@ -15,6 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import path_of
+from confed.folder_lock import without_lock
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
 
@@ -29,6 +31,8 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.recipe = root / "recipe.toml"
+        self.begun = root / "begun.toml"
+        self.begun_with = root / "begun.json"
         self.data = root / "data.json"
         self.metrics = root / "metrics.jsonl"
         self.timings = root / "timings.jsonl"
@@ -46,7 +50,7 @@ class RunFolder:
         Raises:
             ValueError: something is there already.
         """
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and (not root.is_dir() or without_lock(root)):
             raise ValueError(
                 f"{root} exists already; continue it with `confed resume {root}` or give another folder with --out"
             )
@@ -54,6 +58,10 @@ class RunFolder:
         folder = cls(root)
         write_atomically(folder.recipe, recipe.encode())
         return folder
+
+    def personal_model(self, client: str) -> Path:
+        """The file of a client's own model."""
+        return path_of(self.models / "personal", client) / "trained.safetensors"
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Adds one line of JSON, on disk when this returns: a checkpoint must never be ahead of its history."""

@@ -151,7 +151,7 @@ def gallery(
         data = (materials.clients if seen else materials.unseen)[name]
         batch = data.tables[2].batch(torch.tensor(rows))
         words = words_of(batch, materials.tokenizer)
-        personal = folder.models / "personal" / name / "trained.safetensors"
+        personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
         if common is not None and own is not None:
             common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from confed.federation.file_names import name_of_file
 from confed.results.deployed import with_deployed_of
 
 __all__ = ["Run", "Study", "Summary", "average", "counted", "distinct_labels", "load", "number", "numbers"]
@@ -249,7 +250,7 @@ def load(folder: Path) -> Study:
         return Study(folder, str(run.summary.get("recipe", "")), (run,), single=True)
     found = [path for path in sorted(folder.glob("*/seed-*")) if _is_run(path)]
     if found:
-        runs = [_run(path, path.parent.name) for path in found]
+        runs = [_run(path, name_of_file(path.parent.name)) for path in found]
         order = list(dict.fromkeys(run.method for run in runs))
         runs = with_deployed_of(_labelled(sorted(runs, key=lambda run: (order.index(run.method), run.seed)), {}))
         remark = "The study has no index (summary.json), so it was interrupted; methods are in alphabetical order."
@@ -264,7 +265,9 @@ def load(folder: Path) -> Study:
 def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     labels = index.get("labels", {})
     errors = index.get("errors", {})
-    failures = {str(key): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
+    failures = (
+        {name_of_file(str(key)): str(text) for key, text in errors.items()} if isinstance(errors, Mapping) else {}
+    )
     tuned = index.get("tuned")
     order = [str(method) for method in index.get("methods", ())]
     deploys = _part(index, "deploys")
@@ -281,7 +284,7 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
         if _is_run(path):
             run = _run(path, method, labels.get(method))
             runs.append(replace(run, tuned=_part(tuned, method), deploys=str(deploys.get(method, ""))))
-        elif place not in failures:
+        elif name_of_file(place) not in failures:
             remarks.append(f"{labels.get(method, method)}, seed {seed}: the index names it, but its folder has no run.")
     if not runs:
         why = f"; the first that failed: {next(iter(failures.values()))}" if failures else ""
@@ -305,7 +308,7 @@ def _refused(folder: Path, index: Mapping[str, Any], failures: Mapping[str, str]
     """The cells that were refused: those that the index names, or in an older one those that left nothing behind."""
     named = index.get("refused")
     if isinstance(named, list):
-        return frozenset(str(place) for place in named).intersection(failures)
+        return frozenset(name_of_file(str(place)) for place in named).intersection(failures)
     return frozenset(place for place in failures if not any((folder / place).glob("*")))
 
 

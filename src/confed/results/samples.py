@@ -138,7 +138,7 @@ def gallery(
         if task is not None:
             answers = materials.dataset.pool(name)
             workspace.turn_to(task)
-        personal = folder.models / "personal" / name / "trained.safetensors"
+        personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
         if own_heads and not seen:
             common = None
@@ -171,7 +171,7 @@ def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, co
         return []
     entries: list[dict[str, Any]] = []
     for number, (name, split) in enumerate(materials.questions.clients.items()):
-        personal = folder.models / "personal" / name / "trained.safetensors"
+        personal = folder.personal_model(name)
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
             continue

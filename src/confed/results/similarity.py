@@ -98,8 +98,8 @@ def measure(
     place = next((name for name, data in materials.clients.items() if len(data.tables[2])), None)
     if place is None:
         return None
-    files = {"personal": folder.models / "personal" / place, "global": folder.models / "global"}
-    trained = {whose: load_file(path) for whose, at in files.items() if (path := at / "trained.safetensors").is_file()}
+    files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
+    trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
     if not trained:
         return None
     table = materials.clients[place].tables[2]

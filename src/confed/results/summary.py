@@ -7,6 +7,7 @@ from typing import Any
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
+from confed.processor import machine
 from confed.recipe import Recipe
 from confed.release import VERSION
 from confed.results.controls import summarise_controls
@@ -142,6 +143,7 @@ def summarise_run(
         ],
         "facts": dict(materials.dataset.facts),
         "versions": versions(),
+        "machine": machine(),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + _cut_note(materials)

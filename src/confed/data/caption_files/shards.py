@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from confed.data.bounded_files import tar_members
 from confed.data.caption_files.records import check_captions
 from confed.data.pictures import read_picture, resize
 
@@ -82,11 +83,7 @@ def tar_pairs(file: Path) -> Iterator[Shown]:
     key, picture, caption = "", None, None
     try:
         with tarfile.open(file, "r:") as archive:
-            for member in archive:
-                if not member.isfile():
-                    continue
-                if member.offset_data + member.size > size:
-                    raise ValueError(f"{file}: ends inside {member.name!r}; is it cut off?")
+            for member in tar_members(archive, file):
                 path = PurePosixPath(member.name)
                 # The key is what stands in front of the first dot of the file's name.
                 own = str(path.parent / path.name.partition(".")[0])

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from confed.data.bounded_files import hdf5_array
 from confed.data.ml_files.records import LabelRecord
 from confed.data.vl_files.records import Distinct, text, texts
 from confed.data.vl_files.stream import json_items
@@ -135,12 +136,12 @@ def _group(
 ) -> Iterator[tuple[str, str, str, _Labels, _Labels]]:
     """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group."""
     if "image" in group:
-        coarse, fine = (_joined(group[level][()]) for level in ("labels", "fine_grained_labels"))
-        yield key, _decoded(group["user_id"][()]), f"{split}/{key}/image", coarse, fine
+        coarse, fine = (_joined(hdf5_array(group, level, where)[()]) for level in ("labels", "fine_grained_labels"))
+        yield key, _decoded(hdf5_array(group, "user_id", where)[()]), f"{split}/{key}/image", coarse, fine
         return
     if "images" not in group or "image_ids" not in group:
         raise ValueError(f"{where}: expected images and image_ids, got {', '.join(group)}")
-    names = [_decoded(name) for name in group["image_ids"][()]]
+    names = [_decoded(name) for name in hdf5_array(group, "image_ids", where)[()]]
     if len(group["images"]) != len(names):
         raise ValueError(f"{where}: expected as many pictures as names, got {len(group['images'])} and {len(names)}")
     levels = [_level(group, level, len(names), where, mappings) for level in ("labels", "fine_grained_labels")]
@@ -150,14 +151,17 @@ def _group(
 
 def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, list[str]]) -> list[_Labels]:
     if level in group:
-        labels = [_joined(value) for value in group[level][()]]
+        labels = [_joined(value) for value in hdf5_array(group, level, where)[()]]
         if len(labels) != count:
             raise ValueError(f"{where}: expected the {level} of {count} pictures, got those of {len(labels)}")
         return labels
     if f"{level}_row" not in group or f"{level}_col" not in group or level not in mappings:
         raise ValueError(f"{where}: expected {level}, or {level}_row, {level}_col and their names under /metadata")
     found, names = [list[str]() for _ in range(count)], mappings[level]
-    rows, columns = group[f"{level}_row"][()].tolist(), group[f"{level}_col"][()].tolist()
+    rows, columns = (
+        hdf5_array(group, f"{level}_row", where)[()].tolist(),
+        hdf5_array(group, f"{level}_col", where)[()].tolist(),
+    )
     inside = all(0 <= row < count for row in rows) and all(0 <= column < len(names) for column in columns)
     if len(rows) != len(columns) or not inside:
         raise ValueError(f"{where}: expected {level} of {count} pictures and {len(names)} labels, got others")

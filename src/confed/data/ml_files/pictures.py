@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.ml_files.integrity import faults
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
 from confed.data.picture_files import PictureFiles
@@ -159,7 +160,9 @@ def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, i
     """Where each file of a tar archive begins, and its bytes."""
     del changed, size  # they tell one state of the file from another
     with tarfile.open(source, "r:") as tar:
-        return {member.name.removeprefix("./"): (member.offset_data, member.size) for member in tar if member.isfile()}
+        return {
+            member.name.removeprefix("./"): (member.offset_data, member.size) for member in tar_members(tar, source)
+        }
 
 
 class Hdf5Pictures(LazyPictures):
@@ -189,7 +192,10 @@ class Hdf5Pictures(LazyPictures):
 
     def _one(self, content: Any, key: str) -> np.ndarray:
         name, _, number = key.partition("#")
-        picture = np.asarray(content[name][int(number)] if number else content[name][()])
+        stored = hdf5_array(content, name, str(self.source), rows=bool(number))
+        if stored.ndim == 3 + bool(number):
+            check_pixels(*stored.shape[bool(number) : 2 + bool(number)])
+        picture = np.asarray(stored[int(number)] if number else stored[()])
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise ValueError(
                 f"{self.source}, {key}: expected a picture (H, W, 3) of uint8, got {picture.dtype} {picture.shape}"

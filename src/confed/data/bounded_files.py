@@ -1,0 +1,206 @@
+"""Bounds on what files of data may make a reader allocate, known from their headers before anything is decoded.
+
+Half a megabyte of PNG can be 13,300 pixels square, a few hundred bytes of an archive can announce a terabyte, and some
+formats name other files or other programs. Readers of pictures, NumPy arrays, tar archives and HDF5 files ask here
+first. The environment variables ``CONFED_MOST_PIXELS`` and ``CONFED_MOST_ARRAY_BYTES`` set other bounds.
+"""
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+__all__ = [
+    "FORMATS", "MOST_MEMBERS", "array_header", "check_array", "check_pixels", "formats", "hdf5_array", "load_npy",
+    "load_npz", "most_array_bytes", "most_pixels", "tar_members",
+]  # fmt: skip
+
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "QOI")
+"""Picture formats that are decoded; not among them those that start another program (EPS) or are no pixels (WMF)."""
+
+MOST_MEMBERS = 10_000_000
+"""Files that a tar archive may hold; of a zip archive a thousandth."""
+
+_PIXELS, _BYTES = 64_000_000, 8 * 2**30
+_RANK = 16
+
+
+def most_pixels() -> int:
+    """Pixels that a picture may have: 64 million, or what ``CONFED_MOST_PIXELS`` says."""
+    return _bound("CONFED_MOST_PIXELS", _PIXELS)
+
+
+def most_array_bytes() -> int:
+    """Bytes that one array may take in memory: 8 GiB, or what ``CONFED_MOST_ARRAY_BYTES`` says."""
+    return _bound("CONFED_MOST_ARRAY_BYTES", _BYTES)
+
+
+def _bound(name: str, usual: int) -> int:
+    given = os.environ.get(name, "").strip()
+    if not given:
+        return usual
+    if not given.isascii() or not given.isdigit() or not 0 < len(given) < 19 or not int(given):
+        raise ValueError(f"the environment variable {name} must be a positive whole number, got {given[:40]!r}")
+    return int(given)
+
+
+# Pictures ---------------------------------------------------------------------------------------------------
+
+
+def formats() -> list[str]:
+    """The picture formats of :data:`FORMATS` that this installation of Pillow can decode."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Raises ValueError if a picture, by its header, has more pixels than :func:`most_pixels`."""
+    if width * height > most_pixels():
+        raise ValueError(
+            f"at most {most_pixels():,} pixels, got {width:,} x {height:,} (CONFED_MOST_PIXELS sets another bound)"
+        )
+
+
+# NumPy arrays -----------------------------------------------------------------------------------------------
+
+
+def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array in NumPy's format, without reading its values.
+
+    Args:
+        stream: at the beginning of the array.
+        where: what to call it in errors.
+
+    Raises:
+        ValueError: it is no such array, holds Python objects, or would take more than :func:`most_array_bytes`.
+    """
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = read(stream)
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{where} must hold arrays in NumPy's format: {error}") from error
+    if kind.hasobject:
+        raise ValueError(
+            f"{where} holds Python objects in place of numbers; reading those would run what is in them: save it as a "
+            "plain array of numbers"
+        )
+    check_array(shape, kind, where)
+    return shape, kind
+
+
+def check_array(shape: Sequence[int], kind: np.dtype[Any], where: str) -> int:
+    """The bytes of an array.
+
+    Raises:
+        ValueError: more than :func:`most_array_bytes`, or no sensible shape.
+    """
+    if len(shape) > _RANK or min(shape, default=0) < 0:
+        raise ValueError(f"{where}: expected at most {_RANK} extents, none negative, got {str(shape)[:80]}")
+    size = prod(shape) * kind.itemsize
+    if size > most_array_bytes():
+        raise ValueError(
+            f"{where}: an array of {str(tuple(shape))[:80]} {kind} takes {size:,} bytes, at most "
+            f"{most_array_bytes():,} are read (CONFED_MOST_ARRAY_BYTES sets another bound)"
+        )
+    return size
+
+
+def load_npy(file: Path) -> np.ndarray:
+    """An ``.npy`` file's array; its size is compared with its header before memory is taken.
+
+    Raises:
+        ValueError: missing, damaged, of objects or too large (names the file).
+    """
+    try:
+        with file.open("rb") as stream:
+            shape, kind = array_header(stream, str(file))
+            if stream.tell() + prod(shape) * kind.itemsize > file.stat().st_size:
+                raise ValueError(f"{shape} {kind} announced, and the file ends before")
+        return np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{file} must be a complete .npy file: {error}") from error
+
+
+def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The named arrays of an ``.npz`` file; those that it does not have are left out.
+
+    Args:
+        file: the archive.
+        names: arrays; the others are not read.
+
+    Raises:
+        ValueError: missing, damaged, of objects or too large (names the file).
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if len(archive.infolist()) > MOST_MEMBERS // 1000:
+                raise ValueError(f"at most {MOST_MEMBERS // 1000:,} arrays, got {len(archive.infolist()):,}")
+            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            for name in names:
+                if name in there:
+                    _check_member(archive, there[name], f"{file}, {name}")
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names if name in there}
+    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} must be a complete .npz file without objects: {error}") from error
+
+
+def _check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> None:
+    with archive.open(info) as stream:
+        shape, kind = array_header(stream, where)
+        if stream.tell() + prod(shape) * kind.itemsize > info.file_size:
+            raise ValueError(f"{where}: {shape} {kind} announced, and only {info.file_size:,} bytes are there")
+
+
+# Archives and HDF5 ------------------------------------------------------------------------------------------
+
+
+def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInfo]:
+    """The plain files in an uncompressed tar archive.
+
+    Raises:
+        ValueError: more than :data:`MOST_MEMBERS`, or a member that reaches beyond the archive's end, as sparse ones
+            can.
+    """
+    size = file.stat().st_size
+    for number, member in enumerate(archive):
+        if number >= MOST_MEMBERS:
+            raise ValueError(f"{file}: expected at most {MOST_MEMBERS:,} files in an archive")
+        if not member.isfile():
+            continue
+        if member.issparse():
+            raise ValueError(
+                f"{file}: {member.name!r} is sparse: its size is not what is stored; pack it as a plain file"
+            )
+        if member.offset_data + member.size > size:
+            raise ValueError(f"{file}: ends inside {member.name!r}; is it cut off?")
+        yield member
+
+
+def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
+    """An array of an open HDF5 file, not read yet, that lies in this file and nowhere else.
+
+    Args:
+        content: the file or a group of it.
+        key: the array's name.
+        where: what to call it in errors.
+        rows: one row is to be read at a time, and only that must be within bounds.
+
+    Raises:
+        ValueError: it refers to other files, or what would be read takes more than :func:`most_array_bytes`.
+        KeyError: there is no such array.
+    """
+    found = content[key]
+    if not hasattr(found, "dtype"):
+        raise ValueError(f"{where}, {key}: expected an array, got a group")
+    if found.file.filename != content.file.filename or found.external is not None or found.is_virtual:
+        raise ValueError(f"{where}, {key}: refers to another file; expected an array that is stored in this one")
+    check_array(found.shape[1:] if rows else found.shape, found.dtype, f"{where}, {key}")
+    return found

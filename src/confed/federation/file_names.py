@@ -1,0 +1,75 @@
+"""File names for names of clients, rows and servers, one for one.
+
+Whoever supplies data chooses the names of clients, and a name such as ``../../x`` must stay inside the folder that it
+is used in. What not every file system takes is written as ``%`` and two hexadecimal digits per byte of UTF-8, as in
+addresses, so that the name can be read back from the file's.
+"""
+
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+__all__ = ["LONGEST", "file_name", "name_of_file", "path_of"]
+
+LONGEST = 200
+"""Bytes of a file name; file systems have 255, of which endings and temporary names take some."""
+
+_KEPT = frozenset("-_.+,=@() ")
+_DEVICES = frozenset(
+    ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³")]
+)  # names that Windows gives to devices, with any ending
+
+
+def file_name(name: str) -> str:
+    """A name as a file or folder name, valid on the file systems of Linux, macOS and Windows.
+
+    Letters and digits of every script stay as they are, so ordinary names are their own file names. Different names
+    have different file names, but where a file system does not tell capitals apart.
+
+    Args:
+        name: any text.
+
+    Returns:
+        One path component, neither hidden nor ``.`` or ``..``; :func:`name_of_file` gives the name back.
+
+    Raises:
+        ValueError: the file name would be longer than file systems allow.
+    """
+    if not name:
+        return "%"  # what no other name becomes
+    escaped = "".join(_escape(sign, at, len(name)) for at, sign in enumerate(name))
+    if escaped.partition(".")[0].strip().lower() in _DEVICES:
+        escaped = f"%{ord(escaped[0]):02X}{escaped[1:]}"
+    if len(escaped.encode()) > LONGEST:
+        raise ValueError(
+            f"the name {name[:40]!r}... is too long for a file: at most {LONGEST} bytes, got {len(escaped)}"
+        )
+    return escaped
+
+
+def name_of_file(file: str) -> str:
+    """The name whose :func:`file_name` (or percent-encoding of another kind) this is."""
+    return "" if file == "%" else unquote(file, errors="surrogatepass")
+
+
+def path_of(parent: Path, name: str) -> Path:
+    """Where the file or folder of a name lies, or is to lie; one that was written under the plain name is found too.
+
+    Args:
+        parent: the folder that it is in.
+        name: of a client, a row or a server.
+    """
+    safe = file_name(name)
+    for old in dict.fromkeys((quote(name, safe="", errors="surrogatepass"), name)):
+        # Earlier versions wrote the name as it is, or percent-encoded; only a single plain component is looked at.
+        plain = old not in ("", ".", "..", safe) and not set(old) & set("/\\\0")
+        if plain and not (parent / safe).exists() and (parent / old).exists():
+            return parent / old
+    return parent / safe
+
+
+def _escape(sign: str, at: int, length: int) -> str:
+    hidden = at == 0 and sign in ". "
+    trailing = at == length - 1 and sign in ". "  # Windows takes them off
+    if (sign.isalnum() or sign in _KEPT) and not hidden and not trailing:
+        return sign
+    return "".join(f"%{byte:02X}" for byte in sign.encode(errors="surrogatepass"))

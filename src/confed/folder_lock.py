@@ -1,0 +1,326 @@
+"""Folder locks for runs, studies and servers: one process at a time, also where machines share a file system.
+
+The lock is a file ``lock.json`` in the folder that names its holder (machine, process, start). A small process beside
+the holder sets the file's time of change every few seconds: a heartbeat, by the clock of the file system, so that the
+clocks of machines need not agree. A file whose heart stopped long ago is taken over; where the kernel locks files too
+(``flock``), a holder on the same machine that has died is known at once.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+__all__ = ["LOCK", "STALE", "alone", "check_held", "exclusive", "without_lock"]
+
+LOCK = "lock.json"
+"""The lock's file, in the folder that it locks."""
+
+BEAT, STALE = 5.0, 60.0
+"""Seconds between two heartbeats, and without one after which a holder on another machine is taken to be gone."""
+
+PATIENCE = 2.0
+"""Seconds that one waits for the folder: processes whose parent was killed take a moment to end."""
+
+# The process that beats: it ends with its parent, or when the lock is no longer its parent's.
+_HEART = """
+import os, select, sys, time
+path, token, parent, beat = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+last = time.monotonic()
+while os.getppid() == parent and not select.select([0], [], [], min(beat, 1.0))[0]:
+    if time.monotonic() - last >= beat:
+        try:
+            with open(path, encoding="utf-8") as file:
+                if token not in file.read():
+                    break
+            os.utime(path)
+        except OSError:
+            pass
+        last = time.monotonic()
+"""
+
+_handles: set[int] = set()
+"""Open descriptors of locked folders."""
+
+_tokens: dict[Path, str] = {}
+"""Folder -> what the file of this process's lock has in it."""
+
+P = ParamSpec("P")
+First = TypeVar("First")
+Result = TypeVar("Result")
+
+
+def _close_copies() -> None:
+    # A forked worker must not keep its dead parent's lock alive.
+    for handle in _handles:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
+def check_held(folder: Path) -> None:
+    """Makes sure that nobody took a folder over, as happens to a process that its machine held still for minutes.
+
+    A folder that this process has not locked passes.
+
+    Raises:
+        RuntimeError: somebody did, or the lock's file is gone.
+    """
+    token = _tokens.get(folder.resolve())
+    if token is None:
+        return
+    found = _read(folder / LOCK)
+    if found.get("token") != token:
+        raise RuntimeError(
+            f"{folder} was taken over by {_who(found)}, as this process gave no sign of life for more than "
+            f"{STALE:.0f} seconds; it stops, so that only one writes there"
+        )
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Keeps other processes of ours, on any machine, out of a folder while this one works in it.
+
+    The folder is made if it is missing, and taken away again if nothing was put into it.
+
+    Args:
+        folder: a run's, a study's or a server's.
+
+    Raises:
+        ValueError: another process is in there; the text says which.
+        OSError: the folder cannot be written to.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(_at_once(folder))
+            except _Taken as taken:
+                if time.monotonic() > until:
+                    raise ValueError(str(taken)) from None
+                time.sleep(0.05)
+                continue
+            yield
+            return
+
+
+class _Taken(Exception):
+    """Another process works in the folder."""
+
+
+@contextlib.contextmanager
+def _at_once(folder: Path) -> Iterator[None]:
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _locked_by_the_kernel(folder) as alone_here, _locked_by_file(folder, alone_here) as token, _beating(
+            folder, token
+        ):  # fmt: skip
+            _tokens[folder.resolve()] = token
+            try:
+                yield
+            finally:
+                _tokens.pop(folder.resolve(), None)
+    finally:
+        for path in made:
+            try:
+                path.rmdir()
+            except OSError:
+                break
+
+
+def alone(
+    work: Callable[Concatenate[First, Path, P], Result],
+) -> Callable[Concatenate[First, Path, P], Result]:
+    """A function of something and a folder that works in the folder alone; see :func:`exclusive`."""
+    from functools import wraps
+
+    @wraps(work)
+    def locked(first: First, root: Path, *args: P.args, **kwargs: P.kwargs) -> Result:
+        with exclusive(root):
+            return work(first, root, *args, **kwargs)
+
+    return locked
+
+
+def without_lock(folder: Path) -> list[Path]:
+    """What is in a folder beside its lock and files that are being written."""
+    return [path for path in folder.iterdir() if path.name != LOCK and path.suffix != ".tmp"]
+
+
+@contextlib.contextmanager
+def _locked_by_the_kernel(folder: Path) -> Iterator[bool]:
+    """Within it no other process of this machine has the folder; yields whether the kernel vouches for that."""
+    handle = os.open(folder, os.O_RDONLY)
+    _handles.add(handle)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            vouched = True
+        except BlockingIOError:
+            raise _taken(folder, _read(folder / LOCK), "") from None
+        except OSError:  # a file system without such locks
+            vouched = False
+        yield vouched
+    finally:
+        if handle in _handles:
+            _handles.discard(handle)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked_by_file(folder: Path, alone_here: bool) -> Iterator[str]:
+    """Within it the lock's file is this process's; yields its token."""
+    path, token = folder / LOCK, secrets.token_hex(8)
+    for _ in range(3):
+        try:
+            _create(path, token)
+            break
+        except FileExistsError:
+            _put_aside(folder, alone_here)
+    else:
+        raise _taken(folder, _read(path), "")
+    process = os.getpid()
+    try:
+        yield token
+    finally:
+        if os.getpid() == process and _read(path).get("token") == token:
+            path.unlink(missing_ok=True)
+
+
+def _create(path: Path, token: str) -> None:
+    host, boot = _machine()
+    holder = {
+        "host": host,
+        "boot": boot,
+        "process": os.getpid(),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "token": token,
+    }
+    # Linked into place when it is whole: nobody reads a half-written one.
+    whole = path.with_name(f".{LOCK}.{token}.tmp")
+    whole.write_text(json.dumps(holder), encoding="utf-8")
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(holder))
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _put_aside(folder: Path, alone_here: bool) -> None:
+    """Takes away a lock whose holder is gone.
+
+    Raises:
+        _Taken: its holder is at work, or may be.
+    """
+    path = folder / LOCK
+    holder = _read(path)
+    silent = _silence(path)
+    if silent is None:  # it has just been let go
+        return
+    here = (holder.get("host"), holder.get("boot")) == _machine()
+    if not (silent > STALE or (here and (alone_here or not _runs(holder.get("process"))))):
+        wait = max(STALE - silent, 0.0)
+        more = f", last sign of life {silent:.0f} s ago; if it is gone, try again in {wait:.0f} s"
+        raise _taken(folder, holder, more)
+    aside = path.with_name(f".{LOCK}.{secrets.token_hex(4)}.tmp")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    if _read(aside) != holder:  # another process was quicker, and this is its lock
+        with contextlib.suppress(OSError):
+            os.link(aside, path)
+    aside.unlink(missing_ok=True)
+
+
+def _silence(path: Path) -> float | None:
+    """Seconds since a lock's last heartbeat, by the clock of the file system that it is on; None if it is gone."""
+    probe = path.with_name(f".{LOCK}.{secrets.token_hex(4)}.tmp")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+    try:
+        return max(now - path.stat().st_mtime, 0.0)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _beating(folder: Path, token: str) -> Iterator[None]:
+    """Within it a process keeps the lock's file young; no thread, as workers are forked from this process."""
+    heart = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _HEART, str((folder / LOCK).resolve()), token, str(os.getpid()), str(BEAT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C on the terminal is not meant for it
+    )
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            heart.kill()
+            heart.wait()
+            if heart.stdin is not None:
+                heart.stdin.close()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a lock's file says; nothing if it is missing or none."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _machine() -> tuple[str, str]:
+    """This machine's name, and what tells it from others of that name and from itself before it was started again."""
+    try:
+        return socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def _runs(process: object) -> bool:
+    """Whether a process of this machine is there."""
+    if not isinstance(process, int) or process < 1:
+        return True  # unknown: the heartbeat of others must decide, and nobody's work is spoiled by waiting
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _who(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('process')} on {holder.get('host')} since {holder.get('started')}"
+
+
+def _taken(folder: Path, holder: dict[str, Any], more: str) -> _Taken:
+    who = f": {_who(holder)}{more}" if holder else ""
+    return _Taken(f"another process is working in {folder}{who}; wait until it is done")

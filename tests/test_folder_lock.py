@@ -1,0 +1,197 @@
+"""One process at a time in a folder: who holds it is said, who is gone is taken over."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+import toy_federation  # its datasets have names then
+from confed import folder_lock
+from confed.experiment import run
+from confed.folder_lock import LOCK, STALE, check_held, exclusive
+from confed.recipe import Recipe, load_recipe
+from confed.study import StudyWatch, create_study, resume, run_study
+
+TINY = (
+    "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.name=squares",
+    "data.train=8", "data.test=4", "local.epochs=1", "run.rounds=2", "run.workers=1", "run.gallery=0",
+    "run.evaluate_every=0",
+)  # fmt: skip
+assert toy_federation.squares
+HOLDER = """
+import sys, time
+from pathlib import Path
+from confed.folder_lock import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
+
+
+def _recipe(*more: str) -> Recipe:
+    return load_recipe("fedvqa_scenes", ["study.methods=[]", *TINY, *more])
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """Another process that works in ``tmp_path / "run"``."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_the_second_process_is_told_who_is_there(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    who = f"another process is working in .*run: process {holder.pid} on {socket.gethostname()} since 20"
+    with pytest.raises(ValueError, match=who), exclusive(tmp_path / "run"):
+        pass
+
+
+def test_a_run_and_a_study_that_are_under_way_are_left_alone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
+        run(_recipe(), folder)
+    (folder / "recipe.toml").write_text(_recipe().to_toml())
+    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
+        resume(folder, StudyWatch())
+    (folder / "recipe.toml").unlink()
+    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
+        create_study(_recipe("study.methods=['fedavg']"), folder)
+    (folder / "summary.json").write_text(json.dumps({"runs": []}))
+    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
+        run_study(folder, StudyWatch())
+    assert {path.name for path in folder.iterdir()} == {LOCK, "summary.json"}
+
+
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path, holder: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from confed.cli import main
+
+    (tmp_path / "run" / "recipe.toml").write_text(_recipe().to_toml())
+    with pytest.raises(SystemExit) as stopped:
+        main(["resume", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
+    assert f"process {holder.pid} on" in line
+
+
+def test_a_killed_holder_is_taken_over_at_once(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / "run" / LOCK).is_file()
+    with exclusive(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["process"] == os.getpid()
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def _elsewhere(folder: Path, silent: float, **more: object) -> None:
+    """A lock of another machine, whose last heartbeat was so many seconds ago."""
+    folder.mkdir(exist_ok=True)
+    (folder / LOCK).write_text(
+        json.dumps({"host": "elsewhere", "boot": "x", "process": 1, "started": "2026-01-01", "token": "t", **more})
+    )
+    then = time.time() - silent
+    os.utime(folder / LOCK, (then, then))
+
+
+def test_a_holder_on_another_machine_counts_as_long_as_its_heart_beats(tmp_path: Path) -> None:
+    _elsewhere(tmp_path, STALE / 2)
+    expected = r"process 1 on elsewhere since 2026-01-01, last sign of life 30 s ago; if"
+    with pytest.raises(ValueError, match=expected), exclusive(tmp_path):
+        pass
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
+    _elsewhere(tmp_path, STALE + 5)
+    with exclusive(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    assert not (tmp_path / LOCK).exists()
+    assert not [path for path in tmp_path.iterdir() if path.name != "run"]
+
+
+def test_without_locks_of_the_kernel_the_file_and_the_process_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(handle: int, how: int) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr("confed.folder_lock.fcntl.flock", none)
+    host, boot = folder_lock._machine()
+    _elsewhere(tmp_path, 0, host=host, boot=boot, process=os.getppid())
+    with pytest.raises(ValueError, match=f"process {os.getppid()} on"), exclusive(tmp_path):
+        pass
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    _elsewhere(tmp_path, 0, host=host, boot=boot, process=gone.pid)
+    with exclusive(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} on"), exclusive(tmp_path):
+        pass
+
+
+def test_the_heart_beats_and_ends_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "BEAT", 0.1)
+    with exclusive(tmp_path):
+        os.utime(tmp_path / LOCK, (0, 0))
+        until = time.monotonic() + 10
+        while (tmp_path / LOCK).stat().st_mtime == 0:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_a_process_whose_folder_was_taken_over_stops(tmp_path: Path) -> None:
+    with exclusive(tmp_path):
+        check_held(tmp_path)
+        _elsewhere(tmp_path, 0)
+        with pytest.raises(RuntimeError, match="taken over by process 1 on elsewhere"):
+            check_held(tmp_path)
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"  # theirs stays
+    check_held(tmp_path)
+
+
+def test_a_run_whose_folder_was_taken_over_writes_no_further_round(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def taken(progress: object) -> None:
+        if folder.exists():
+            _elsewhere(folder, 0)
+
+    with pytest.raises(RuntimeError, match="taken over by process 1 on elsewhere"):
+        run(_recipe(), folder, watch=taken)
+    assert not (folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_folder_that_nothing_was_put_into_is_taken_away_again(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), exclusive(tmp_path / "a" / "b"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with exclusive(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "file").touch()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
+
+
+def test_workers_do_not_outlive_the_lock(tmp_path: Path) -> None:
+    with exclusive(tmp_path):
+        with warnings.catch_warnings():  # Python 3.12 warns of threads, of which the child uses none
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    try:
+        with exclusive(tmp_path):  # while the child still sleeps
+            pass
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
