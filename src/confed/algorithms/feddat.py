@@ -143,6 +143,13 @@ class FedDAT(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
+    def in_effect(self, name: str) -> Any:
+        """As the method has it; temperature and beta that are not given have the preset's value, and alpha's."""
+        value = super().in_effect(name)
+        if value is None and name in ("temperature", "beta"):
+            return TEMPERATURES[self.preset] if name == "temperature" else self.alpha
+        return value
+
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the shared adapter and the heads in the model.
 

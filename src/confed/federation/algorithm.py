@@ -138,6 +138,17 @@ class Algorithm:
         del protection
         return "all data are in one place" if self.pooled else ""
 
+    def in_effect(self, name: str) -> Any:
+        """The value of a hyper-parameter that counts: the field's own, by default.
+
+        A method with fields whose None stands for another value says here which, so that a search does not take
+        both for different settings.
+
+        Args:
+            name: a field of the method.
+        """
+        return getattr(self, name)
+
     # Where tensors live ------------------------------------------------------------------------------------
 
     def rules(self, client: ClientInfo) -> Rules:
