@@ -12,6 +12,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, S
 from confed.federation.ownership import narrowed, unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import check_fields
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
 from confed.federation.server_optimizer import ServerOptimizer
@@ -85,6 +86,10 @@ class Algorithm:
     finetuning: ClassVar[str] = ""
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    def __post_init__(self) -> None:
+        # What depends on several fields is a method's own __post_init__, which calls this one first.
+        check_fields(self, "algorithm")
 
     # Before anything runs ----------------------------------------------------------------------------------
 
