@@ -446,11 +446,11 @@ def test_a_client_whose_data_changed_is_told_so() -> None:
 
 BAD = [
     *((kind, "lam", -1.0, "must not be negative, got -1.0") for kind in (SP, DKD, CRD)),
-    *((kind, "lam", math.nan, "must not be negative, got nan") for kind in (SP, DKD, CRD)),
+    *((kind, "lam", math.nan, "must be a number, got nan") for kind in (SP, DKD, CRD)),
     *((kind, "start_round", -1, "must not be negative, got -1") for kind in (SP, DKD, CRD)),
     *((kind, "temperature", 0.0, "must be positive, got 0.0") for kind in (DKD, CRD)),
     (DKD, "alpha", -1.0, "must not be negative, got -1.0"),
-    (DKD, "warmup", 0, "must be at least 1 round, got 0"),
+    (DKD, "warmup", 0, "must be at least 1, got 0"),
     (CRD, "negatives", 0, "must be at least 1, got 0"),
     (CRD, "width", 0, "must be at least 1, got 0"),
     (CRD, "momentum", 1.0, "must lie in [0, 1), got 1.0"),

@@ -385,5 +385,5 @@ def test_bad_hyper_parameters_are_named() -> None:
         FedKD(energy_start=0)
     with pytest.raises(ValueError, match=r"algorithm.energy_end must lie in \(0, 1\], got 1.5"):
         FedKD(energy_end=1.5)
-    with pytest.raises(ValueError, match=r"algorithm.reduction must be 'element' or 'batch', got 'sum'"):
+    with pytest.raises(ValueError, match=r"algorithm.reduction must be one of element, batch, got 'sum'"):
         FedKD(reduction="sum")  # type: ignore[arg-type]

@@ -185,8 +185,8 @@ class WithoutPictures(InOrder):
     [
         ({"preset": "blog"}, "algorithm.preset must be one of paper, code, got 'blog'"),
         ({"tau": 1.5}, r"algorithm.tau must lie in \[0, 1\], got 1.5"),
-        ({"eps": -0.1}, "algorithm.eps must be a number from 0, got -0.1"),
-        ({"graph_noise": float("nan")}, "algorithm.graph_noise must be a number from 0, got nan"),
+        ({"eps": -0.1}, "algorithm.eps must not be negative, got -0.1"),
+        ({"graph_noise": float("nan")}, "algorithm.graph_noise must be a number, got nan"),
     ],
 )
 def test_faulty_options_are_named(options, message):

@@ -211,7 +211,7 @@ def test_a_model_without_a_named_head_is_refused() -> None:
 
 
 def test_bad_hyper_parameters_are_named() -> None:
-    with pytest.raises(ValueError, match=r"algorithm.mu must be a number from 0, got -1"):
+    with pytest.raises(ValueError, match=r"algorithm.mu must not be negative, got -1"):
         MOON(mu=-1)
     with pytest.raises(ValueError, match=r"algorithm.mu"):
         MOON(mu=float("nan"))

@@ -91,22 +91,9 @@ def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
         assert all(len(t.scores) == 6 for t in complete)
     assert found[0].best is not None
     assert found[0].best.values == {"local.lr": 0.0009}
-    # The median rule by hand: stopped after a round in which the best so far is below the median of finished ones.
-    stopped = 0
-    for tuned in found:
-        finished: list[tuple[float, ...]] = []
-        for trial in tuned.trials:
-            if trial.state == "pruned":
-                stopped += 1
-                at = len(trial.scores) - 1
-                assert 2 <= len(trial.scores) < 6
-                assert max(trial.scores) < np.median([scores[at] for scores in finished])
-            else:
-                finished.append(trial.scores)
-    assert stopped > 0
+    assert {trial.state for tuned in found for trial in tuned.trials} == {"complete"}  # none is stopped unless asked
     rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
     assert len(rows) == 12
-    assert {row["score"] == "" for row in rows if row["state"] == "pruned"} == {True}
     written = tomllib.loads((tmp_path / "tuned.toml").read_text())
     assert written["tuning"] == {"recipe": "fedvqa_scenes", "seed": 100, "budget": 8}
     assert written["methods"]["fedavg"] == {"local": {"lr": 0.0009}}

@@ -70,7 +70,7 @@ def forget(
         raise ValueError(f"{root} is a pooled run: its one model has no clients to forget")
     request = {"run": str(root.resolve()), "client": client, "approximate": approximate and asdict(approximate)}
     note = out / NOTE
-    if not (note.is_file() and json.loads(note.read_text()).items() >= request.items()):
+    if not (note.is_file() and json.loads(note.read_text(encoding="utf-8")).items() >= request.items()):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out} exists already and is not the same request; give another folder with --out")
         temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -89,7 +89,7 @@ def forget(
             raise
     if not RunFolder(out).summary.exists():
         run(load_recipe(RunFolder(out).recipe), out, resume=True, watch=watch)
-    result = json.loads(note.read_text())
+    result = json.loads(note.read_text(encoding="utf-8"))
     workspace = Workspace(setup.model())
     remaining = [name for name in materials.clients if name != client]
     for key, folder in (("original", root), ("result", out)):
@@ -193,7 +193,7 @@ def _figures(
     found: dict[str, float | None] = dict.fromkeys(("auc", "accuracy", "personal", "global_seen", "global_unseen"))
     if not run_folder.summary.exists():
         return found  # an unfinished run has none of them
-    summary = json.loads(run_folder.summary.read_text())
+    summary = json.loads(run_folder.summary.read_text(encoding="utf-8"))
     for key, places in (("personal", remaining), ("global_seen", remaining), ("global_unseen", summary["scenes"])):
         left = summary.get("left", ())
         values = [summary[key][place] for place in places if place in summary[key] and place not in left]

@@ -84,7 +84,10 @@ def _override(content: dict[str, Any], override: str) -> None:
         raise ValueError(f"an override must be section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        # A word is a text; what begins as a list, a table or a quoted text is a slip in one.
+        if text.strip()[:1] in ("[", "{", '"', "'"):
+            raise ValueError(f"{override!r}: not TOML: {_reason(error)}") from error
         value = text
     target = content
     for part in parts[:-1]:
@@ -96,6 +99,11 @@ def _override(content: dict[str, Any], override: str) -> None:
         target.clear()  # another constructor has other keywords
         target.update(kept)
     target[parts[-1]] = value
+
+
+def _reason(error: tomllib.TOMLDecodeError) -> str:
+    """What is wrong, without a place in a line that nobody wrote."""
+    return str(error).partition(" (at ")[0]
 
 
 def _take_away(content: dict[str, Any], override: str) -> None:

@@ -24,6 +24,7 @@ from confed.federation.messages import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
+from confed.ignored import warn_of_ignored
 from confed.materials import (
     TOKENIZER_KEYS,
     Materials,
@@ -66,6 +67,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     run, materials = recipe.run, load_data(recipe)
     Presence(run.joins, run.leaves).check(list(materials.clients), 0)
     materials = _without(materials, run.without)
+    warn_of_ignored(recipe.sections["data"], run, materials)
     presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
     dataset, name = materials.dataset, recipe.sections["model"]["name"]
     tasks = _tasks(recipe, materials)

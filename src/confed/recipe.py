@@ -24,11 +24,12 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 
 from confed.data.missing import missing_of
+from confed.federation.ranges import POSITIVE, check_fields
 from confed.federation.train import Local
 from confed.overrides import NAMED, apply_overrides, kept_keys
 from confed.run_section import Run
@@ -234,9 +235,9 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     path = Path(source)
     name = path.name.removesuffix(".toml")
     if path.is_file():
-        text = path.read_text()
+        text = read_text(path)
     elif name in packaged_recipes() and str(source) in (name, f"{name}.toml", f"recipes/{name}.toml"):
-        text = (files("confed.recipes") / f"{name}.toml").read_text()
+        text = (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8")
     else:
         raise ValueError(f"no recipe at {str(source)!r}; packaged recipes: {', '.join(packaged_recipes())}")
     try:
@@ -248,13 +249,26 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
     return _resolve(name, content)
 
 
+def read_text(path: Path) -> str:
+    """A file's text, which must be UTF-8; the mark that some editors put in front is left out.
+
+    Raises:
+        ValueError: it is in another encoding; names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 (byte {error.start + 1}); save it in that encoding") from error
+
+
 def _named(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
     values = dict(values)
     where = where or section
     name = values.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(
-            f"{where}.name must name a {NAMED[section].kind}; there are {', '.join(NAMED[section].names())}"
+            f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
+            f"{', '.join(NAMED[section].names())}"
         )
     # What examples lose at random, and in whose terms they are put, is no dataset's own affair.
     missing = values.pop("missing", None) if section == "data" else None
@@ -295,6 +309,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     sections["local"] = validate(Local, content.get("local", {}), "local", set())
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
+    check_fields(_Study(**study), "study")
     methods = tuple(study["methods"])
     twice = next((method for method in methods if methods.count(method) > 1), None)
     if twice is not None:
@@ -328,7 +343,7 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
 class _Study:
     methods: tuple[str, ...] = ()
     table: tuple[str, ...] = ()
-    lr: tuple[float, ...] = ()
+    lr: Annotated[tuple[float, ...], POSITIVE] = ()
     headline: Headline | None = None
     models: tuple[str, ...] = ()
     score: str = ""

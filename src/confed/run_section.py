@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_fields
 
 __all__ = ["Run"]
+
+SEEDS = Range(-(2**62), 2**62)
+"""What torch's generators take, with room for the seeds of a study, which are counted from the first."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,7 @@ class Run:
 
     Attributes:
         rounds: communication rounds T.
-        cohort: clients per round; a share of those present if below 1; all of them if 0.
+        cohort: clients per round, a whole number; a share of those present if below 1; all of them if 0.
         sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
             of training examples, one after the other without replacement.
         joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
@@ -36,20 +41,20 @@ class Run:
         modality_matrix: the final models are also tried with every set of modalities, where examples have several.
     """
 
-    rounds: int = 6
-    cohort: float = 0.0
+    rounds: Annotated[int, AT_LEAST_ONE] = 6
+    cohort: Annotated[float, NOT_NEGATIVE] = 0.0
     sampling: Literal["uniform", "size"] = "uniform"
-    seed: int = 0
-    workers: int = 0
-    threads: int = 1
+    seed: Annotated[int, SEEDS] = 0
+    workers: Annotated[int, NOT_NEGATIVE] = 0
+    threads: Annotated[int, AT_LEAST_ONE] = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    checkpoint_every: int = 1
-    checkpoint_seconds: float = 0.0
-    keep_checkpoints: int | Literal["joins"] = 2
-    evaluate_every: int = 1
-    evaluate_examples: int = 200
+    checkpoint_every: Annotated[int, NOT_NEGATIVE] = 1
+    checkpoint_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
+    keep_checkpoints: Annotated[int | Literal["joins"], AT_LEAST_ONE] = 2
+    evaluate_every: Annotated[int, NOT_NEGATIVE] = 1
+    evaluate_examples: Annotated[int, NOT_NEGATIVE] = 200
     keep_personal: bool = True
-    gallery: int = 3
+    gallery: Annotated[int, NOT_NEGATIVE] = 3
     controls: Literal["all", "none"] = "all"
     modality_matrix: bool = True
     joins: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -57,19 +62,9 @@ class Run:
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "cohort",
-            "workers",
-            "checkpoint_every",
-            "evaluate_every",
-            "evaluate_examples",
-            "gallery",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"run.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("rounds", "threads", "keep_checkpoints"):
-            if getattr(self, name) != "joins" and getattr(self, name) < 1:
-                raise ValueError(f"run.{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, "run")
+        if self.cohort > 1 and self.cohort != int(self.cohort):
+            raise ValueError(f"run.cohort must be a whole number of clients, or a share below 1, got {self.cohort}")
         if self.keep_checkpoints == "joins" and not self.checkpoint_every:
             raise ValueError("run.keep_checkpoints = 'joins' needs run.checkpoint_every of at least 1, got 0")
         for client, first in self.joins.items():

@@ -42,9 +42,27 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
         key = ".".join([where, *key])
         if first["type"] == "missing":
             raise ValueError(f"{key} must be given; valid keys: {', '.join(names)}") from error
+        own = str(first.get("ctx", {}).get("error", ""))
+        if first["type"] == "value_error" and own.startswith(f"{key}."):  # a part that checks its own values
+            raise ValueError(own) from error
         raise ValueError(f"{key}: {first['msg']}; got {first['input']!r}") from error
+    for name, value in values.items():
+        _check_numbers(value, getattr(checked, name), f"{where}.{name}")
     # Paths become absolute, so that a run folder can be resumed from anywhere.
     return {name: _absolute(getattr(checked, name)) for name in names}
+
+
+def _check_numbers(given: Any, taken: Any, where: str) -> None:
+    """Refuses true and false where a number was meant, which pydantic takes as 1 and 0."""
+    if isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
+        raise ValueError(f"{where} must be a number, got {str(given).lower()}")
+    if isinstance(given, list | tuple) and isinstance(taken, list | tuple):
+        for number, (first, second) in enumerate(zip(given, taken, strict=False)):
+            _check_numbers(first, second, f"{where}.{number}")
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            found = taken.get(key) if isinstance(taken, Mapping) else getattr(taken, str(key), None)
+            _check_numbers(value, found, f"{where}.{key}")
 
 
 def _first_fault(faults: Sequence[Any], model: Any, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -74,7 +92,7 @@ def _schema(constructor: Callable[..., Any], skip: frozenset[str]) -> tuple[Any,
                 default = Field(default_factory=made[name])
             fields[name] = (hints.get(name, Any), default)
     # Protected namespaces are pydantic's own; keywords such as ``model_...`` are legitimate here.
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), allow_inf_nan=False)
     return create_model("Section", __config__=config, **fields), tuple(fields)
 
 

@@ -167,7 +167,7 @@ def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
     for number, job in enumerate(jobs):
         folder = root / job.folder
         if (folder / "summary.json").exists():
-            summary = json.loads((folder / "summary.json").read_text())
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         else:
             own = recipe.method(job.method).with_run(seed=job.seed)
             summary = run(own, folder, resume=is_run(folder), watch=watch(number, len(jobs), job))
@@ -199,7 +199,7 @@ def resume(root: Path, watch: StudyWatch) -> Sequence[Mapping[str, Any]]:
     if is_run(root):
         summary = root / "summary.json"
         if summary.exists():
-            return [json.loads(summary.read_text())]
+            return [json.loads(summary.read_text(encoding="utf-8"))]
         recipe = load_recipe(root / "recipe.toml")
         job = Job(recipe.sections["algorithm"]["name"], recipe.run.seed, root.name)
         return [run(recipe, root, resume=True, watch=watch(0, 1, job))]

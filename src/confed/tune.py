@@ -2,10 +2,12 @@
 
 What is tried is the learning rate that all methods share, crossed with what the method itself names as worth trying
 (``Algorithm.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
-tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011), and a
-configuration whose score after a round lies below the median of the earlier ones' is stopped (the median rule of
-Golovin et al., "Google Vizier", KDD 2017). Scores are the mean over clients of the validation score of the model that
-the method deploys there: the client's own, or the global part with the client's own head where that is the method's.
+tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011). Every
+configuration is trained to the end unless stopping early is asked for: then one stops whose best score so far lies
+below the median of the earlier ones' best (the median rule of Golovin et al., "Google Vizier", KDD 2017) by more than
+two standard errors of a validation score, in two rounds in a row. Scores are the mean over clients of the validation
+score of the model that the method deploys there: what the recipe's or the row's headline names, else the client's own,
+or the global part with the client's own head where that is the method's.
 Of multi-label data the score is ``C-AP-binned``, or what ``[study] score`` names, of all clients' validation examples
 together: of the global model, or of the clients' own where a method has none or the recipe's headline is "personal".
 Clients without validation examples are judged on an unseen place called "validation", where there is one.
@@ -19,6 +21,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,19 +35,22 @@ from confed.folder_lock import exclusive
 from confed.grid import differing, joined, refusals
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
-from confed.tuned import Trial, Tuned, in_words, merge, scores_csv, tuned_toml
-from confed.validation import NOTHING, any_validation, validation_scores
+from confed.tuned import Trial, Tuned, effective_questions, in_words, merge, scores_csv, standard_error, tuned_toml
+from confed.validation import LOOKED_AT, NOTHING, any_validation, validation_scores
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["FACTORS", "search_space", "tune", "tune_row", "validation_scores"]
+__all__ = ["FACTORS", "clearly_worse", "search_space", "tune", "tune_row", "validation_scores"]
 
 FACTORS = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
 """Learning rates tried, as multiples of the recipe's, where it names none itself."""
 
 RANDOM_FIRST = 3
 """Configurations before the estimator has something to go by; also before any is stopped early."""
+
+BELOW = 2.0
+"""Standard errors of a validation score below the median at which a configuration may be stopped early."""
 
 LR = "local.lr"
 
@@ -66,16 +72,27 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     own = single.local.lr
     rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
     space = {LR: _with(rates, own)}
-    algorithm = single.sections["algorithm"]
-    for name, values in type(single.construct("algorithm")).search.items():
+    algorithm, method = single.sections["algorithm"], single.construct("algorithm")
+    for name, values in type(method).search.items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
-        space[name] = _with(tuple(values), algorithm[name])
+        # None may stand for one of the values: as a value of its own it would be tried twice.
+        space[name] = _with(values, method.in_effect(name))
     return space
 
 
 def _with(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
-    return tuple(values) if own in values else (own, *values)
+    """The values, each once, the row's own among them; it takes the place of one that is equal but for rounding."""
+    taken = [own if _same(value, own) else value for value in values]
+    there = tuple(dict.fromkeys(taken))
+    return there if own in there else (own, *there)
+
+
+def _same(first: Any, second: Any) -> bool:
+    numbers = isinstance(first, float | int) and isinstance(second, float | int)
+    if numbers and not isinstance(first, bool) and not isinstance(second, bool):
+        return math.isclose(first, second, rel_tol=1e-5)
+    return type(first) is type(second) and first == second
 
 
 def tune(
@@ -86,6 +103,7 @@ def tune(
     seed: int,
     workers: int,
     show: Callable[[Sequence[str], int], cells.Listen],
+    prune: bool = False,
 ) -> list[Tuned]:
     """Tries configurations of every row of a recipe; what a folder holds already is not tried again.
 
@@ -96,10 +114,11 @@ def tune(
         seed: of all tuning runs.
         workers: rows at a time, each in a process of its own. The figures are the same for any number.
         show: given the rows' titles and 0, it returns who is told what happens to them.
+        prune: stop configurations early that are clearly worse than the median one.
 
     Raises:
         ValueError: a budget below 1, faulty data or no validation examples, or a folder that was tuned with other
-            settings or whose other rows had another budget.
+            settings or whose other rows had another budget or another rule for stopping early.
     """
     from confed.data.label_tables import LazyTables
     from confed.experiment import load_data
@@ -113,10 +132,18 @@ def tune(
     clients = materials.clients
     if isinstance(clients, LazyTables):
         there = clients.without(asked.run.without)
-        if not any_validation(there) and VALIDATION not in materials.unseen:
+        if any_validation(there):
+            # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
+            sizes = [sum(len(data.tables[1]) for data, _ in zip(there.values(), range(LOOKED_AT), strict=False))]
+        elif VALIDATION in materials.unseen:
+            sizes = [len(materials.unseen[VALIDATION].tables[1])]
+        else:
             raise ValueError(NOTHING)
-    elif not any(len(data.tables[1]) for name, data in clients.items() if name not in asked.run.without):
-        raise ValueError(NOTHING)
+    else:
+        sizes = [len(data.tables[1]) for name, data in clients.items() if name not in asked.run.without]
+        if not any(sizes):
+            raise ValueError(NOTHING)
+    questions, stopping = effective_questions(sizes), "margin" if prune else "none"
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
         load_materials.cache_clear()  # the processes read the data themselves
@@ -126,9 +153,10 @@ def tune(
         before = load_recipe(file) if file.is_file() else asked
         recipe = joined(before, asked)
         _check_settings(before, recipe, root)
-        _check_budget([row for row in before.methods if row not in asked.methods], root, budget)
+        _check_budget([row for row in before.methods if row not in asked.methods], root, budget, stopping)
         for row in recipe.methods:
-            _open(recipe, row, _file(root, row), budget)
+            _check_stopping(row, root, stopping)
+            _open(recipe, row, _file(root, row), {"budget": budget, "stopping": stopping})
         write_atomically(file, recipe.to_toml().encode())
         rows = [row for row in asked.methods if row not in errors]
         shown = show([recipe.label(row) for row in rows], 0)
@@ -140,10 +168,18 @@ def tune(
                 failed.add(rows[event.job])
             shown(event)
 
-        jobs = [{"root": str(root), "row": row, "budget": budget} for row in rows]
+        limit = str(questions) if prune else ""
+        jobs = [{"root": str(root), "row": row, "budget": budget, "stop_below": limit} for row in rows]
         cells.carry_out("confed.tune:tune_row", jobs, workers, listen)
         found = [
-            Tuned(row, recipe.label(row), tuple(_trials(_file(root, row))[:budget]), errors.get(row, ""), row in failed)
+            Tuned(
+                row,
+                recipe.label(row),
+                tuple(_trials(_file(root, row))[:budget]),
+                errors.get(row, ""),
+                row in failed,
+                questions,
+            )
             for row in recipe.methods
         ]
         write_atomically(root / "scores.csv", scores_csv(found).encode())
@@ -155,7 +191,8 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
     """Tries the configurations of one row that its file does not hold yet, and returns the best in one line.
 
     Args:
-        job: "root" (the tuning folder), "row" and "budget".
+        job: "root" (the tuning folder), "row", "budget" and "stop_below": the number of validation questions that
+            the margin for stopping early goes by, or empty where every configuration is trained to the end.
         watch: told of every round.
     """
     import optuna
@@ -168,8 +205,7 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
     budget = min(int(job["budget"]), math.prod(map(len, space.values())))
     done = _trials(file)[:budget]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=RANDOM_FIRST - 1, n_warmup_steps=recipe.run.rounds // 3)
-    study = optuna.create_study(direction="maximize", pruner=pruner)
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
     for trial in done:
         _retell(study, trial, space)
     for number in range(len(done), budget):
@@ -183,8 +219,11 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         def tell(round: int, text: str, number: int = number) -> None:
             watch(Progress(round, recipe.run.rounds, f"configuration {number + 1}/{budget}{text}"))
 
+        def hopeless(scores: Sequence[float], earlier: Sequence[Trial] = tuple(done)) -> bool:
+            return bool(job["stop_below"]) and clearly_worse(scores, earlier, float(job["stop_below"]))
+
         tell(0, "")
-        done.append(_try(study, asked, single, choice, space, tell))
+        done.append(_try(study, asked, single, choice, space, tell, hopeless))
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(vars(done[-1])) + "\n")
     best = Tuned(row, "", tuple(done)).best
@@ -199,6 +238,7 @@ def _try(
     choice: Mapping[str, int],
     space: Mapping[str, Sequence[Any]],
     tell: Callable[[int, str], None],
+    hopeless: Callable[[Sequence[float]], bool],
 ) -> Trial:
     """Trains one configuration, as far as it is worth it."""
     from optuna.trial import TrialState
@@ -209,7 +249,7 @@ def _try(
             scores.append(score)
             asked.report(score, len(scores))
             tell(min(len(scores), recipe.run.rounds), f", {score:.1%}")
-            if len(scores) < recipe.run.rounds and asked.should_prune():
+            if recipe.run.rounds // 3 < len(scores) < recipe.run.rounds and hopeless(scores):
                 state = TrialState.PRUNED
                 break
     except (RuntimeError, ValueError) as failure:  # a learning rate at which training diverges is a finding
@@ -220,6 +260,25 @@ def _try(
     names = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     values = {knob: space[knob][at] for knob, at in choice.items()}
     return Trial(choice, values, names[state], tuple(scores), round(time.perf_counter() - began, 2), error)
+
+
+def clearly_worse(scores: Sequence[float], earlier: Sequence[Trial], questions: float) -> bool:
+    """Whether a configuration lies far below the earlier ones in its two last rounds, beyond what is noise.
+
+    Args:
+        scores: its score after each round so far.
+        earlier: the configurations before it; those that were trained to the end count.
+        questions: what a score is a mean over, see :func:`confed.tuned.effective_questions`.
+    """
+    finished = [trial.scores for trial in earlier if trial.score is not None]
+    if len(finished) < RANDOM_FIRST - 1 or len(scores) < 2:
+        return False
+    for end in (len(scores) - 1, len(scores)):
+        middle = statistics.median(max(there[:end]) for there in finished)
+        error = standard_error(middle, questions)
+        if error is None or not max(scores[:end]) < middle - BELOW * error:
+            return False
+    return True
 
 
 def _ask(
@@ -275,7 +334,8 @@ def _derive(recipe: Recipe, row: str, number: int) -> int:
 
 def _own(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     single = recipe.method(row)
-    values = {LR: single.local.lr, **single.sections["algorithm"]}
+    method = single.construct("algorithm")
+    values = {knob: single.local.lr if knob == LR else method.in_effect(knob) for knob in space}
     return {knob: choices.index(values[knob]) for knob, choices in space.items()}
 
 
@@ -298,7 +358,16 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
             raise ValueError(f"{root}: {row} was tuned with {different}; give another folder with --out")
 
 
-def _check_budget(rows: Sequence[str], root: Path, budget: int) -> None:
+def _check_stopping(row: str, root: Path, stopping: str) -> None:
+    """Trials that are there must have been stopped early by the same rule, or none been stopped."""
+    head, *trials = read_jsonl(_file(root, row)) or [{}]
+    held = head.get("stopping", "median")  # the rule of folders that do not name one
+    if trials and held != stopping:
+        how = {"none": "without --prune", "margin": "with --prune"}.get(held, "by an earlier version's median rule")
+        raise ValueError(f"{root}: {row} was tuned {how}; do so again, or give another folder with --out")
+
+
+def _check_budget(rows: Sequence[str], root: Path, budget: int, stopping: str) -> None:
     """Rows that a call leaves alone must have had its budget: what one folder chose was chosen on equal terms."""
     for row in rows:
         head, *trials = read_jsonl(_file(root, row)) or [{}]
@@ -309,16 +378,17 @@ def _check_budget(rows: Sequence[str], root: Path, budget: int) -> None:
                 f"{root}: {row} was tuned with a budget of {held}, not {budget}; give --budget {held}, name {row} in "
                 "--methods too, or give another folder with --out"
             )
+        _check_stopping(row, root, stopping)
 
 
-def _open(recipe: Recipe, row: str, file: Path, budget: int) -> None:
+def _open(recipe: Recipe, row: str, file: Path, terms: Mapping[str, Any]) -> None:
     """Starts a row's file, or checks that its trials are of the same space."""
     space = {knob: list(values) for knob, values in search_space(recipe, row).items()}
     head, *trials = read_jsonl(file) or [{"space": space}]
     if head["space"] != json.loads(json.dumps(space)):
         raise ValueError(f"{file} holds trials of {head['space']}, not of {space}; give another folder with --out")
     # Written anew, because what a kill left of a line would run into the next one.
-    lines = [{**head, "budget": budget}, *trials]
+    lines = [{**head, **terms}, *trials]
     write_atomically(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ import tomli_w
 from confed.recipe import Recipe
 from confed.results.settings import flat
 
-__all__ = ["Trial", "Tuned", "apply", "in_words", "merge", "read_tuned", "scores_csv", "tuned_toml"]
+__all__ = [
+    "Trial", "Tuned", "apply", "effective_questions", "in_words", "merge", "read_tuned", "scores_csv",
+    "standard_error", "tuned_toml",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Tuned:
         trials: in order; the first is the recipe's own configuration.
         error: why there are none, or no more.
         failed: it broke on the way, instead of being refused beforehand.
+        questions: validation questions that a score is a mean over, see :func:`effective_questions`; 0 if unknown.
     """
 
     row: str
@@ -59,12 +64,67 @@ class Tuned:
     trials: tuple[Trial, ...] = ()
     error: str = ""
     failed: bool = False
+    questions: float = 0.0
 
     @property
     def best(self) -> Trial | None:
         """The finished configuration with the highest score; the earliest of several."""
         there = [trial for trial in self.trials if trial.score is not None]
         return max(there, key=lambda trial: trial.score or 0.0, default=None)
+
+    @property
+    def lead(self) -> str:
+        """How far the choice lies ahead of the next configuration, and how many lie within noise, in a sentence.
+
+        Noise is one standard error of a validation score. Empty where nothing else was finished.
+        """
+        best = self.best
+        others = [trial for trial in self.trials if trial.score is not None and trial is not best]
+        if best is None or best.score is None or not others:
+            return ""
+        behind = sorted(best.score - (trial.score or 0.0) for trial in others)
+        error = standard_error(best.score, self.questions)
+        if error is None:
+            return f"the next is {100 * behind[0]:.1f} points behind"
+        apart = round(behind[0] * self.questions)
+        text = (
+            "the next is level"
+            if behind[0] == 0
+            else f"the next is {100 * behind[0]:.1f} points behind, about {apart} of {self.questions:,.0f} questions"
+        )
+        near = sum(gap <= error for gap in behind)
+        if near:
+            each = f"{near} of {len(others)} others" if len(others) > 1 else "the only other"
+            text += f"; within noise (one standard error, {100 * error:.1f} points): {each}"
+        return text
+
+
+def effective_questions(sizes: Sequence[int]) -> float:
+    """How many questions a mean over clients of means over their questions is worth.
+
+    With K clients of n_k questions, the variance of the mean is s^2 / K^2 * sum_k 1 / n_k, that of K^2 / sum_k 1 / n_k
+    questions; this is all of them where clients have equally many.
+
+    Args:
+        sizes: validation questions per client; those without any have no part.
+    """
+    there = [size for size in sizes if size > 0]
+    return len(there) ** 2 / sum(1 / size for size in there) if there else 0.0
+
+
+def standard_error(score: float, questions: float) -> float | None:
+    """The standard error of a mean over questions of values from 0 to 1, at most; None where it is not known.
+
+    sqrt(p (1 - p) / n) is exact for right and wrong, and an upper bound for values in between. Of a metric that is no
+    mean over examples (average precision) it is a rough guide.
+
+    Args:
+        score: the mean p.
+        questions: n.
+    """
+    if questions <= 0 or not 0 <= score <= 1:
+        return None
+    return math.sqrt(score * (1 - score) / questions)
 
 
 def merge(override: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +162,9 @@ def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
     # TOML has no null: a setting that is left to the method is left out.
     chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
     content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
-    head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n\n"
-    return head + tomli_w.dumps(content)
+    head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n"
+    leads = "".join(f"# {tuned.row}: {tuned.lead}\n" for tuned in found if tuned.lead)
+    return f"{head}{leads}\n{tomli_w.dumps(content)}"
 
 
 def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:

@@ -24,8 +24,10 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     A method that does something after the last round (fine-tuning) yields once more after it.
 
     Yields:
-        The headline metric's mean over clients: of each one's own model, or, where a method gives none, of the
-        model that serves everybody. Of multi-label data a metric of all validation examples together.
+        The headline metric's mean over clients, of the model that ``recipe.headline`` names: "personal", each
+        one's own, or "global_seen", what is global with each client's own head where it has one; the other of the
+        two where a method has no such model. Without a headline what is global where the method has heads of each
+        client's own, else each client's own. Of multi-label data a metric of all validation examples together.
 
     Raises:
         ValueError: the recipe or its data are faulty, there are no validation examples, or the method cannot work
@@ -76,9 +78,10 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
             if isinstance(setup.task, Counting):
                 yield _pooled_score(recipe, setup, counts.values())
                 continue
-            # A method whose global part answers with each client's own head deploys just that.
-            own = views["global"] if setup.algorithm.own_heads else views["personal"]
-            places = views["unseen"] if pooled else own or views["global"]
+            # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
+            wanted = recipe.headline or ("global_seen" if setup.algorithm.own_heads else "personal")
+            first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
+            places = views["unseen"] if pooled else views[first] or views[second]
             scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
             if not scores:
                 raise ValueError(NOTHING)

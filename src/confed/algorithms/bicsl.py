@@ -26,7 +26,7 @@ end-to-end). Loss, masking and similarity of either are the task's presets; sche
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Flag, Report
 from confed.federation.split import Cut, Half, steps_of, stored
 from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
@@ -73,7 +74,7 @@ class BiCSL(Algorithm):
     staleness: Literal[0, 1] = 0
     keep_moments: bool = False
     privacy: CutPrivacy = field(default_factory=CutPrivacy)
-    decorrelate: float = 0.0
+    decorrelate: Annotated[float, NOT_NEGATIVE] = 0.0
     modules: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
     contrast: Contrast | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -82,17 +83,7 @@ class BiCSL(Algorithm):
     neutral: ClassVar[str] = "no client ever holds the whole network"
 
     def __post_init__(self) -> None:
-        for name, valid in {
-            "preset": ("paper", "code"),
-            "averaged": ("all", "backbone", None),
-            "weighting": ("uniform", "examples"),
-            "staleness": (0, 1),
-        }.items():
-            if getattr(self, name) not in valid:
-                options = ", ".join(str(value) for value in valid if value is not None)
-                raise ValueError(f"algorithm.{name} must be one of {options}, got {getattr(self, name)!r}")
-        if not self.decorrelate >= 0:
-            raise ValueError(f"algorithm.decorrelate must not be negative, got {self.decorrelate}")
+        super().__post_init__()
         if self.privacy.gradient_clip is not None:
             raise ValueError(
                 "algorithm.privacy.gradient_clip must be left out: BiCSL's clients send no gradients, "

@@ -15,7 +15,7 @@ own: they never travel. A client keeps 2 x N x 128 values of banks and one numbe
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, SingleLabel, Task
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import feature_width
 from confed.federation.train import Objective, global_features
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, draw_negatives
@@ -53,27 +54,15 @@ class CRD(Algorithm):
     """
 
     label: ClassVar[str] = "CRD"
-    lam: float = 0.8
-    negatives: int = 4096
+    lam: Annotated[float, NOT_NEGATIVE] = 0.8
+    negatives: Annotated[int, AT_LEAST_ONE] = 4096
     negatives_from: Literal["other_classes", "others"] = "other_classes"
-    width: int = 128
-    temperature: float = 0.07
-    momentum: float = 0.5
-    start_round: int = 1
+    width: Annotated[int, AT_LEAST_ONE] = 128
+    temperature: Annotated[float, POSITIVE] = 0.07
+    momentum: Annotated[float, BELOW_ONE] = 0.5
+    start_round: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.03, 0.2, 0.8)}
-
-    def __post_init__(self) -> None:
-        for name in ("lam", "start_round"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"algorithm.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("negatives", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"algorithm.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"algorithm.momentum must lie in [0, 1), got {self.momentum}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """The method itself.

@@ -14,7 +14,7 @@ This is a second training of the same length: a client computes twice as much as
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective, train
 from confed.losses.proximal import half_squared_distance
 
@@ -41,13 +42,9 @@ class Ditto(Algorithm):
             the client's first round.
     """
 
-    lam: float = 0.1
+    lam: Annotated[float, NOT_NEGATIVE] = 0.1
     neutral: ClassVar[dict[str, Any]] = {}  # the server never sees v: whatever lambda is, it goes FedAvg's way
     search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.01, 0.1, 1.0, 10.0)}
-
-    def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise ValueError(f"algorithm.lam must not be negative, got {self.lam}")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:

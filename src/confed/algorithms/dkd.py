@@ -14,13 +14,14 @@ unsure the teacher is of the right answer; here it is free.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch, SingleLabel, Task
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective, global_logits
 from confed.losses.distillation import decoupled
 
@@ -42,23 +43,14 @@ class DKD(Algorithm):
     """
 
     label: ClassVar[str] = "DKD"
-    lam: float = 1.0
-    alpha: float = 1.0
-    beta: float = 8.0
-    temperature: float = 4.0
-    warmup: int = 1
-    start_round: int = 1
+    lam: Annotated[float, NOT_NEGATIVE] = 1.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
+    beta: Annotated[float, NOT_NEGATIVE] = 8.0
+    temperature: Annotated[float, POSITIVE] = 4.0
+    warmup: Annotated[int, AT_LEAST_ONE] = 1
+    start_round: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.01, 0.03, 0.1)}
-
-    def __post_init__(self) -> None:
-        for name in ("lam", "alpha", "beta", "start_round"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"algorithm.{name} must not be negative, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
-        if self.warmup < 1:
-            raise ValueError(f"algorithm.warmup must be at least 1 round, got {self.warmup}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """The method itself.

@@ -11,10 +11,11 @@ with s = tau^2 at first. The same step is an option of every method that aggrega
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Reply
+from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 
@@ -31,19 +32,11 @@ class FedAdam(Algorithm):
         tau: adaptivity; a weight whose updates are small beside it moves in proportion to them.
     """
 
-    server_lr: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.99)
-    tau: float = 1e-3
+    server_lr: Annotated[float, POSITIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.99)
+    tau: Annotated[float, POSITIVE] = 1e-3
     neutral: ClassVar[str] = "an adaptive step is FedAvg's only in the limit of a large tau"
     search: ClassVar[dict[str, Sequence[Any]]] = {"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)}
-
-    def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"algorithm.server_lr must be positive, got {self.server_lr}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"algorithm.betas must lie in [0, 1), got {self.betas}")
-        if not self.tau > 0:
-            raise ValueError(f"algorithm.tau must be positive, got {self.tau}")
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of Adam along the mean update."""

@@ -6,10 +6,11 @@ study of personalized federated learning", 2022 (arXiv 2206.13190).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 
 __all__ = ["FedAvgFT"]
@@ -23,14 +24,10 @@ class FedAvgFT(Algorithm):
         finetune_epochs: passes over the client's examples after the last round; 0 keeps the global model.
     """
 
-    finetune_epochs: int = 2
+    finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
     label: ClassVar[str] = "FedAvg + FT"
     neutral: ClassVar[dict[str, Any]] = {"finetune_epochs": 0}
     search: ClassVar[dict[str, Any]] = {"finetune_epochs": (1, 2, 4)}
-
-    def __post_init__(self) -> None:
-        if self.finetune_epochs < 0:
-            raise ValueError(f"algorithm.finetune_epochs must not be negative, got {self.finetune_epochs}")
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Asks every client to ``personalise`` the final global model."""

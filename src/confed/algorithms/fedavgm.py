@@ -10,10 +10,11 @@ The same step is an option of every method that aggregates as FedAvg does: ``alg
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Reply
+from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
 
@@ -29,16 +30,10 @@ class FedAvgM(Algorithm):
         momentum: beta.
     """
 
-    server_lr: float = 1.0
-    momentum: float = 0.9
+    server_lr: Annotated[float, POSITIVE] = 1.0
+    momentum: Annotated[float, BELOW_ONE] = 0.9
     neutral: ClassVar[dict[str, Any]] = {"server_lr": 1.0, "momentum": 0.0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"momentum": (0.3, 0.7, 0.9), "server_lr": (0.3, 1.0)}
-
-    def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"algorithm.server_lr must be positive, got {self.server_lr}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"algorithm.momentum must lie in [0, 1), got {self.momentum}")
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of momentum along the mean update."""

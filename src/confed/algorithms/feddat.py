@@ -40,7 +40,7 @@ left alone by it (the code's zero gradients let AdamW's momentum and decay move 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import adapters_of, private_head
 from confed.federation.train import Objective
 from confed.losses.mutual import Direction, divergence
@@ -95,10 +96,10 @@ class FedDAT(Algorithm):
     """
 
     preset: Literal["paper", "code"] = "paper"
-    temperature: float | None = None
-    alpha: float = 1.0
-    beta: float | None = None
-    ramp: int | None = None
+    temperature: Annotated[float | None, POSITIVE] = None
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
+    beta: Annotated[float | None, NOT_NEGATIVE] = None
+    ramp: Annotated[int | None, NOT_NEGATIVE] = None
     halve: bool | None = None
     direction: Direction = "teacher_student"
     updates: Literal["sequential", "simultaneous"] = "sequential"
@@ -117,24 +118,7 @@ class FedDAT(Algorithm):
     search: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.3, 1.0, 3.0), "temperature": (1.0, 3.0)}
 
     def __post_init__(self) -> None:
-        for name, valid in {
-            "preset": tuple(TEMPERATURES),
-            "direction": get_args(Direction),
-            "updates": ("sequential", "simultaneous"),
-            "order": ("shared_first", "teacher_first"),
-            "teacher": ("dual", "local", "frozen"),
-            "inference": ("shared", "local", "both"),
-            "local_init": ("own", "same"),
-            "weighting": ("uniform", "examples"),
-        }.items():
-            if getattr(self, name) not in valid:
-                raise ValueError(f"algorithm.{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
-        for name in ("alpha", "beta", "ramp"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"algorithm.{name} must not be negative, got {value}")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
+        super().__post_init__()
         if self.teacher == "frozen" and self.inference != "shared":
             raise ValueError(
                 "algorithm.inference must be shared where algorithm.teacher is frozen (there is no local adapter), "
@@ -142,6 +126,13 @@ class FedDAT(Algorithm):
             )
 
     # Before anything runs ----------------------------------------------------------------------------------
+
+    def in_effect(self, name: str) -> Any:
+        """As the method has it; temperature and beta that are not given have the preset's value, and alpha's."""
+        value = super().in_effect(name)
+        if value is None and name in ("temperature", "beta"):
+            return TEMPERATURES[self.preset] if name == "temperature" else self.alpha
+        return value
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the shared adapter and the heads in the model.

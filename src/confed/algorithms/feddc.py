@@ -35,7 +35,7 @@ authors' code sends both. The authors clip gradients at norm 10, which is ``loca
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Local, Objective, train, travelled
@@ -74,7 +75,7 @@ class FedDC(Algorithm):
         statistics: names of the model's buffers, which are averaged and not corrected; read off the model.
     """
 
-    alpha: float = 0.01
+    alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     correction: Literal["auto", "on", "off"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
@@ -82,10 +83,6 @@ class FedDC(Algorithm):
     counts_examples: ClassVar[bool] = True
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"algorithm.alpha must not be negative, got {self.alpha}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""

@@ -25,7 +25,7 @@ models do not have, are the client's own and learn in both trainings.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.ranges import AT_LEAST_ONE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.structure import adapters_of, private_head
 from confed.federation.train import Objective, to_device, train
@@ -66,9 +67,9 @@ class FedDPA(Algorithm):
     """
 
     schedule: Literal["iterative", "sequential"] = "iterative"
-    mix: float = 0.5
-    scale: float = 0.5
-    examples: int = 5
+    mix: Annotated[float, SHARE] = 0.5
+    scale: Annotated[float, SHARE] = 0.5
+    examples: Annotated[int, AT_LEAST_ONE] = 5
     weighting: Literal["uniform", "examples"] = "examples"
     adapter: str = ""
     head: tuple[str, ...] = ()
@@ -78,16 +79,6 @@ class FedDPA(Algorithm):
     carried: ClassVar[tuple[str, ...]] = (f"{EXAMPLES}.*",)  # stored, not trained
     neutral: ClassVar[str] = "the head is never shared"
     search: ClassVar[Mapping[str, Sequence[Any]]] = {"mix": (0.3, 0.5, 0.7), "scale": (0.3, 0.5, 1.0)}
-
-    def __post_init__(self) -> None:
-        for name, valid in {"schedule": ("iterative", "sequential"), "weighting": ("uniform", "examples")}.items():
-            if getattr(self, name) not in valid:
-                raise ValueError(f"algorithm.{name} must be one of {', '.join(valid)}, got {getattr(self, name)!r}")
-        for name in ("mix", "scale"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"algorithm.{name} must lie in [0, 1], got {getattr(self, name)}")
-        if self.examples < 1:
-            raise ValueError(f"algorithm.examples must be at least 1, got {self.examples}")
 
     # Before anything runs ----------------------------------------------------------------------------------
 

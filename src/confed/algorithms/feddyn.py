@@ -22,7 +22,7 @@ FedDC without its gradient correction, which it leaves out under AdamW, is this 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.losses.proximal import half_squared_distance
@@ -56,17 +57,13 @@ class FedDyn(Algorithm):
         statistics: names of the model's buffers, which are averaged and have no h_k; read off the model.
     """
 
-    alpha: float = 0.01
+    alpha: Annotated[float, POSITIVE] = 0.01
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
     leavers: ClassVar[bool] = False
     partial: ClassVar[bool] = False
     counts_examples: ClassVar[bool] = True
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
-
-    def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"algorithm.alpha must be positive, got {self.alpha}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""

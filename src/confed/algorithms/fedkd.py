@@ -25,7 +25,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
+from confed.federation.ranges import Range
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
@@ -68,20 +69,13 @@ class FedKD(Algorithm):
     """
 
     label: ClassVar[str] = "FedKD"
-    energy_start: float = 0.95
-    energy_end: float = 0.98
+    energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
+    energy_end: Annotated[float, Range(0, 1, above=True)] = 0.98
     detach: bool = False
     reduction: Reduction = "element"
     compress_download: bool = True
     neutral: ClassVar[str] = "every client trains two networks at once, so it never becomes FedAvg"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"detach": (False, True), "reduction": ("element", "batch")}
-
-    def __post_init__(self) -> None:
-        for name in ("energy_start", "energy_end"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"algorithm.{name} must lie in (0, 1], got {getattr(self, name)}")
-        if self.reduction not in ("element", "batch"):
-            raise ValueError(f"algorithm.reduction must be 'element' or 'batch', got {self.reduction!r}")
 
     def energy(self, round: int, rounds: int) -> float:
         """e(r): the share of a matrix's sum of squares that must be exceeded in a round, counted from 0."""

@@ -37,10 +37,9 @@ repeated: whoever knows the seed can subtract it. Without noise a server sees ho
 each pair, occurs.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +49,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Message, Reply
 from confed.federation.params import Mean
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import NOT_NEGATIVE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, global_logits, train
 from confed.losses.label_states import UNKNOWN, uncertain
@@ -78,26 +78,16 @@ class FedLGT(Algorithm):
 
     label: ClassVar[str] = "FedLGT"
     preset: Preset = "paper"
-    tau: float = 0.5
-    eps: float = 0.02
+    tau: Annotated[float, SHARE] = 0.5
+    eps: Annotated[float, NOT_NEGATIVE] = 0.02
     guidance: bool = True
     first_sample_only: bool | None = None
-    graph_noise: float = 0.0
+    graph_noise: Annotated[float, NOT_NEGATIVE] = 0.0
     graph: str = ""
 
     finetuning: ClassVar[str] = "states"
     neutral: ClassVar[Mapping[str, Any]] = {"guidance": False}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {"eps": (0.01, 0.02, 0.05, 0.1)}
-
-    def __post_init__(self) -> None:
-        if self.preset not in get_args(Preset):
-            raise ValueError(f"algorithm.preset must be one of {', '.join(get_args(Preset))}, got {self.preset!r}")
-        if not 0 <= self.tau <= 1:
-            raise ValueError(f"algorithm.tau must lie in [0, 1], got {self.tau}")
-        for name in ("eps", "graph_noise"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"algorithm.{name} must be a number from 0, got {value}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the model's label graph.

@@ -108,12 +108,7 @@ class FedLoRA(Algorithm):
     neutral: ClassVar[str] = "the head is never shared"
 
     def __post_init__(self) -> None:
-        if self.preset not in get_args(Preset):
-            known = ", ".join(map(repr, get_args(Preset)))
-            raise ValueError(f"algorithm.preset must be one of {known}, got {self.preset!r}")
-        for name, values in {**_CHOICES, "weighting": ("uniform", "examples")}.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"algorithm.{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
+        super().__post_init__()
         if self.preset:
             for name, values in _CHOICES.items():
                 default, wanted = values[0], PRESETS[self.preset].get(name, values[0])

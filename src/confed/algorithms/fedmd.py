@@ -22,7 +22,7 @@ passes; numbers of passes are options and ``local.epochs``, the optimiser is ``l
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from confed.federation.ownership import owned, restricted
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, ClientData
 from confed.federation.randomness import generator
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import to_device, train
 
@@ -59,19 +60,14 @@ class FedMD(Algorithm):
 
     label: ClassVar[str] = "FedMD"
     public: str = ""
-    items: int = 0
-    public_epochs: int = 1
-    digest_epochs: int = 1
+    items: Annotated[int, NOT_NEGATIVE] = 0
+    public_epochs: Annotated[int, NOT_NEGATIVE] = 1
+    digest_epochs: Annotated[int, NOT_NEGATIVE] = 1
     scored: tuple[int, int] | None = field(default=None, init=False)
 
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "scores are shared and no values of models, so it never becomes FedAvg"
     search: ClassVar[dict[str, Sequence[Any]]] = {"digest_epochs": (1, 2, 4)}
-
-    def __post_init__(self) -> None:
-        for name in ("items", "public_epochs", "digest_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"algorithm.{name} must not be negative, got {getattr(self, name)}")
 
     def public_place(self) -> str:
         """The place that the recipe names."""

@@ -18,7 +18,7 @@ approximations, which the chapter leaves for later, are derived in ``losses/pref
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
 from confed.federation.train import Objective, global_logits
 from confed.losses.preference import Filter, Matchup, Reduction, Space, forgotten, most_forgotten, pairwise_preference
 from confed.losses.preference_approximate import sampled_preference, sorted_preference
@@ -52,21 +53,20 @@ class FedP3(Algorithm):
     """
 
     label: ClassVar[str] = "FedP³"
-    lam: float = 1.0
+    lam: Annotated[float, NOT_NEGATIVE] = 1.0
     top_n: int = 20
     pairs: Literal["filtered", "all", "sorted", "sampled"] = "filtered"
     filter: Filter = "gain"
-    samples: int = 400
+    samples: Annotated[int, AT_LEAST_ONE] = 400
     g: Matchup = "logistic"
     space: Space = "prob"
     reduction: Reduction = "sum"
-    start_round: int = 1
+    start_round: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lam": (0.001, 0.003, 0.01, 0.1), "top_n": (5, 20)}
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"algorithm.samples must be at least 1, got {self.samples}")
+        super().__post_init__()
         if self.pairs == "sorted" and self.space == "logit" and self.g != "linear":
             raise ValueError(
                 'algorithm.pairs "sorted" needs algorithm.space "prob" or algorithm.g "linear": logits have no '
@@ -74,8 +74,6 @@ class FedP3(Algorithm):
             )
         if self.top_n < 2:
             raise ValueError(f"algorithm.top_n must be at least 2 (a pair of answers), got {self.top_n}")
-        if self.start_round < 0:
-            raise ValueError(f"algorithm.start_round must not be negative, got {self.start_round}")
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the preference term (Eq. 8.14)."""

@@ -7,7 +7,7 @@ classification head for its own answers. Which of them it is, is the model's mat
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 from torch import nn
 
@@ -37,12 +37,6 @@ class FedPEFT(Algorithm):
 
     own_heads: ClassVar[bool] = True
     neutral: ClassVar[str] = "the head is never shared"
-
-    def __post_init__(self) -> None:
-        if self.weighting not in get_args(Weighting):
-            raise ValueError(
-                f"algorithm.weighting must be one of {', '.join(get_args(Weighting))}, got {self.weighting!r}"
-            )
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the heads in the model."""

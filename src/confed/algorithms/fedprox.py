@@ -9,13 +9,14 @@ are the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective
 from confed.losses.proximal import half_squared_distance
 
@@ -30,7 +31,7 @@ class FedProx(Algorithm):
         mu: weight of the proximal term.
     """
 
-    mu: float = 0.01
+    mu: Annotated[float, NOT_NEGATIVE] = 0.01
     neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
     search: ClassVar[dict[str, Any]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 

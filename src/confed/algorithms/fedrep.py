@@ -8,7 +8,7 @@ divide a round's epochs between them, so that a client computes no more than in 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
+from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.structure import private_head
 from confed.federation.train import train
 
@@ -35,15 +36,11 @@ class FedRep(Algorithm):
         head: names of the submodules that are private; the model's ``answer_head`` if none are given.
     """
 
-    head_epochs: int = 1
+    head_epochs: Annotated[int, AT_LEAST_ONE] = 1
     head: tuple[str, ...] = ()
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "the head is never shared"
     search: ClassVar[dict[str, Sequence[Any]]] = {"head_epochs": (1, 2)}
-
-    def __post_init__(self) -> None:
-        if self.head_epochs < 1:
-            raise ValueError(f"algorithm.head_epochs must be at least 1, got {self.head_epochs}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""

@@ -10,12 +10,13 @@ the models (``models/mmfed.py``); the method works with any.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Flow, Message
 from confed.federation.meta import adapt_everywhere, keep_adapted, look_ahead
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
 
@@ -32,16 +33,10 @@ class MMFed(Algorithm):
     """
 
     label: ClassVar[str] = "MMFed (from abstract)"
-    alpha: float = 0.01
-    adapt_steps: int = 5
+    alpha: Annotated[float, NOT_NEGATIVE] = 0.01
+    adapt_steps: Annotated[int, NOT_NEGATIVE] = 5
     neutral: ClassVar[dict[str, Any]] = {"alpha": 0.0, "adapt_steps": 0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)}
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"algorithm.alpha must not be negative, got {self.alpha}")
-        if self.adapt_steps < 0:
-            raise ValueError(f"algorithm.adapt_steps must not be negative, got {self.adapt_steps}")
 
     def objective(self, client: Client) -> Objective:
         """The loss after an inner step."""

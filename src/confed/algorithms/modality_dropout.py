@@ -8,7 +8,7 @@ stays, each with the same probability. Nothing is dropped in evaluation.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.ownership import owned, restricted
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import BELOW_ONE
 from confed.federation.structure import reads_absent
 from confed.federation.train import Objective
 
@@ -32,14 +33,10 @@ class ModalityDropout(Algorithm):
     """
 
     label: ClassVar[str] = "Modality dropout"
-    rate: float = 0.3
+    rate: Annotated[float, BELOW_ONE] = 0.3
     finetuning: ClassVar[str] = "modalities"
     neutral: ClassVar[dict[str, Any]] = {"rate": 0.0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"rate": (0.1, 0.3, 0.5)}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"algorithm.rate must lie in [0, 1), got {self.rate}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model that needs all modalities."""

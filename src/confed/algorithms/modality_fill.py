@@ -20,7 +20,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, cast, get_args
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,6 @@ class ModalityFill(Algorithm):
     finetuning: ClassVar[str] = "modalities"
     carried: ClassVar[tuple[str, ...]] = (f"{MEANS}*",)
     neutral: ClassVar[str] = "its fusion of modalities is another network than the backbone's"
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"algorithm.kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
 
     # Before anything runs ----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ rule for all methods (``federation/ownership.py``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
+from confed.federation.ranges import NOT_NEGATIVE, SHARE
 from confed.federation.state import ServerState
 
 __all__ = ["ModalityTransformer"]
@@ -60,19 +61,13 @@ class ModalityTransformer(Algorithm):
         finetune_epochs: passes over the client's examples after the last round; 0 keeps the last local model.
     """
 
-    lam: float = 0.3
-    finetune_epochs: int = 2
+    lam: Annotated[float, SHARE] = 0.3
+    finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
 
     label: ClassVar[str] = "Multimodal Transformer"
     finetuning: ClassVar[str] = "modalities"
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0, "finetune_epochs": 0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lam <= 1:
-            raise ValueError(f"algorithm.lam must lie in [0, 1], got {self.lam}")
-        if self.finetune_epochs < 0:
-            raise ValueError(f"algorithm.finetune_epochs must not be negative, got {self.finetune_epochs}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without maps that can be partly local."""

@@ -14,10 +14,9 @@ The released code puts the classifier on the projection; here it stays on the fe
 compared have the same network, and the projection only serves the term.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from confed.federation.client import Client
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.protocols import Batch, Task
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import feature_width
 from confed.federation.train import Objective, once_per_round, teacher
 from confed.losses.contrastive import model_contrastive
@@ -50,17 +50,11 @@ class MOON(Algorithm):
     """
 
     label: ClassVar[str] = "MOON"
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: Annotated[float, NOT_NEGATIVE] = 1.0
+    temperature: Annotated[float, POSITIVE] = 0.5
     projection: bool = True
     neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
     search: ClassVar[dict[str, tuple[float, ...]]] = {"mu": (0.01, 0.1, 1.0, 5.0)}
-
-    def __post_init__(self) -> None:
-        if not (self.mu >= 0 and math.isfinite(self.mu)):
-            raise ValueError(f"algorithm.mu must be a number from 0, got {self.mu}")
-        if not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Checks that the width of the features can be read off the model's answer head.

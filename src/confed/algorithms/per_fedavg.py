@@ -21,12 +21,13 @@ gradients per step, HF four.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
 from confed.federation.messages import ClientInfo, Flow, Message, Reply
 from confed.federation.meta import adapt_everywhere, keep_adapted, look_ahead
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
 
@@ -46,25 +47,14 @@ class PerFedAvg(Algorithm):
     """
 
     label: ClassVar[str] = "Per-FedAvg"
-    alpha: float = 0.01
+    alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     variant: Literal["fo", "hf"] = "fo"
-    delta: float = 1e-3
-    adapt_steps: int = 1
+    delta: Annotated[float, POSITIVE] = 1e-3
+    adapt_steps: Annotated[int, NOT_NEGATIVE] = 1
     weighting: Literal["uniform", "examples"] = "uniform"
 
     neutral: ClassVar[dict[str, Any]] = {"alpha": 0.0, "adapt_steps": 0, "weighting": "examples"}
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)}
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"algorithm.alpha must not be negative, got {self.alpha}")
-        if not self.delta > 0:
-            raise ValueError(f"algorithm.delta must be positive, got {self.delta}")
-        if self.adapt_steps < 0:
-            raise ValueError(f"algorithm.adapt_steps must not be negative, got {self.adapt_steps}")
-        for name, values in (("variant", ("fo", "hf")), ("weighting", ("uniform", "examples"))):
-            if getattr(self, name) not in values:
-                raise ValueError(f"algorithm.{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
 
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""

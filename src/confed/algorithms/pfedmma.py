@@ -25,7 +25,7 @@ head of its own.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo, Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
+from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
 
 __all__ = ["PFedMMA"]
@@ -53,20 +54,13 @@ class PFedMMA(Algorithm):
     """
 
     label: ClassVar[str] = "pFedMMA"
-    scale: float = 1.0
+    scale: Annotated[float, POSITIVE] = 1.0
     towers: Literal["tied", "apart"] = "tied"
     weighting: Literal["uniform", "examples"] = "uniform"
 
     finetuning: ClassVar[str] = "adapters"
     own_heads: ClassVar[bool] = True
     neutral: ClassVar[str] = "the outer projections and the head are never shared"
-
-    def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"algorithm.scale must be positive, got {self.scale}")
-        for name, values in (("towers", ("tied", "apart")), ("weighting", ("uniform", "examples"))):
-            if getattr(self, name) not in values:
-                raise ValueError(f"algorithm.{name} must be one of {', '.join(values)}, got {getattr(self, name)!r}")
 
     def suit(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without adapters."""

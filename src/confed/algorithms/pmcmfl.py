@@ -27,7 +27,7 @@ Resolutions, ours:
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, SingleLabel, Task
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.slots import Slots, head_name, represented
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
@@ -64,21 +65,14 @@ class PmcmFL(Algorithm):
     """
 
     label: ClassVar[str] = "PmcmFL"
-    fusion_weight: float = 0.01
-    modality_weight: float = 0.0
-    temperature: float = 0.07
+    fusion_weight: Annotated[float, NOT_NEGATIVE] = 0.01
+    modality_weight: Annotated[float, NOT_NEGATIVE] = 0.0
+    temperature: Annotated[float, POSITIVE] = 0.07
 
     finetuning: ClassVar[str] = "modalities"
     carried: ClassVar[tuple[str, ...]] = (f"{PROTOTYPES}*",)
     neutral: ClassVar[str] = "its fusion of modalities is another network than the backbone's"
     search: ClassVar[dict[str, Sequence[Any]]] = {"fusion_weight": (0.001, 0.01, 0.1)}
-
-    def __post_init__(self) -> None:
-        for name in ("fusion_weight", "modality_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"algorithm.{name} must not be negative, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
 
     # Before anything runs ----------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ has that takes means, as a method of its own.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Reply
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.robust_mean import RobustMean, Rule
 from confed.federation.state import ServerState
 
@@ -39,18 +40,10 @@ class Robust(Algorithm):
 
     label: ClassVar[str] = "Robust FedAvg"
     rule: Rule = "clip"
-    norm: float = 1.0
-    malicious: int = 1
+    norm: Annotated[float, NOT_NEGATIVE] = 1.0
+    malicious: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"rule": "clip", "norm": 0.0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"norm": (0.3, 1.0, 3.0, 10.0)}
-
-    def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"algorithm.rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
-        if not self.norm >= 0:
-            raise ValueError(f"algorithm.norm must not be negative, got {self.norm}")
-        if self.malicious < 0:
-            raise ValueError(f"algorithm.malicious must not be negative, got {self.malicious}")
 
     def refuses(self, protection: Protection) -> str:
         """What does not go with its rule."""

@@ -11,13 +11,14 @@ Examples that the global model sees as alike shall stay alike, whatever becomes 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
+from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective, global_features
 from confed.losses.distillation import similarity_preserving
 
@@ -35,16 +36,10 @@ class SP(Algorithm):
     """
 
     label: ClassVar[str] = "SP"
-    lam: float = 3000.0
-    start_round: int = 1
+    lam: Annotated[float, NOT_NEGATIVE] = 3000.0
+    start_round: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.3, 3.0, 30.0, 300.0)}
-
-    def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"algorithm.lam must not be negative, got {self.lam}")
-        if self.start_round < 0:
-            raise ValueError(f"algorithm.start_round must not be negative, got {self.start_round}")
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the similarity term."""

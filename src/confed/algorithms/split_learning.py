@@ -18,7 +18,7 @@ round, and averages the copies; *aux* averages the clients' parts (every client 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
+from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.reports import Flag, Report
 from confed.federation.split import Cut, Half, steps_of
 from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
@@ -62,7 +63,7 @@ class SplitLearning(Algorithm):
         head: the answer head of the model; found by ``suit``.
     """
 
-    hidden: int = 512
+    hidden: Annotated[int, AT_LEAST_ONE] = 512
     privacy: CutPrivacy = field(default_factory=CutPrivacy)
     head: str = field(default="", init=False)
     modules: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
@@ -72,8 +73,7 @@ class SplitLearning(Algorithm):
     neutral: ClassVar[str] = "no client ever holds the whole network"
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise ValueError(f"algorithm.hidden must be at least 1, got {self.hidden}")
+        super().__post_init__()
         if self.privacy.distinct:
             raise ValueError("algorithm.privacy.distinct must be false: here no server sees anything of the answers")
 

@@ -10,13 +10,14 @@ Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015. 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.protocols import Batch
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective, global_logits
 from confed.losses.distillation import knowledge_preserving
 
@@ -34,15 +35,11 @@ class ST(Algorithm):
     """
 
     label: ClassVar[str] = "ST (KL)"
-    lam: float = 1.0
-    temperature: float = 2.0
-    start_round: int = 1
+    lam: Annotated[float, NOT_NEGATIVE] = 1.0
+    temperature: Annotated[float, POSITIVE] = 2.0
+    start_round: Annotated[int, NOT_NEGATIVE] = 1
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.01, 0.1, 0.3, 1.0)}
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"algorithm.temperature must be positive, got {self.temperature}")
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the distillation term."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,7 +177,7 @@ def _failure(error: Exception) -> int:
     usage: Any = error  # typer's errors about arguments are those of whichever click it brings
     if hasattr(usage, "format_message"):
         context = getattr(usage, "ctx", None)
-        complain(usage.format_message() + (f" (see `{context.command_path} --help`)" if context else ""))
+        complain(_once(usage.format_message()) + (f" (see `{context.command_path} --help`)" if context else ""))
         return FAULTY
     if isinstance(error, ValueError):
         complain(str(error))
@@ -185,6 +186,12 @@ def _failure(error: Exception) -> int:
         complain(str(error), "failed")
         return FAILED
     raise error
+
+
+def _once(message: str) -> str:
+    """A message without a hint that stands in it twice: both typer and its click add one."""
+    sentences = re.split(r"(?<=[.?!]) ", message)
+    return " ".join(dict.fromkeys(sentences))
 
 
 def complain(text: str, kind: str = "error") -> None:

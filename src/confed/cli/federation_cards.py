@@ -47,7 +47,7 @@ def card(
     if as_json:
         print_json({"file": str(out), **counts})
         return
-    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    told = ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
     say(escape(f"made {out}: {told}; read it before it leaves"))
     if merge:
         say("every site needs it too: confed client ... --card")

@@ -33,6 +33,12 @@ def tune(
     workers: Annotated[
         int | None, typer.Option(help="Methods at a time, a process each. [default: one per core; one on a GPU]")
     ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            help="Stop configurations early that lie two standard errors below the median, two rounds in a row."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the scores. [default: runs/NAME-tune]")] = None,
     as_json: Json = False,
 ) -> None:
@@ -53,15 +59,19 @@ def tune(
     count = workers if workers is not None else default_workers(loaded)
     try:
         with GridDisplay(console, quiet=as_json) as display:
-            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, show=display)
+            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, show=display, prune=prune)
     except KeyboardInterrupt:
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json(plain({"folder": str(folder), "methods": [asdict(tuned) for tuned in found]}))
+        methods = [{**asdict(tuned), "lead": tuned.lead} for tuned in found]
+        print_json(plain({"folder": str(folder), "methods": methods}))
     else:
         print_table(_table(found))
         shown = Console()
+        for tuned in found:
+            if tuned.lead:
+                shown.print(escape(f"{tuned.label}: {tuned.lead}"), soft_wrap=True, highlight=False)
         for tuned in found:
             if tuned.error:
                 shown.print(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}", highlight=False)

@@ -125,8 +125,9 @@ def floors(clients: Mapping[str, Split]) -> dict[str, str]:
         together, alone = pooled[kind] / max(total, 1), own[kind] / max(total, 1)
         return f"{together:.3f} (one for all clients), {alone:.3f} (one each)"
 
+    there = f"{len(clients)} client{'' if len(clients) == 1 else 's'}"
     return {
-        "counts": f"{len(clients)} clients; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
+        "counts": f"{there}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test",
         "majority floor": shares("majority"),
         "question-only floor": shares("question"),
     }

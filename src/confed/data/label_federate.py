@@ -144,8 +144,9 @@ def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExample
     apart = 0.5 * np.abs(train / np.maximum(own, 1) - overall).sum(1)
     weight = np.array([len(split.train) for split in splits]) * (own[:, 0] > 0)
     beside = f" and {sum(map(len, elsewhere))} elsewhere" if elsewhere else ""
+    there = f"{len(splits)} client{'' if len(splits) == 1 else 's'}"
     return {
-        "counts": f"{len(splits)} clients; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}",
+        "counts": f"{there}; {sizes[0]} train, {sizes[1]} validation, {sizes[2]} test{beside}",
         "chance": f"C-AP {float(np.mean(positives / max(count, 1))):.3f} with the same score for all test examples",
         "skew": f"{float((apart * weight).sum() / max(weight.sum(), 1)):.3f} between a client's labels and everybody's",
     }

@@ -13,6 +13,7 @@ from confed.federation.ownership import narrowed, unowned
 from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Controllable, Task
 from confed.federation.randomness import generator
+from confed.federation.ranges import check_fields
 from confed.federation.reports import LOSS, Report
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum
@@ -91,6 +92,10 @@ class Algorithm:
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
+    def __post_init__(self) -> None:
+        # What depends on several fields is a method's own __post_init__, which calls this one first.
+        check_fields(self, "algorithm")
+
     # Before anything runs ----------------------------------------------------------------------------------
 
     def suit(self, model: nn.Module, task: Task) -> Self:
@@ -151,6 +156,17 @@ class Algorithm:
         """
         del action
         return {"loss": LOSS}
+
+    def in_effect(self, name: str) -> Any:
+        """The value of a hyper-parameter that counts: the field's own, by default.
+
+        A method with fields whose None stands for another value says here which, so that a search does not take
+        both for different settings.
+
+        Args:
+            name: a field of the method.
+        """
+        return getattr(self, name)
 
     # Where tensors live ------------------------------------------------------------------------------------
 

@@ -238,7 +238,7 @@ class Checkpoints:
         folder = self.root / f"round-{round:06d}"
         path = folder / "checkpoint.json"
         try:
-            record = json.loads(path.read_text())
+            record = json.loads(path.read_text(encoding="utf-8"))
             servers = {
                 name: self._server(folder, name, finished, record["sha256"][name])
                 for name, finished in record["servers"].items()

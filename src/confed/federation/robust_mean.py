@@ -30,12 +30,13 @@ clients that differ honestly, what these rules cut off is also what honest minor
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from confed.federation.params import Mean, Params
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
 
 __all__ = ["RobustMean", "Rule", "clipped", "distance", "krum", "krum_order", "median", "trimmed_mean"]
 
@@ -58,20 +59,12 @@ class RobustMean:
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
     rule: Rule
-    norm: float = 1.0
-    malicious: int = 1
-    selected: int | None = None
+    norm: Annotated[float, POSITIVE] = 1.0
+    malicious: Annotated[int, NOT_NEGATIVE] = 1
+    selected: Annotated[int | None, AT_LEAST_ONE] = None
 
     def __post_init__(self) -> None:
-        where = "algorithm.robust"
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"{where}.rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
-        if not self.norm > 0:
-            raise ValueError(f"{where}.norm must be positive, got {self.norm}")
-        if self.malicious < 0:
-            raise ValueError(f"{where}.malicious must not be negative, got {self.malicious}")
-        if self.selected is not None and self.selected < 1:
-            raise ValueError(f"{where}.selected must be at least 1, got {self.selected}")
+        check_fields(self, "algorithm.robust")
 
     @property
     def needed(self) -> int:

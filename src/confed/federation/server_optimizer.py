@@ -8,12 +8,13 @@ downhill). FedAvg is w + d.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from confed.federation.params import Params
+from confed.federation.ranges import BELOW_ONE, POSITIVE, check_fields
 from confed.federation.state import ServerState
 
 __all__ = ["ServerOptimizer"]
@@ -42,19 +43,14 @@ class ServerOptimizer:
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
     optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = "none"
-    lr: float | None = None
-    betas: tuple[float, float] = (0.9, 0.99)
-    tau: float = 1e-3
+    lr: Annotated[float | None, POSITIVE] = None
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.99)
+    tau: Annotated[float, POSITIVE] = 1e-3
 
     def __post_init__(self) -> None:
         # Recipes are written out with the number itself.
         object.__setattr__(self, "lr", self.rate)
-        if not self.rate > 0:
-            raise ValueError(f"algorithm.server.lr must be positive, got {self.lr}")
-        if not self.tau > 0:
-            raise ValueError(f"algorithm.server.tau must be positive, got {self.tau}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"algorithm.server.betas must lie in [0, 1), got {self.betas}")
+        check_fields(self, "algorithm.server")
 
     @property
     def rate(self) -> float:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Counting, Output, Task
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -61,28 +62,24 @@ class Local:
         eval_batch_size: examples per evaluation batch.
     """
 
-    epochs: int = 2
-    batch_size: int = 32
-    lr: float = 1e-3
+    epochs: Annotated[int, AT_LEAST_ONE] = 2
+    batch_size: Annotated[int, AT_LEAST_ONE] = 32
+    lr: Annotated[float, POSITIVE] = 1e-3
     optimizer: Literal["adamw", "adam", "adamax", "sgd"] = "adamw"
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.0
-    clip: float | None = None
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
+    momentum: Annotated[float, BELOW_ONE] = 0.0
+    clip: Annotated[float | None, POSITIVE] = None
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    warmup: float = 0.0
-    stairs: int = 0
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    decay: float = 0.2
+    warmup: Annotated[float, SHARE] = 0.0
+    stairs: Annotated[int, NOT_NEGATIVE] = 0
+    milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
+    decay: Annotated[float, Range(0, 1, above=True)] = 0.2
     precision: Literal["fp32", "bf16"] = "fp32"
-    eval_batch_size: int = 250
+    eval_batch_size: Annotated[int, AT_LEAST_ONE] = 250
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"local.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.lr > 0:
-            raise ValueError(f"local.lr must be positive, got {self.lr}")
+        check_fields(self, "local")
 
     def factor(self, progress: float) -> float:
         """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""

@@ -104,7 +104,7 @@ class WordTokenizer:
         file = Path(directory) / "tokenizer.json"
         if not file.is_file():
             raise ValueError(f"expected a tokenizer at {file}, found no such file")
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         vocabulary = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])
         skip = {*SPECIAL_TOKENS, *SUFFIXES}
         return cls([word for word, _ in vocabulary if word not in skip], content["truncation"]["max_length"])

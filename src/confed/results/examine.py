@@ -12,6 +12,7 @@ from confed.federation.messages import ClientInfo, Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.materials import Materials
+from confed.results import formats
 from confed.results.subsets import restriction, sets_at, sets_tried, widest, written
 from confed.tasks.vqa import summarise
 
@@ -156,7 +157,8 @@ def _models(
             found.personal[name] = {**private, **own}
     if absent:
         model = "global model" if algorithm.has_global else "shared part with untrained private values"
-        found.notes.append(f"{len(absent)} clients never took part; the {model} stands in for their own")
+        those = formats.counted(len(absent), "client")
+        found.notes.append(f"{those} never took part; the {model} stands in for their own")
     return common
 
 

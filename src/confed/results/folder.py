@@ -114,7 +114,7 @@ def is_run(folder: Path) -> bool:
 def is_study(folder: Path) -> bool:
     """Whether a folder is a study's."""
     index = folder / "summary.json"
-    return index.is_file() and "runs" in json.loads(index.read_text())
+    return index.is_file() and "runs" in json.loads(index.read_text(encoding="utf-8"))
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -124,7 +124,7 @@ def run_folders(folder: Path) -> list[Path]:
         ValueError: the folder is neither.
     """
     if is_study(folder):
-        index = json.loads((folder / "summary.json").read_text())
+        index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return [folder / run["folder"] for run in index["runs"]]
     if is_run(folder):
         return [folder]

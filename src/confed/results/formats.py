@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["MISSING", "count", "duration", "names", "p_value", "percent", "points", "size"]
+__all__ = ["MISSING", "count", "counted", "duration", "names", "p_value", "percent", "points", "size"]
 
 MISSING = "–"
 """What stands where there is no value."""
@@ -36,6 +36,11 @@ def size(number: float | None) -> str:
 def count(number: float | None) -> str:
     """A count with three digits: ``812``, ``1.49 M``."""
     return MISSING if number is None else _scaled(number, _COUNTS, "")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things with a plain plural: "1 client", "2 clients"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def duration(seconds: float | None) -> str:

@@ -160,7 +160,7 @@ def _chips(study: Study) -> list[str]:
     rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
     chips = [
         "run" if study.single else "study",
-        f"{clients(study)} clients",
+        formats.counted(clients(study), "client"),
         f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
         f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
         f"metric: {'C-AP' if label_sections.labelled(study) else metric_of(study.runs)}",

@@ -8,7 +8,7 @@ from confed.engines.local import Presence
 from confed.federation.algorithm import Algorithm
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.ledger import PrivacyLedger
-from confed.results import page
+from confed.results import formats, page
 from confed.results.runs import Run, Study, number, numbers
 from confed.results.writers import Cell, Column, Table, to_html
 from confed.run_section import Run as RunSection
@@ -93,7 +93,7 @@ def _table(run: Run, found: Mapping[str, Any]) -> Table:
     ]
     more = len(epsilon) - len(shown)
     columns = (Column("client", words=True), Column("rounds"), *(Column(round, "ε after round") for round in after))
-    notes = (f"… and {more} clients with no larger ε.",) if more > 0 else ()
+    notes = (f"… and {formats.counted(more, 'client')} with no larger ε.",) if more > 0 else ()
     return Table("Privacy spent", columns, (tuple(rows),), notes)
 
 
