@@ -1,9 +1,9 @@
 """MMNasNet, MCAN and BUTD: logits of openvqa's layers, run apart in double precision, as stored numbers.
 
-The released weights are no part of the tests. Weights and inputs here are drawn by name, so that nothing but the logits
-has to be stored; the layers that gave them were written out apart from this library after openvqa's
-``models/mmnasnet``, ``models/mcan`` and ``models/butd``, without dropout, at a width of 16 with two heads of 8 and boxes
-in pixels of a picture of 640 x 640.
+The released weights are no part of the tests. Weights and inputs here are drawn by name, so that nothing but the
+logits has to be stored; the layers that gave them were written out apart from this library after openvqa's
+``models/mmnasnet``, ``models/mcan`` and ``models/butd``, without dropout, at a width of 16 with two heads of 8 and
+boxes in pixels of a picture of 640 x 640.
 """
 
 import zlib
