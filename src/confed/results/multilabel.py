@@ -109,12 +109,12 @@ def summarise_labels(
         View -> :data:`METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP, C-P,
         C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
         ``top3`` (at most three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them),
-        and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and ``personal``, all clients'
-        test examples together; ``unseen/<place>``; ``unseen``, all unseen places but :data:`VALIDATION` together.
-        Besides ``headline`` (the view that comes first), ``undefined`` (the convention), ``per_class`` and
-        ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples with the label),
-        ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view -> client ->
-        metrics that are sums over examples.
+        and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and
+        ``personal``, all clients' test examples together; ``unseen/<place>``; ``unseen``, all unseen places but
+        :data:`VALIDATION` together. Besides ``headline`` (the view that comes first), ``undefined`` (the convention),
+        ``per_class`` and ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples
+        with the label), ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view
+        -> client -> metrics that are sums over examples.
     """
     dataset, task = materials.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
