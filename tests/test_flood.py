@@ -104,7 +104,10 @@ def ended(connection: socket.socket, within: float) -> float:
 def test_who_sends_nothing_or_too_slowly_is_put_out(folder: Path) -> None:
     server = folder / "server"
     trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
-    with link(keys_of(folder), certificate=server / "server.crt", key=server / "server.key", limits=LIMITS) as (_, port):
+    with link(keys_of(folder), certificate=server / "server.crt", key=server / "server.key", limits=LIMITS) as (
+        _,
+        port,
+    ):
         with socket.create_connection(("127.0.0.1", port)) as silent:  # no TLS
             assert ended(silent, 8) < 4
         plain = socket.create_connection(("127.0.0.1", port))
@@ -188,5 +191,3 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
             idle.close()
     assert [record.errors for record in records] == [{}, {}]
     assert sum("connected to" in text for text in said) == 3
-
-

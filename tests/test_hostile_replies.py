@@ -217,9 +217,9 @@ def test_a_fault_that_a_reply_brings_to_light_is_its_sites(tmp_path: Path, monke
     letters = Turns(setup, tmp_path)
     monkeypatch.setattr("confed.engines.remote.check_content", faulty)
     (record,) = rounds(setup, remote_of(letters))
-    assert record.errors == {
-        name: "ValueError: update refused: TypeError: unhashable type" for name in ("client-1", "client-2")
-    }
+    assert record.errors == dict.fromkeys(
+        ("client-1", "client-2"), "ValueError: update refused: TypeError: unhashable type"
+    )
 
 
 def bodies() -> Iterator[tuple[str, object]]:

@@ -100,7 +100,7 @@ class Guest:
     came: float
     known: bool = False
     site: bool = False
-    put_out: Callable[[], None] = lambda: None
+    put_out: Callable[[], object] = lambda: None
 
 
 class Guests:
