@@ -10,6 +10,7 @@ medians, and a secure sum shows no single update, so there no norm is bounded.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,16 +49,15 @@ def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
     Args:
         call: what was sent.
         message: the reply.
-        changes: globs of tensors that are changes already. What nothing of that name and shape was sent of counts as one.
+        changes: globs of tensors that are changes already, as those count that nothing of their name and shape was
+            sent of.
     """
     total = 0.0
     for name, tensor in message.tensors.items():
         if tensor.is_floating_point():
             wide = tensor.double()
-            try:
+            with suppress(ValueError):  # a method's own: a change, a summary, a compressed update
                 wide = wide - origin(name, tensor, call.message.tensors, changes)
-            except ValueError:  # a method's own: a change, a summary, a compressed update
-                pass
             total += float((wide * wide).sum())
     return math.sqrt(total)
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood"]
+__all__ = [
+    "brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood",
+]  # fmt: skip
 
 _PREFIX = "calibration/"
 
