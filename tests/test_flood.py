@@ -86,7 +86,14 @@ def test_descriptors_are_kept_for_files() -> None:
     with pytest.raises(OSError, match="Too many"):
         patiently(lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")), most=0.0)
     with pytest.raises(FileNotFoundError):
-        patiently(lambda: open("/nowhere/at/all"))
+        patiently(lambda: Path("/nowhere/at/all").read_bytes())
+
+
+def dribble(connection: socket.socket, data: bytes) -> None:
+    """Twenty bytes a second."""
+    for letter in data:
+        connection.send(bytes([letter]))
+        time.sleep(0.05)
 
 
 def ended(connection: socket.socket, within: float) -> float:
@@ -117,9 +124,7 @@ def test_who_sends_nothing_or_too_slowly_is_put_out(folder: Path) -> None:
         with trusted.wrap_socket(plain, server_hostname="localhost") as slow:
             began = time.monotonic()
             with pytest.raises((ConnectionError, ssl.SSLError)):
-                for letter in b"POST /v1/fleet/pull-messages HTTP/1.1\r\nx: " + b"y" * 200:
-                    slow.send(bytes([letter]))
-                    time.sleep(0.05)
+                dribble(slow, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nx: " + b"y" * 200)
             assert time.monotonic() - began < 5
 
 
@@ -129,9 +134,11 @@ def test_a_head_without_end_is_not_stored(folder: Path) -> None:
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 sent, piece = len(start), b"x-pad: " + b"y" * 1000 + b"\r\n"
                 connection.sendall(start)
-                with pytest.raises(ConnectionError):
+                try:
                     while sent < 50 * 2**20:
                         sent += connection.send(piece if b"HTTP" in start else b"y" * 1000)
+                except ConnectionError:
+                    pass
                 assert HEAD < sent < 20 * 2**20  # the rest of it in the sockets' buffers
 
 
@@ -140,11 +147,8 @@ def test_a_stranger_who_was_turned_away_cannot_stay(folder: Path) -> None:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n")
             assert connection.recv(1000).startswith(b"HTTP/1.1 40")
-            began = time.monotonic()
             with pytest.raises(ConnectionError):
-                while time.monotonic() - began < 8:
-                    connection.send(b"x")
-                    time.sleep(0.05)
+                dribble(connection, b"x" * 160)
         assert any("turned away" in why for _, why in grid.notices.counts)
 
 

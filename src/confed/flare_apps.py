@@ -21,6 +21,7 @@ from confed.bulletin import Bulletin
 from confed.engines.flare import Answering, CollabPost
 from confed.engines.roll import Patience
 from confed.engines.site import Site
+from confed.engines.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.joining import open_site, signer_by_kit, site_recipe
 from confed.leading import lead
@@ -47,6 +48,8 @@ class LeaderSettings:
         away: as well.
         wait: seconds to wait for the sites of the job to introduce themselves.
         whole: see :func:`confed.leading.lead`.
+        update_bound: see :class:`confed.engines.update_bounds.Bounds`.
+        weight_bound: as well.
     """
 
     recipe: str
@@ -58,6 +61,8 @@ class LeaderSettings:
     away: float = 60.0
     wait: float = 600.0
     whole: bool = False
+    update_bound: float = 10.0
+    weight_bound: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ class Leader:
                 recipe, root / settings.state, post, names=list(settings.sites), wait=settings.wait,
                 coming=[connection.name or "" for connection in post.connections().values()],
                 patience=patience, whole=settings.whole, watch=bulletin.watch,
+                bounds=Bounds(settings.update_bound, settings.weight_bound),
                 status=lambda remote: bulletin.status(remote.roll.status),
             )  # fmt: skip
         except RunAborted:

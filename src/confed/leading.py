@@ -14,10 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from confed.engines.envelope import Schema, schema_of
-from confed.engines.local import InProcess, Simulation
+from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.perform import Setup, Workspace, listed
 from confed.engines.remote import Registered, Remote
 from confed.engines.roll import Patience, Post
+from confed.engines.update_bounds import Bounds, bounded_members
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
 from confed.experiment import Progress, Runner, Watch
@@ -29,6 +30,7 @@ from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.folder_lock import alone
+from confed.loss_course import LossCourse
 from confed.materials import Materials
 from confed.preparing import prepare
 from confed.recipe import Recipe
@@ -78,6 +80,7 @@ def lead(
     coming: Sequence[str] = (),
     patience: Patience | None = None,
     whole: bool = False,
+    bounds: Bounds | None = None,
     watch: Watch = lambda _: None,
     status: Callable[[Remote], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def lead(
             when a run goes on, and no others.
         patience: how long to wait for whom.
         whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
+        bounds: how much one site may count; None for the default.
         watch: told about every step.
         status: told after every message who does what.
 
@@ -126,6 +130,7 @@ def lead(
     remote = Remote(
         setup, post, patience=patience, common=common_ground(recipe, materials), audit=root / "audit.jsonl",
         watch=lambda: status(remote), spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
+        bounds=Bounds() if bounds is None else bounds,
     )  # fmt: skip
     with closing(remote):
         return _led(remote, recipe, setup, materials, folder, expected, wait, coming, whole, absent, watch)
@@ -152,12 +157,17 @@ def _led(
     there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known or coming else wait)}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**there, **known}[name] for name in expected if name in there or name in known]
+    members, heavy = bounded_members(members, remote.bounds.weight)
+    for name, said in heavy.items():
+        remote.roll.note(name, remote.roll.status[name].state, f"it {said}")
+        watch(Progress(0, setup.rounds, f"{name!r} {said}"))
     _write_members(root, members)
     remote.roll.members = frozenset(info.id for info in members)
     here = replace(setup, population=Registered(members), algorithm=_secretly(setup.algorithm))
     leader = _Leader(recipe, here, materials, folder, watch, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
     leader.absent = absent
+    leader.bounded.update({name: f"it {said}" for name, said in heavy.items()})
     summary = leader.run()
     remote.roll.farewell(10.0)
     return summary
@@ -240,6 +250,39 @@ class _Leader(Runner):
     ) -> None:
         super().__init__(recipe, setup, materials, folder, watch)
         self.remote = remote
+        self.bounded: dict[str, str] = {}
+        self.course = LossCourse()
+
+    def run(self) -> dict[str, Any]:
+        """See :class:`confed.experiment.Runner`; an error of a round says where one can go back to."""
+        try:
+            return super().run()
+        except RuntimeError as error:
+            # The newest checkpoint is what the round that failed went out from: it may be what broke it.
+            kept = self.checkpoints.rounds()[:-1]
+            if not kept or type(error) is not RuntimeError:  # a transport's own must stay what it is
+                raise
+            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(kept[-1])}") from error
+
+    def _way_back(self, round: int) -> str:
+        return (
+            f"the checkpoint of round {round} is kept: to go on from it, remove the later ones in "
+            f"{self.checkpoints.root} and start the server again, without the site that sent what broke the model"
+        )
+
+    def _after(self, simulation: Simulation, record: RoundRecord) -> None:
+        super()._after(simulation, record)
+        if said := dict(self.remote.shortened):
+            self.remote.shortened.clear()
+            self.bounded.update(said)
+            self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
+            for name, what in said.items():
+                self._tell(record.round, f"client {name!r}: {what}")
+        if (jump := self.course.jump(record.losses)) is not None:
+            # The last model that was trained from without a jump is the one before the round before.
+            sound = [round for round in self.checkpoints.rounds() if round <= record.round - 2]
+            self.always.update(sound[-1:])
+            self._tell(record.round, jump + (f"; {self._way_back(sound[-1])}" if sound else ""))
 
     def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """The sites."""
@@ -257,6 +300,7 @@ class _Leader(Runner):
         found = Examination(
             notes=["across machines: personal models, and answers to single questions, are at the sites"]
         )
+        found.notes += [f"bounded: {name}: {said}" for name, said in sorted(self.bounded.items())]
         if self.absent:
             found.notes.append(f"not tried on unseen places, as their examples are not here: {listed(self.absent)}")
         if not self.whole:

@@ -51,6 +51,12 @@ def server(
     wait: Annotated[float, typer.Option(help="Seconds to wait for all sites before the first round.")] = 600.0,
     deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
     away: Annotated[float, typer.Option(help="Seconds that a site may be gone before a round leaves it out.")] = 60.0,
+    update_bound: Annotated[
+        float, typer.Option(help="Scale updates down to so many times the median norm; 0 for no bound.")
+    ] = 10.0,
+    weight_bound: Annotated[
+        float, typer.Option(help="Count a site's examples up to so many times the median; 0 for no bound.")
+    ] = 10.0,
     whole: Annotated[
         bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
     ] = False,
@@ -70,7 +76,9 @@ def server(
     """
     from confed.cli.federation_page import StatusPage
     from confed.engines.roll import Patience
+    from confed.engines.update_bounds import Bounds
 
+    bounds = Bounds(update_bound, weight_bound)
     if engine is Engine.flare:
         from confed.cli import federating_flare
 
@@ -78,7 +86,7 @@ def server(
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
         loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
         with _terminable():
-            federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json)
+            federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json, bounds)
         return
     need_flower()
     from confed.engines.flower import GridPost
@@ -111,7 +119,7 @@ def server(
         page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
         summary = lead(
             loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
-            watch=page.watch, status=lambda remote: page.status(remote.roll.status),
+            bounds=bounds, watch=page.watch, status=lambda remote: page.status(remote.roll.status),
         )  # fmt: skip
     show(state, [summary], as_json)
 

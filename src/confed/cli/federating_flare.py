@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import threading
 
     from confed.engines.roll import Patience
+    from confed.engines.update_bounds import Bounds
     from confed.founding import Federation
     from confed.recipe import Recipe
 
@@ -19,7 +20,7 @@ __all__ = ["found", "join", "need_flare", "serve"]
 
 def serve(
     recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, patience: "Patience", wait: float, whole: bool,
-    as_json: bool,
+    as_json: bool, bounds: "Bounds",
 ) -> None:  # fmt: skip
     """Leads a federation: ``confed server --engine flare``.
 
@@ -32,6 +33,7 @@ def serve(
         wait: seconds to wait for all sites before the first round.
         whole: evaluate split methods too.
         as_json: print nothing but the result.
+        bounds: how much one site may count.
     """
     need_flare()
     from confed.cli.federation_page import StatusPage
@@ -45,6 +47,7 @@ def serve(
     settings = LeaderSettings(
         recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
         minimum=patience.minimum, deadline=patience.deadline, away=patience.away, wait=wait, whole=whole,
+        update_bound=bounds.update, weight_bound=bounds.weight,
     )  # fmt: skip
     with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
         summary = serve(recipe, kit, settings, watch=page.watch, status=page.status, tell=page.line)

@@ -45,8 +45,8 @@ class DoorLimits:
         each: connections of one address over which no site has signed a request; of version 6 those of a network of 64
             bits.
         grace: seconds for which such a connection keeps its place while others want it.
-        handshake: seconds from its beginning to the end of the TLS handshake.
-        first: seconds from there to its first byte.
+        first: seconds until its first byte, and from the end of the TLS handshake to the first byte inside.
+        handshake: seconds from the first byte to the end of the TLS handshake.
         head: seconds from the first byte of a request's head to the last.
     """
 
@@ -54,8 +54,8 @@ class DoorLimits:
     reserved: int = 256
     each: int = 64
     grace: float = 1.0
-    handshake: float = 5.0
     first: float = 5.0
+    handshake: float = 5.0
     head: float = 5.0
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Guest:
     came: float
     known: bool = False
     site: bool = False
-    put_out: Callable[[], None] = lambda: None
+    put_out: Callable[[], object] = lambda: None
 
 
 class Guests:
@@ -334,12 +334,26 @@ class Door(uvicorn.Server):
             times = {"ssl": config.ssl, "ssl_handshake_timeout": limits.handshake, "ssl_shutdown_timeout": 2.0}
         try:
             connection.setblocking(False)
+            if config.ssl is not None:  # a quarter of a megabyte each, which who says nothing does not get
+                await asyncio.wait_for(_readable(connection), limits.first)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Timed(self.guests, guest, config, self.server_state, self.lifespan.state), connection, **times
             )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):  # a stranger's, and of no interest
+        except (OSError, TimeoutError, ssl.SSLError, asyncio.CancelledError):  # a stranger's, and of no interest
             self.guests.leave(guest)
             connection.close()
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Waits for a first byte, or for the end."""
+    loop = asyncio.get_running_loop()
+    there = loop.create_future()
+    descriptor = connection.fileno()
+    loop.add_reader(descriptor, lambda: None if there.done() else there.set_result(None))
+    try:
+        await there
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _listener(family: int, address: str, port: int) -> socket.socket:

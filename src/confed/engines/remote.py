@@ -5,11 +5,12 @@ the methods and the books are the same. It knows no transport: a :class:`Post` c
 way is an error in the client's reply; a site that is away, or was started anew, is asked again for a while first.
 """
 
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from confed.engines.agreement import fingerprint
@@ -31,12 +32,13 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.reply_checks import check_content
 from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
 from confed.engines.timeline import Timeline
+from confed.engines.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import ClientData
 from confed.federation.state import Store
 from confed.privacy.guards import check_reply
-from confed.privacy.protections import ANALYSIS
+from confed.privacy.protections import ANALYSIS, UPDATE
 
 __all__ = ["Registered", "Remote"]
 
@@ -126,8 +128,11 @@ class Remote:
             system's temporary ones, which may be in memory.
         judge: raises an error where an evaluation is none; by default every one is taken that consists of numbers.
         workspace: a model that may be used for places whose examples are here.
+        bounds: how far an update may go beyond those of others; None for no bound.
 
     Attributes:
+        bounds: as given.
+        shortened: client -> what was done to its update, as it went too far; whoever reads it empties it.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
         roll: who is there.
     """
@@ -145,6 +150,7 @@ class Remote:
         spool: Path | None = None,
         judge: Callable[[ClientInfo, Message], None] = lambda info, message: None,
         workspace: Workspace | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self.timeline = Timeline(0)
         self.patience = Patience() if patience is None else patience
@@ -161,6 +167,9 @@ class Remote:
             shutil.rmtree(spool, ignore_errors=True)
             spool.mkdir(mode=0o700, parents=True)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
+        self.bounds = Bounds(0, 0) if bounds is None else bounds
+        self.shortened: dict[str, str] = {}
+        self._keep = False
         self._start = 0
         self._bases: dict[str, int] = {}
         self._steps: dict[tuple[str, int], int] = {}
@@ -204,16 +213,79 @@ class Remote:
             batch = _Batch(calls, round, Path(spool), list(range(len(calls))))
             self._step(batch)
             yield None
+            bounded = self._has_norms(calls)
             for position in range(len(calls)):
                 while position not in batch.done:
                     self._step(batch)
                     if position not in batch.done:
                         time.sleep(self.patience.interval)
-                ask, result = batch.done.pop(position)
-                reply = self._read(ask, result)
-                if reply.error is not None and ask.call.action in self._work and not ask.call.session:
-                    self._count_out(batch, reply)
+                if not bounded:
+                    yield self._counted(batch, *batch.done.pop(position))
+            if bounded:
+                yield from self._bounded(batch)
+
+    def _counted(self, batch: _Batch, ask: _Ask, result: Path | str) -> Reply:
+        """A reply as it is; too many that cannot be used end the run."""
+        reply = self._read(ask, result)
+        if reply.error is not None and ask.call.action in self._work and not ask.call.session:
+            self._count_out(batch, reply)
+        return reply
+
+    def _has_norms(self, calls: Sequence[Call]) -> bool:
+        """Whether the replies to some calls are updates of a cohort, which are seen one by one and bounded."""
+        algorithm, names = self._setup.algorithm, {call.client.id for call in calls}
+        if self.bounds.update == 0 or algorithm.secure_sum is not None or algorithm.robust is not None:
+            return False
+        # The second call to a client is sent when the first one's reply was read.
+        alone = len(names) == len(calls) >= FEWEST
+        return alone and all(call.action == UPDATE and not call.session for call in calls)
+
+    def _bounded(self, batch: _Batch) -> Iterator[Reply]:
+        """All replies of a round, none of which goes much further than most.
+
+        They are read twice, as their median is known only when all have come and they would not fit into memory.
+        """
+        changes, norms, failed = self._setup.algorithm.changes, dict[str, float](), dict[int, Reply]()
+        before = dict(self._bases)
+        for position, (ask, result) in sorted(batch.done.items()):
+            self._keep = True
+            try:
+                reply = self._counted(batch, ask, result)
+            finally:
+                self._keep = False
+            if reply.error is None:
+                norms[reply.client.id] = norm_of(ask.call, reply.message, changes)
+            else:
+                failed[position] = reply
+        most = most_of(norms, self.bounds.update)
+        for position in range(len(batch.calls)):
+            ask, result = batch.done.pop(position)
+            norm = norms.get(ask.call.client.id, 0.0)
+            if position in failed:
+                yield failed[position]
+            elif norm <= most:
+                yield self._read(ask, result)
+            else:
+                reply = self._shortened(ask, self._read(ask, result), norm, most)
+                if reply.error is not None:  # what the site keeps of this round does not count
+                    self._bases.pop(reply.client.id, None)
+                    self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
                 yield reply
+
+    def _shortened(self, ask: _Ask, reply: Reply, norm: float, most: float) -> Reply:
+        """An update that went too far: a part of it, or, where a part of one has no meaning, none of it."""
+        algorithm, name = self._setup.algorithm, reply.client.id
+        said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
+        try:
+            if not math.isfinite(norm) or algorithm.refuses("robust"):
+                raise ValueError("no part of it can be taken")
+            reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.changes, most / norm))
+            self.shortened[name] = f"{said}; it was scaled down to that"
+        except ValueError:
+            self.shortened[name] = f"{said}; it was left out"
+            return self._failed(reply.client, f"ValueError: update refused: {said}")
+        self.roll.note(name, self.roll.status[name].state, self.shortened[name])
+        return reply
 
     def _count_out(self, batch: _Batch, reply: Reply) -> None:
         """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
@@ -332,7 +404,8 @@ class Remote:
         client = ask.call.client
         with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
-        result.unlink()
+        if not self._keep:
+            result.unlink()
         try:
             answer = Answer.from_bytes(head, self._limits)
             if answer.id != ask.request.id:

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "brier_score",
-    "calibration_names",
-    "calibration_tally",
-    "expected_calibration_error",
-    "negative_log_likelihood",
-]
+    "brier_score", "calibration_names", "calibration_tally", "expected_calibration_error", "negative_log_likelihood",
+]  # fmt: skip
 
 _PREFIX = "calibration/"
 

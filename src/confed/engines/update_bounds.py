@@ -1,0 +1,110 @@
+"""Bounds on the norm of an update and on a client's weight, relative to the others of the cohort.
+
+One site's update with values of a million, or one that claims 10^12 examples, would decide the mean alone. Where
+updates come from other machines, an update whose norm is more than so many times the cohort's median is scaled down to
+that, and a client's number of examples counts up to so many times the median of all members. The factors are generous:
+sites that train honestly on data of different sizes stay below. A majority of sites with bad intentions moves the
+medians, and a secure sum shows no single update, so there no norm is bounded.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+
+from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.update_privacy import origin
+
+__all__ = ["FEWEST", "Bounds", "bounded_members", "most_of", "norm_of", "scaled"]
+
+FEWEST = 3
+"""Clients that a median is taken of, at least: of two, neither can be told from the other."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much one client may count.
+
+    Attributes:
+        update: times the median norm of the round's updates; 0 for no bound.
+        weight: times the median number of examples of all members; 0 for no bound.
+    """
+
+    update: float = 10.0
+    weight: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("update", "weight"):
+            value = getattr(self, name)
+            if not (value == 0 or (math.isfinite(value) and value >= 1)):
+                raise ValueError(f"the bound on an {name} must be a factor of at least 1, or 0 for none, got {value}")
+
+
+def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
+    """The Euclidean norm of what a reply changes, in double precision; integers do not count.
+
+    Args:
+        call: what was sent.
+        message: the reply.
+        changes: globs of tensors that are changes already, as those count that nothing of their name and shape was
+            sent of.
+    """
+    total = 0.0
+    for name, tensor in message.tensors.items():
+        if tensor.is_floating_point():
+            wide = tensor.double()
+            with suppress(ValueError):  # a method's own: a change, a summary, a compressed update
+                wide = wide - origin(name, tensor, call.message.tensors, changes)
+            total += float((wide * wide).sum())
+    return math.sqrt(total)
+
+
+def most_of(norms: Mapping[str, float], factor: float) -> float:
+    """The largest norm that an update may have; infinity where there are too few, or where most change nothing.
+
+    Args:
+        norms: client -> norm of its update.
+        factor: see :class:`Bounds`.
+    """
+    if factor == 0 or len(norms) < FEWEST:
+        return math.inf
+    # Of an even number the lower one: half of the cohort may be far away without moving it there.
+    return factor * statistics.median_low(norms.values()) or math.inf
+
+
+def scaled(call: Call, message: Message, changes: Sequence[str], scale: float) -> Message:
+    """A reply that goes only a part of the way from what was sent.
+
+    Raises:
+        ValueError: it has tensors that nothing was sent of and that are no changes.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in message.tensors.items():
+        if tensor.is_floating_point():
+            start = origin(name, tensor, call.message.tensors, changes).double()
+            tensors[name] = (start * (1 - scale) + tensor.double() * scale).to(tensor.dtype)
+        else:
+            tensors[name] = tensor
+    return Message(tensors, message.scalars)
+
+
+def bounded_members(members: Sequence[ClientInfo], factor: float) -> tuple[list[ClientInfo], dict[str, str]]:
+    """Members whose numbers of examples are at most so many times the median, and in words whose was more.
+
+    Args:
+        members: as they introduced themselves.
+        factor: see :class:`Bounds`.
+    """
+    if factor == 0 or len(members) < FEWEST:
+        return list(members), {}
+    most = int(factor * statistics.median_low(member.num_examples for member in members))
+    said = {
+        member.id: f"says that it has {member.num_examples} examples, and counts as one with {most}: {factor:g} times "
+        "the median of all sites"
+        for member in members
+        if member.num_examples > most
+    }
+    return [replace(member, num_examples=min(member.num_examples, most)) for member in members], said
