@@ -157,7 +157,7 @@ def client(
         if insecure or ca is not None:
             raise ValueError("with --engine flare the kit says where the server is and whom to trust; TLS is always on")
         stop = threading.Event()
-        if not unsigned:
+        if not unsigned and (kit / "startup" / "fed_client.json").is_file():  # else it is no kit, which is said below
             check_signed(kit, kit / "startup" / "rootCA.pem", recipe, card, site)
         with _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
@@ -214,14 +214,18 @@ def new(
     from confed.founding import Federation, names_of_data
 
     if engine is Engine.flare:
-        from confed.cli.federating_flare import found
+        from confed.cli.federating_flare import check_names, found
     else:
         need_flower()
         from confed.founding import found
 
+        def check_names(federation: Federation) -> None:
+            del federation
+
     loaded = _single(recipe, list(overrides or []), method)
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    check_names(federation)
     there = names_of_data(loaded, card)
     if there is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and no --card is given")
