@@ -16,6 +16,7 @@ from rich.markup import escape
 from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptible, print_json, say, show
 
 if TYPE_CHECKING:
+    from confed.manifest import Manifest
     from confed.recipe import Recipe
 
 federation_app = typer.Typer(help="Found a federation across machines, or try one on this machine.")
@@ -322,7 +323,9 @@ def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
     return loaded.method(method)
 
 
-def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = "") -> None:
+def check_signed(
+    folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
+) -> "Manifest":
     """Checks that the coordinator signed this site's recipe, card and key.
 
     Args:
@@ -332,6 +335,9 @@ def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, 
         card: the card's file, if any.
         site: which site this is; empty where a certificate says it.
         public: its public key.
+
+    Returns:
+        What was signed, with the public keys of all sites.
 
     Raises:
         ValueError: it did not; says what to do.
@@ -344,6 +350,7 @@ def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, 
         public = public_half(own.read_bytes())
         site = next((name for name, key in manifest.sites.items() if key == public), site)
     check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
+    return manifest
 
 
 def _certificate(path: Path) -> bytes:
