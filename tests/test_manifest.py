@@ -180,3 +180,10 @@ def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.C
         main([*new, "a,b", *elsewhere])
     assert "names of sites were not checked" in " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 0
+
+
+def test_a_signature_does_not_allow_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = f'[algorithm]\nname = "os:system"\ncommand = "touch {tmp_path / "proof"}"\n'
+    found(tmp_path / "fed", Federation(("cold",), "h.org", 8443, recipe))
+    assert "code of the module 'os', which you have not allowed" in refused(tmp_path / "fed" / "sites" / "cold", capsys)
+    assert not (tmp_path / "proof").exists()

@@ -106,8 +106,15 @@ def _recipes() -> list[dict[str, Any]]:
         comment = re.match(r"(?:#[^\n]*\n)*", text)
         words = " ".join(line.lstrip("# ") for line in comment[0].splitlines()) if comment else ""
         methods = content.get("study", {}).get("methods") or [content.get("algorithm", {}).get("name", "")]
-        rows.append({"name": name, "summary": _first_sentence(words), "methods": ", ".join(methods)})
+        row = {"name": name, "summary": _first_sentence(words), "methods": ", ".join(methods)}
+        rows.append({**row, "time": _time(comment[0] if comment else "")})
     return rows
+
+
+def _time(comment: str) -> str:
+    """How long ``confed run`` takes on two cores: the line "# Time: ..." at a recipe's head, where it was measured."""
+    line = re.search(r"^# Time: (.+)$", comment, re.MULTILINE)
+    return line[1] if line else "not measured"
 
 
 def _runs(root: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from confed.flare_apps import MemberSettings, write_settings
 from confed.founding import SITES, Federation, hand_out, write_from_template, write_sites
 from confed.manifest import public_half
 
-__all__ = ["ADMIN", "ORGANISATION", "close_kit", "found_flare"]
+__all__ = ["ADMIN", "ORGANISATION", "check_names", "close_kit", "found_flare"]
 
 ORGANISATION = "confed"
 ADMIN = "admin@confed.org"
@@ -48,11 +48,7 @@ def found_flare(root: Path, federation: Federation) -> None:
     """
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} is not empty; a federation is founded in a folder of its own")
-    for name in federation.sites:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise ValueError(f"with FLARE a site's name has letters, digits, - and _, got {name!r}")
-        if name in (SERVER, federation.host):
-            raise ValueError(f"with FLARE {name!r} is the server's name, and cannot be a site's")
+    check_names(federation)
     root.mkdir(parents=True, exist_ok=True)
     _provision(root, federation)
     server = root / "server"
@@ -72,6 +68,15 @@ def found_flare(root: Path, federation: Federation) -> None:
         write_settings(MemberSettings(site=name), folder)
         write_from_template(folder / "README.md", "flare_site.md", federation, name)
     hand_out(root, federation, keys, str(authority["root_pri_key"]).encode())
+
+
+def check_names(federation: Federation) -> None:
+    """Raises ValueError where a site's name is none that FLARE takes."""
+    for name in federation.sites:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ValueError(f"with FLARE a site's name has letters, digits, - and _, got {name!r}")
+        if name in (SERVER, federation.host):
+            raise ValueError(f"with FLARE {name!r} is the server's name, and cannot be a site's")
 
 
 def _provision(root: Path, federation: Federation) -> None:

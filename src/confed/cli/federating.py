@@ -17,6 +17,7 @@ from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptibl
 from confed.folder_lock import exclusive
 
 if TYPE_CHECKING:
+    from confed.manifest import Manifest
     from confed.recipe import Recipe
 
 federation_app = typer.Typer(help="Found a federation across machines, or try one on this machine.")
@@ -181,7 +182,7 @@ def client(
         if insecure or ca is not None:
             raise ValueError("with --engine flare the kit says where the server is and whom to trust; TLS is always on")
         stop = threading.Event()
-        if not unsigned:
+        if not unsigned and (kit / "startup" / "fed_client.json").is_file():  # else it is no kit, which is said below
             check_signed(kit, kit / "startup" / "rootCA.pem", recipe, card, site)
         with _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
@@ -242,14 +243,18 @@ def new(
     from confed.founding import Federation, names_of_data
 
     if engine is Engine.flare:
-        from confed.cli.federating_flare import found
+        from confed.cli.federating_flare import check_names, found
     else:
         need_flower()
         from confed.founding import found
 
+        def check_names(federation: Federation) -> None:
+            del federation
+
     loaded = _single(recipe, list(overrides or []), method)
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    check_names(federation)
     there = names_of_data(loaded, card)
     if there is None:
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and no --card is given")
@@ -346,7 +351,9 @@ def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
     return loaded.method(method)
 
 
-def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = "") -> None:
+def check_signed(
+    folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
+) -> "Manifest":
     """Checks that the coordinator signed this site's recipe, card and key.
 
     Args:
@@ -356,6 +363,9 @@ def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, 
         card: the card's file, if any.
         site: which site this is; empty where a certificate says it.
         public: its public key.
+
+    Returns:
+        What was signed, with the public keys of all sites.
 
     Raises:
         ValueError: it did not; says what to do.
@@ -368,6 +378,7 @@ def check_signed(folder: Path, authority: Path, recipe: str, card: Path | None, 
         public = public_half(own.read_bytes())
         site = next((name for name, key in manifest.sites.items() if key == public), site)
     check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
+    return manifest
 
 
 def _certificate(path: Path) -> bytes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from confed.founding import Federation
     from confed.recipe import Recipe
 
-__all__ = ["found", "join", "need_flare", "serve"]
+__all__ = ["check_names", "found", "join", "need_flare", "serve"]
 
 
 def serve(
@@ -80,6 +80,14 @@ def join(
         recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
         tell=tell,
     )  # fmt: skip
+
+
+def check_names(federation: "Federation") -> None:
+    """Raises ValueError where a site's name is none that FLARE takes."""
+    need_flare()
+    from confed.flare_founding import check_names
+
+    check_names(federation)
 
 
 def found(folder: Path, federation: "Federation") -> None:
