@@ -15,6 +15,7 @@ from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import collect
 from confed.engines.local import Simulation
+from confed.evaluating import evaluate
 from confed.experiment import run
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
@@ -430,3 +431,15 @@ def test_controls_of_labels_are_sorted_against_the_frequencies_of_labels(tmp_pat
     assert found["C-AP"]["constant"] == pytest.approx(np.mean(share), abs=1e-6)
     assert found["C-AP"]["permuted_image"] != found["C-AP"]["right"] != found["C-AP"]["blank_image"]
     assert "validation" not in summary["controls"]["global_unseen"]["right"]
+
+
+def test_a_finished_run_is_evaluated_with_its_metrics(tmp_path: Path):
+    summary = run(recipe(tmp_path, "run.controls=none"), tmp_path / "run")
+    found = evaluate(tmp_path / "run", models=["all"])
+    values = {(t.model, t.place): t.values for t in found.tried}
+    for place, own in summary["multilabel"]["clients"]["global"].items():
+        assert values["global", place]["O-F1"] == pytest.approx(own["O-F1"])
+        assert 0 <= values["global", place]["C-AP"] <= 1
+    ap = summary["multilabel"]["unseen/abroad"]["C-AP"]
+    assert values["global", "abroad"]["C-AP"] == pytest.approx(ap)
+    assert found.tests

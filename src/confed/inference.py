@@ -282,6 +282,24 @@ class FinishedRun:
         )
 
     @property
+    def dataset(self) -> Any:
+        """The data that the run was made with, once they are loaded."""
+        return self._materials.dataset
+
+    def trained(self, client: str | None, *, shared: bool = False) -> dict[str, Tensor]:
+        """Values of a model's trained tensors, as its file has them.
+
+        Args:
+            client: whose personal model; None for all global values.
+            shared: with a client: its personal model's values, replaced by the global ones where there are such.
+
+        Raises:
+            ValueError: a file is damaged, or does not fit the recipe's model.
+        """
+        own = {} if client is None else self._read(self._personal(client))
+        return own | (self._read(self.global_file) if client is None or shared else {})
+
+    @property
     def labelled(self) -> bool:
         """Whether its models give examples any number of labels, and answer no questions."""
         return is_labelled(self.summary) or self.recipe.sections.get("task", {}).get("name") == "multilabel"

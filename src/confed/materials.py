@@ -28,12 +28,13 @@ from confed.data.picture_tables import NoPictures
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.registry import models
-from confed.sources import load_source, whose
+from confed.sources import Source, load_source, whose
 
 __all__ = [
     "TOKENIZER_KEYS",
     "Materials",
     "derived_options",
+    "encoded",
     "load_materials",
     "reads_absent",
     "tokenizer_options",
@@ -132,14 +133,28 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
             f"data.missing.fill must be left out for the model {options['name']!r}: it reads examples with gaps, so "
             'nothing is put in them (a method that does so is "modality_fill")'
         )
-    source = load_source(data, seed)
+    return encoded(load_source(data, seed), options)
+
+
+def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
+    """Data as tensors.
+
+    Args:
+        source: the data.
+        options: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``.
+        tokenizer: what reads texts; None for a new one that knows the data's words, as the model has when it begins.
+
+    Raises:
+        ValueError: as :func:`load_materials`.
+    """
     if isinstance(source.dataset, LabelDataset):
-        return _with_labels(source.dataset, options)
+        return _with_labels(source.dataset, options, tokenizer)
     gaps = source.modal and reads_absent(options["name"])
     source = source if gaps else source.whole
     dataset = source.questions
     words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
-    tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
+    if tokenizer is None:
+        tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
     # A model that writes its answers learns from their tokens.
     tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
@@ -221,14 +236,15 @@ def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
             yield from (f"{question} {text}" for text in offered)
 
 
-def _with_labels(dataset: LabelDataset, options: Mapping[str, Any]) -> Materials:
+def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
     """Multi-label examples for a model.
 
     Raises:
         ValueError: the model reads regions or writes its answers.
     """
     words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
-    tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
+    if tokenizer is None:
+        tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
     if isinstance(tokenizer, AnswerTokenizer) or getattr(models[options["name"]], "reads", "") == "regions":
         raise ValueError(f"the model {options['name']!r} answers questions; {dataset.name!r} has labels")
     clients, unseen, types = encode_labels(dataset, tokenizer)

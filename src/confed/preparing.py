@@ -39,7 +39,7 @@ from confed.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
 
-__all__ = ["load_data", "prepare", "presence_of"]
+__all__ = ["load_data", "prepare", "presence_of", "tasks_of"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -70,8 +70,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     warn_of_ignored(recipe.sections["data"], run, materials)
     presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
     dataset, name = materials.dataset, recipe.sections["model"]["name"]
-    tasks = _tasks(recipe, materials)
-    task: Task = _task(recipe, materials, dataset.answers if materials.answer_tokens is not None else None)
+    task, tasks = tasks_of(recipe, materials)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
     build = _builder(recipe, materials, task, heads)
     _check_task(task, recipe, dataset)
@@ -127,6 +126,16 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         workspace, people = Workspace(setup.model()), map(setup.population.info, range(len(setup.population)))
         check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
     return setup, materials
+
+
+def tasks_of(recipe: Recipe, materials: Materials) -> tuple[Task, dict[str, Any]]:
+    """What is asked of models: the recipe's task on the data, and client or place -> its own where there are such.
+
+    Raises:
+        ValueError: the task does not fit the model or the data.
+    """
+    answers = materials.dataset.answers if materials.answer_tokens is not None else None
+    return _task(recipe, materials, answers), _tasks(recipe, materials)
 
 
 def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:

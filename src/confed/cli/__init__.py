@@ -12,6 +12,7 @@ from confed.cli import forgetting
 from confed.cli import attacking
 from confed.cli import telling
 from confed.cli import asking
+from confed.cli import evaluating
 from confed.cli import looking
 from confed.cli import datasets
 from confed.cli import converting
@@ -27,6 +28,7 @@ __all__ = [
     "comparing",
     "converting",
     "datasets",
+    "evaluating",
     "federating",
     "federation_cards",
     "forgetting",

@@ -1,0 +1,126 @@
+"""Finished runs on new data: the run's metric, what does not fit, and paired tests."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from confed.cli import main
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.scenes import scenes
+from confed.evaluating import evaluate, write_evaluation
+from confed.experiment import run
+from confed.recipe import load_recipe
+from confed.registry import register_dataset
+
+TINY = [
+    "study.methods=[]", "model.name=vilt_tiny", "data.train=24", "data.validation=8", "data.test=24",
+    "data.unseen=[]", "run.rounds=1", "run.workers=1", "run.evaluate_every=0", "run.gallery=0",
+    "run.controls=none",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("evaluating")
+    for name in ("fedavg", "fedprox"):
+        run(load_recipe("fedvqa_scenes", [f"algorithm.name={name}", *TINY]), root / name)
+    return root / "fedavg", root / "fedprox"
+
+
+def _changed(examples: Examples) -> Examples:
+    """One answer that no run knows, and one word."""
+    answers, questions = list(examples.answers), list(examples.questions)
+    answers[0], questions[1] = "quokka", f"{questions[1]} wombat"
+    return Examples(examples.images, examples.image_index, questions, answers, examples.types, examples.names)
+
+
+@register_dataset
+def strange_scenes(test: int = 24) -> FederatedDataset:
+    """Scenes of which the first client has another name, a strange answer and a strange word."""
+    made = scenes("C", train=8, validation=4, test=test, unseen=())
+    first, *rest = made.clients
+    split = made.clients[first]
+    own = Split(split.train, split.validation, _changed(split.test))
+    return FederatedDataset(
+        "strange", (*made.answers, "quokka"), {"newcomer": own, **{n: made.clients[n] for n in rest}}, {}, made.words
+    )
+
+
+def test_the_runs_own_data_give_its_own_results(runs: tuple[Path, Path]):
+    found = evaluate(runs[0], models=["all"])
+    summary, kept = json.loads((runs[0] / "summary.json").read_text()), load_file(runs[0] / "predictions.safetensors")
+    values = {(t.model, t.place): t.values["accuracy"] for t in found.tried}
+    assert {p: values["global", p] for p in summary["clients"]} == pytest.approx(summary["global_seen"])
+    assert {p: values[f"personal:{p}", p] for p in summary["clients"]} == pytest.approx(summary["personal"])
+    for t in found.tried:
+        view = "global" if t.model == "global" else "personal"
+        assert t.correct.equal(kept[f"{view}/{t.place}/correct"])
+        assert t.names.equal(kept[f"names/{t.place}"])
+        assert t.truth is not None
+        assert t.truth.equal(kept[f"truth/{t.place}"])
+    assert found.notes == ()
+
+
+def test_what_does_not_fit_is_counted_and_counts_as_wrong(runs: tuple[Path, Path], tmp_path: Path):
+    found = evaluate(runs[0], ["name=strange_scenes"], ["global", "personal:natural"])
+    assert found.notes == (
+        "1 of 144 test questions have an answer that the run's models cannot give and count as wrong: 'quokka'",
+        "1 of 144 test questions have a word that the run's models do not know: 'wombat'",
+    )
+    newcomer = next(t for t in found.tried if t.place == "newcomer")
+    assert newcomer.truth is not None
+    assert (newcomer.truth[0], newcomer.correct[0]) == (-1, 0)
+    # A personal model is tried at home; of a client that the data do not have, everywhere.
+    assert [t.place for t in found.tried if t.model == "personal:natural"] == ["natural"]
+    everywhere = evaluate(runs[0], ["name=strange_scenes"], ["personal:transport"])
+    assert [t.place for t in everywhere.tried] == ["newcomer", "sports", "educational", "natural", "home", "commercial"]
+    files = write_evaluation(found, tmp_path / "out")
+    content = json.loads(files["evaluation.json"].read_text())
+    assert content["data"]["name"] == "strange_scenes"
+    assert content["results"][0]["values"]["accuracy"] == found.tried[0].values["accuracy"]
+    assert "mean over places" in files["evaluation.md"].read_text()
+    assert files["evaluation.csv"].read_text().count("\n") == 1 + len(found.tried) + 2
+    kept = load_file(files["predictions.safetensors"])
+    assert {"0/global/newcomer/correct", "names/newcomer", "0/truth/newcomer"} <= set(kept)
+    with pytest.raises(ValueError, match="has an evaluation already"):
+        write_evaluation(found, tmp_path / "out")
+
+
+def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
+    found = evaluate(runs[0], ["test=30"], ["global"], against=runs[1])
+    (test,) = found.tests
+    a, b = ([t for t in found.tried if t.run == str(folder)] for folder in runs)
+    means = [sum(t.values["accuracy"] for t in own) / len(own) for own in (a, b)]
+    assert test["difference"] == pytest.approx(means[0] - means[1], abs=1e-6)
+    assert 0 < test["p"] <= 1
+    assert test["low"] <= test["difference"] <= test["high"]
+    assert test["won"] == sum(int((x.correct > y.correct).sum()) for x, y in zip(a, b, strict=True))
+    (self_test,) = evaluate(runs[0], ["test=30"], ["global"], against=runs[0]).tests or [{"p": 1.0}]
+    assert self_test["p"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("data", "models", "message"),
+    [
+        (["name=scene_labels", "clients=2", "train=8", "unseen=4"], ["global"], "the run's models give answers, and the examples of 'scene_labels' have"),
+        (["name=modalities", "train=8", "test=4"], ["global"], r"trained with picture size \(64, 64\), and that of .* is \(32, 32\)"),
+        ([], ["personal:nobody"], "no client is called 'nobody'"),
+        ([], ["own"], "a model is global, personal:<client> or all, got 'own'"),
+        (["tset=3"], ["global"], "unknown key data.tset"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_a_line(runs: tuple[Path, Path], data, models, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(runs[0], data, models)
+
+
+def test_the_command_writes_and_prints(runs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]):
+    arguments = ["evaluate", str(runs[0]), "--data", "test=10", "--model", "global", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert not ended.value.code
+    content = json.loads(capfd.readouterr().out)
+    assert content["files"]["evaluation.csv"].endswith("evaluations/1/evaluation.csv")
+    assert {row["examples"] for row in content["results"]} == {10}
