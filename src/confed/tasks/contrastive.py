@@ -18,7 +18,7 @@ from confed.federation.protocols import Batch, Output, Tally
 from confed.losses.info_nce import Contrast, Denominator, Similarity, same_answers
 from confed.models.contrastive import ContrastiveAnswerer
 from confed.registry import register_task
-from confed.tasks.vqa import VQA
+from confed.tasks.vqa import VQA, Headline
 
 __all__ = ["PRESETS", "Contrastive", "Preset", "same_answer_share"]
 
@@ -74,8 +74,8 @@ class Contrastive:
         glove: a text file of GloVe vectors for the answers' words, frozen then.
         embedding: width of the words' embeddings where they are learned.
         batch_norm: whether the head adapter ends with batch normalisation, as published.
-        headline: the metric that heads results and is tested: "accuracy", the paper's strict ValAcc, or "vqa_accuracy",
-            the soft score, by which the released code evaluates.
+        headline: the metric that heads results and is tested: "accuracy", the paper's strict ValAcc (also if empty), or
+            "vqa_accuracy", the soft score, by which the released code evaluates.
 
     Raises:
         ValueError: an unknown preset or option, or a value outside its range.
@@ -98,7 +98,7 @@ class Contrastive:
     glove: Path | None = None
     embedding: int = 300
     batch_norm: bool = True
-    headline: Literal["accuracy", "vqa_accuracy"] = "accuracy"
+    headline: Headline = ""
 
     name: ClassVar[str] = "contrastive"
     head: ClassVar[str] = "answers"
@@ -111,7 +111,7 @@ class Contrastive:
                 raise ValueError(f"task.{name} must be at least 1, got {getattr(self, name)}")
         if self.option("eval_similarity") not in get_args(Similarity):
             raise ValueError(f"task.eval_similarity must be one of cosine, dot, got {self.eval_similarity!r}")
-        if self.headline not in ("accuracy", "vqa_accuracy"):
+        if self.headline not in get_args(Headline):
             raise ValueError(f"task.headline must be accuracy or vqa_accuracy, got {self.headline!r}")
         if self.reduction == "none":
             raise ValueError("task.reduction must be one of sum, mean, got 'none'")
@@ -124,7 +124,7 @@ class Contrastive:
     @property
     def metric(self) -> str:
         """The headline: by default strict accuracy, the paper's ValAcc."""
-        return self.headline
+        return self.headline or "accuracy"
 
     @property
     def single_label(self) -> bool:
