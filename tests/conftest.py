@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from confed.run_section import Run
+
 torch.set_num_threads(1)
+# Control conditions triple what the examination of a small run costs: tests about them ask with run.controls=all.
+Run.controls = "none"
+Run.__init__.__defaults__ = tuple("none" if value == "all" else value for value in Run.__init__.__defaults__ or ())
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

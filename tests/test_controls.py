@@ -25,7 +25,7 @@ from confed.results.writers import to_csv
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
-    "run.rounds=1", "run.evaluate_every=0", "run.gallery=0", "run.checkpoint_every=0",
+    "run.rounds=1", "run.evaluate_every=0", "run.gallery=0", "run.checkpoint_every=0", "run.controls=all",
 ]  # fmt: skip
 
 

@@ -1,16 +1,18 @@
 """Finished runs on new data: the run's metric, what does not fit, and paired tests."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from confed.cli import main
-from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.examples import Examples, FederatedDataset, Split, encode
 from confed.data.scenes import scenes
 from confed.evaluating import evaluate, write_evaluation
 from confed.experiment import run
+from confed.models.tokenizer import WordTokenizer
 from confed.recipe import load_recipe
 from confed.registry import register_dataset
 
@@ -101,11 +103,15 @@ def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
     assert self_test["p"] == 1.0
 
 
+LABELS = ["name=scene_labels", "clients=2", "train=8", "unseen=4"]
+SMALL = ["name=modalities", "train=8", "test=4"]
+
+
 @pytest.mark.parametrize(
     ("data", "models", "message"),
     [
-        (["name=scene_labels", "clients=2", "train=8", "unseen=4"], ["global"], "the run's models give answers, and the examples of 'scene_labels' have"),
-        (["name=modalities", "train=8", "test=4"], ["global"], r"trained with picture size \(64, 64\), and that of .* is \(32, 32\)"),
+        (LABELS, ["global"], "the run's models give answers, and the examples of 'scene_labels' have"),
+        (SMALL, ["global"], r"trained with picture size \(64, 64\), and that of .* is \(32, 32\)"),
         ([], ["personal:nobody"], "no client is called 'nobody'"),
         ([], ["own"], "a model is global, personal:<client> or all, got 'own'"),
         (["tset=3"], ["global"], "unknown key data.tset"),
@@ -114,6 +120,13 @@ def test_two_runs_are_compared_example_by_example(runs: tuple[Path, Path]):
 def test_what_cannot_be_tried_is_refused_in_a_line(runs: tuple[Path, Path], data, models, message):
     with pytest.raises(ValueError, match=message):
         evaluate(runs[0], data, models)
+
+
+def test_questions_with_choices_may_have_no_training_examples():
+    made = scenes("C", train=8, validation=4, test=4, unseen=()).clients["sports"].train
+    offered = replace(made, answers=["0"] * len(made), choices=[["a", "b"]] * len(made))
+    table = encode(offered.take([]), WordTokenizer(["a", "b"], 5), ["0", "1"], sorted({*made.types}))
+    assert table.columns["choices"].shape == (0, 0, 5)
 
 
 def test_the_command_writes_and_prints(runs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]):

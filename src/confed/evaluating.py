@@ -264,7 +264,9 @@ class _Trial:
         for model in asked:
             if model == "all":
                 shared = self.run.global_file.is_file()
-                found += [*(["global"] if shared else []), *(PERSONAL + name for name in self.run.owners)]
+                # Where the method makes no personal models, their files repeat the global one.
+                own = self.run.owners if self.run.summary.get("has_personal", True) or not shared else []
+                found += [*(["global"] if shared else []), *(PERSONAL + name for name in own)]
                 continue
             if model != "global" and not model.startswith(PERSONAL):
                 raise ValueError(f"a model is global, personal:<client> or all, got {model!r}")

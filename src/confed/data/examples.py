@@ -400,4 +400,5 @@ def _choices(examples: Examples, tokenizer: Tokenizer) -> dict[str, Tensor]:
     pairs = zip(examples.questions, examples.choices, strict=True)
     text, mask = tokenizer([f"{question} {offered}" for question, all in pairs for offered in all])
     k = len(examples.choices[0]) if len(examples) else 0
-    return {"choices": text.reshape(len(examples), k, -1), "choices_mask": mask.reshape(len(examples), k, -1)}
+    shape = (len(examples), k, text.shape[-1])
+    return {"choices": text.reshape(shape), "choices_mask": mask.reshape(shape)}
