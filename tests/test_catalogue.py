@@ -26,6 +26,12 @@ def test_everything_registered_is_listed(kind: str, name: str):
     assert ":class:" not in json.dumps(rows)
 
 
+def test_recipes_say_how_long_they_take_where_that_was_measured():
+    times = {row["name"]: row["time"] for row in listing("recipes")}
+    assert times["fedvqa_scenes"] == "2 minutes of processor time for five methods and one seed (measured: 25 s each)"
+    assert times["fedlgt_flair"] == "not measured"
+
+
 def test_algorithms_name_their_options_and_source():
     row = next(row for row in listing("algorithms") if row["name"] == "fedp3")
     assert "top_n=20" in row["options"]
