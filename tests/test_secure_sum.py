@@ -53,7 +53,9 @@ def summed(
             if view is not None:
                 view.extend(masked.values())
             tally.add(name, masked)
-    given = {name: members[name].unmask(tally.survivors) for name in tally.survivors if name not in no_answer}
+    words = {name: members[name].confirm(tally.survivors) for name in tally.survivors}
+    told = {name: {by: tags[name] for by, tags in words.items() if by != name} for name in tally.survivors}
+    given = {n: members[n].unmask(tally.survivors, told[n]) for n in tally.survivors if n not in no_answer}
     return tally.sums(given)
 
 

@@ -33,6 +33,10 @@ have nonces of their own all the same. A round that is done again begins with ne
 **Several vectors.** Not every client sends every tensor. Tensors with the same senders are a *block*: a vector of its
 own with a b_u of its own, masked between its senders only. A block has at least three of them, or the round is
 refused; where fewer than three are left at the end, nobody gives the shares of its b_u, and its sum stays hidden.
+A block of few senders among many members has few masks: told different survivors, every member could give away the key
+of another of its senders, and t shares of all of them come together (11 members, a block of 4, and t = 7 are enough).
+So here members first say to each other which survivors they were told, each once, by what only two of them can make; a
+member gives shares where t were told the same, of which there is one set at most as 2 t > n + c.
 
 **What it is made of.** X25519, HKDF-SHA256, ChaCha20 as the PRG and ChaCha20-Poly1305 as the seal, all of the library
 ``cryptography``; keys come from the operating system, not from the run's seed. The sum does not depend on them.
