@@ -281,7 +281,7 @@ def test_a_plan_survives_its_text() -> None:
 def test_faulty_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SecureSum(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"from 3 to 4 for a cohort of 4 with 1 that may collude \(2 t > n \+ c\), got 2"):
+    with pytest.raises(ValueError, match=r"3 to 4 for a cohort of 4 with 1 that may collude \(2 t > n \+ c\), got 2"):
         SecureSum(threshold=2).needed(4)
 
 

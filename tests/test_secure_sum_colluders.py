@@ -23,7 +23,7 @@ from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
 from confed.founding import Federation, found
-from confed.joining import signer_by_list
+from confed.joining import signer_by_kit, signer_by_list
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
 from confed.privacy.secure_sum.member import Keys, Member, mask_purpose, seal_purpose
@@ -104,7 +104,9 @@ def test_one_colluder_and_a_server_that_tells_two_stories_rebuild_no_update(coun
     update = np.arange(20, dtype=np.uint64)
     # More than half of the members is enough without a colluder, and not with one.
     half = plan_of(names, SecureSum(colluders=0))
-    assert np.array_equal(rebuilt(half, "site-0", differing_survivors(half, "site-0", "site-1", update)), update)
+    found = rebuilt(half, "site-0", differing_survivors(half, "site-0", "site-1", update))
+    assert found is not None
+    assert np.array_equal(found, update)
     plan = plan_of(names, SecureSum())
     seen = differing_survivors(plan, "site-0", "site-1", update)
     assert rebuilt(plan, "site-0", seen) is None
@@ -218,18 +220,19 @@ def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
 
 def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path: Path) -> None:
     found(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
-    folder, recipe = tmp_path / "f" / "sites" / "a", load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
+    folder, server = tmp_path / "f" / "sites" / "a", tmp_path / "f" / "server"
+    recipe = load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
     assert signer_by_list(recipe, "a", folder / "key", None) is None
     summed = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
     signer = signer_by_list(summed, "a", folder / "key", None)
-    other = signer_by_list(summed, "b", tmp_path / "f" / "sites" / "b" / "key", tmp_path / "f" / "server" / "sites.json")
+    other = signer_by_list(summed, "b", tmp_path / "f" / "sites" / "b" / "key", server / "sites.json")
     assert signer is not None
     assert other is not None
     other.check("a", b"x", signer.sign(b"x"))
     with pytest.raises(ValueError, match=r"sites\.json must have this site's own public key for 'a'"):
         signer_by_list(summed, "a", tmp_path / "f" / "sites" / "b" / "key", folder / "sites.json")
     (folder / "sites.json").unlink()
-    with pytest.raises(ValueError, match="the recipe has a secure sum, .* --members must name the coordinator's list"):
+    with pytest.raises(ValueError, match=r"the recipe has a secure sum, .* --members must name the coordinator's list"):
         signer_by_list(summed, "a", folder / "key", None)
 
 
@@ -277,6 +280,20 @@ def test_certificates_of_the_federations_authority_say_who_signed(tmp_path: Path
         VouchedKeys(tmp_path, {})
 
 
+def test_kits_of_flares_sign_for_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    from confed.flare_founding import found_flare
+
+    found_flare(tmp_path / "f", Federation(("a", "b", "c"), "server.example.org", 8443, ""))
+    recipe = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
+    a, b = (signer_by_kit(recipe, tmp_path / "f" / "sites" / name) for name in "ab")
+    assert a is not None
+    assert b is not None
+    b.check("a", b"x", a.sign(b"x"))
+    with pytest.raises(ValueError, match="the keys of 'b' are signed by 'a'"):
+        b.check("b", b"x", a.sign(b"x"))
+
+
 # Blocks of few senders ------------------------------------------------------------------------------------------
 
 
@@ -296,19 +313,21 @@ def different_stories(plan: Plan, update: np.ndarray, *, confirming: bool) -> np
     words = {name: members[name].confirm(told) for name, told in stories.items()} if confirming else {}
     target, others, colluder = FEW[0], FEW[1:4], members[FEW[-1]]
     # The colluder holds shares of all, and says to everyone what that one was told.
-    whole = {owner: opened(pair_secret(colluder.seal_key, keys[owner].seal, seal_purpose(plan, owner, colluder.name)), box)
-             for owner, box in parcels[colluder.name].items()}  # fmt: skip
+    whole: dict[str, bytes] = {}
+    for owner, box in parcels[colluder.name].items():
+        secret = pair_secret(colluder.seal_key, keys[owner].seal, seal_purpose(plan, owner, colluder.name))
+        whole[owner] = opened(secret, box)
     seeds = {11: whole[target][2 * shamir.SHARE :]}
     lost = {other: {11: whole[other][: shamir.SHARE]} for other in others}
     for number, (name, told) in enumerate(stories.items(), start=1):
         heard = {other: tags[name] for other, tags in words.items() if name in tags}
         if confirming:
             heard[colluder.name] = colluder.confirm(told)[name]
-        try:
-            given = members[name].unmask(told, heard)
-        except ValueError as error:
-            assert "were told the same survivors" in str(error)
+        if confirming:
+            with pytest.raises(ValueError, match="were told the same survivors of the secure sum 'round 1', 7 must"):
+                members[name].unmask(told, heard)
             continue
+        given = members[name].unmask(told)
         seeds |= {number: given[target][1]} if 1 in given[target] else {}
         for other in others:
             lost[other] |= {number: given[other][-1]} if -1 in given[other] else {}

@@ -56,7 +56,9 @@ def join(
     run = kit / "run"
     run.mkdir(exist_ok=True)
     write_atomically(run / "recipe.toml", recipe.to_toml().encode())
-    write_settings(MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit)
+    write_settings(
+        MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
+    )
     log, news = run / "flare.log", BulletinReader(run)
     news.begin()
     with kept(client_command(kit, name), log) as client:

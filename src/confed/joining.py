@@ -14,7 +14,7 @@ from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
 from confed.recipe import Recipe, load_recipe
 
-__all__ = ["open_site", "signer_by_list", "signer_by_kit", "site_recipe"]
+__all__ = ["open_site", "signer_by_kit", "signer_by_list", "site_recipe"]
 
 
 def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
@@ -59,12 +59,14 @@ def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -
     path = key.parent / SITES if members is None else members
     if not path.is_file():
         raise ValueError(
-            f"the recipe has a secure sum, for which this site must know the keys of the others: --members must name the "
-            f"coordinator's list of sites and public keys ({SITES} of the federation), and there is no file {path}"
+            "the recipe has a secure sum, for which this site must know the keys of the others: --members must name "
+            f"the coordinator's list of sites and public keys ({SITES} of the federation); there is no file {path}"
         )
     signer = ListedKeys(read_key(key), read_sites(path))
     if not signer.names(site):
-        raise ValueError(f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list")
+        raise ValueError(
+            f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list"
+        )
     return signer
 
 

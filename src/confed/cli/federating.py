@@ -123,7 +123,9 @@ def client(
     key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
     members: Annotated[
         Path | None,
-        typer.Option(help="The list of sites and their public keys, for secure sums. [default: sites.json beside --key]"),
+        typer.Option(
+            help="The list of sites and their public keys, for secure sums. [default: sites.json beside --key]"
+        ),
     ] = None,
     private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
     data: Annotated[

@@ -58,6 +58,7 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
             return info
     raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
 
+
 EVALUATE = "evaluate"
 """The action that tells sums over examples and nothing else; the site's policy says which."""
 

@@ -101,8 +101,10 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
     few = {name: count for name, count in senders.items() if count < least}
     if few:
         name, count = next(iter(few.items()))
-        why = "of two, each would know the other's update from the sum" if least == LEAST else (
-            f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others"
+        why = (
+            "of two, each would know the other's update from the sum"
+            if least == LEAST
+            else (f"algorithm.secure_sum.colluders = {algorithm.secure_sum.colluders} and two others")
         )
         raise ValueError(
             f"algorithm.secure_sum needs at least {least} clients that send a tensor, and {name!r} has {count}: {why}"

@@ -135,8 +135,8 @@ class _Round:
                 del said[name]
         if len(said) < self.plan.threshold:
             raise RuntimeError(
-                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent keys; "
-                f"{'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
+                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent "
+                f"keys; {'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
             )
         keyed = list(said)
         public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}

@@ -151,7 +151,9 @@ class Member:
         purpose = ["survivors", self.plan.digest, by, to, json.dumps([sorted(self.parcels), sorted(survivors)])]
         return pair_secret(self.seal_key, self.keys[other].seal, "\x1f".join(purpose))
 
-    def unmask(self, survivors: Sequence[str], confirmed: Mapping[str, bytes] | None = None) -> dict[str, dict[int, bytes]]:
+    def unmask(
+        self, survivors: Sequence[str], confirmed: Mapping[str, bytes] | None = None
+    ) -> dict[str, dict[int, bytes]]:
         """Step 3: this client's shares of what takes the masks off.
 
         Args:
