@@ -28,6 +28,9 @@ __all__ = ["SHARES", "EvaluationPolicy"]
 SHARES = ("accuracy", "vqa_accuracy", "example_f1", "exact_match")
 """Metrics that are sums of values in [0, 1] over examples, with a weight of 1 each; noise is defined for these."""
 
+TOGETHER = ("calibration/", "bleu/")
+"""What the names of parts begin with that make one metric together: of these all are told, or none."""
+
 Mode = Literal["default", "exact", "noise", "off"]
 
 
@@ -117,6 +120,9 @@ class EvaluationPolicy:
             return message
         sums = _sums(message.scalars)
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
+        for view, begin in {(name.partition(":")[0], begin) for name in sums for begin in TOGETHER}:
+            if any(name.startswith(f"{view}:{begin}") for name in sums.keys() - large.keys()):
+                large = {name: pair for name, pair in large.items() if not name.startswith(f"{view}:{begin}")}
         if not large:
             most = max((weight for _, weight in sums.values()), default=0.0)
             raise ValueError(f"this site tells no sums over fewer than {self.least} examples, got {most:g}")
