@@ -168,8 +168,12 @@ def test_sums_over_few_examples_stay(tmp_path: Path) -> None:
         assert bool(message.scalars) == works
     assert error == f"ValueError: this site tells no sums over fewer than {count + 1} examples, got {count}"
     parts = {"global:accuracy:sum": 6.0, "global:accuracy:weight": 9.0, "global:accuracy/colour:sum": 2.0}
+    for number, weight in (("0", 5.0), ("1", 2.0)):  # bins of one metric, which is wrong without one of them
+        bins = {f"global:calibration/{number}/correct:sum": 1.0, f"global:calibration/{number}/correct:weight": weight}
+        parts |= bins
     message = Message({"global:positives": torch.ones(3)}, {**parts, "global:accuracy/colour:weight": 3.0})
     released = EvaluationPolicy(least=4).release(message)
+    assert len(EvaluationPolicy(least=2).release(message).scalars) == len(message.scalars)
     assert released.scalars == {"global:accuracy:sum": 6.0, "global:accuracy:weight": 9.0}
     assert not released.tensors
 

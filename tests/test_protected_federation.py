@@ -79,6 +79,20 @@ def test_noise_at_a_site_is_no_function_of_the_seed(tmp_path: Path) -> None:
         assert same(rounds(setup, InProcess(setup))[0].servers, rounds(setup, InProcess(setup))[0].servers)
 
 
+def test_a_site_takes_no_value_of_extreme_scale(tmp_path: Path) -> None:
+    """A server chooses what sites train from, and values that swallow an update in their rounding say much of it."""
+    setup = toy_setup(FedAvg(), rounds=1, noisy=False)
+    site = Site(setup, client_named(setup, "client-0"), tmp_path)
+    request = fit(setup)
+    shared = dict(Workspace(setup.model()).initial)
+    huge = {**shared, "head.bias": torch.full_like(shared["head.bias"], -1e9)}
+    reply = site.handle(request[0], seal(Message(huge)))
+    assert "'head.bias' holds values up to 1e+09, and this site takes" in str(
+        Answer.from_bytes(reply[0], Limits()).error
+    )
+    assert Answer.from_bytes(site.handle(*request)[0], Limits()).error is None
+
+
 # The site's book ----------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,9 @@ def summed(
             if view is not None:
                 view.extend(masked.values())
             tally.add(name, masked)
-    given = {name: members[name].unmask(tally.survivors) for name in tally.survivors if name not in no_answer}
+    words = {name: members[name].confirm(tally.survivors) for name in tally.survivors}
+    told = {name: {by: tags[name] for by, tags in words.items() if by != name} for name in tally.survivors}
+    given = {n: members[n].unmask(tally.survivors, told[n]) for n in tally.survivors if n not in no_answer}
     return tally.sums(given)
 
 
@@ -279,9 +281,7 @@ def test_a_plan_survives_its_text() -> None:
 def test_faulty_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SecureSum(**options)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"from 3 to 4 for a cohort of 4 with 1 that may collude \(2 t > n \+ c\), got 2"
-    ):
+    with pytest.raises(ValueError, match=r"3 to 4 for a cohort of 4 with 1 that may collude \(2 t > n \+ c\), got 2"):
         SecureSum(threshold=2).needed(4)
 
 

@@ -19,10 +19,11 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup
 from confed.engines.roll import Patience
 from confed.engines.site import Site, client_named
-from confed.federation.messages import Message
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
 from confed.founding import Federation, found
-from confed.joining import signer_by_list
+from confed.joining import signer_by_kit, signer_by_list
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
 from confed.privacy.secure_sum.member import Keys, Member, mask_purpose, seal_purpose
@@ -30,7 +31,7 @@ from confed.privacy.secure_sum.memory import as_tensor
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys, statement
 from confed.recipe import load_recipe
-from confed.toy import toy_setup
+from confed.toy import toy_clients, toy_setup
 from letters import CLIENTS, Letters, remote_of, rounds, same
 
 SURE = Patience(deadline=60, away=60, interval=1e-4)
@@ -103,7 +104,9 @@ def test_one_colluder_and_a_server_that_tells_two_stories_rebuild_no_update(coun
     update = np.arange(20, dtype=np.uint64)
     # More than half of the members is enough without a colluder, and not with one.
     half = plan_of(names, SecureSum(colluders=0))
-    assert np.array_equal(rebuilt(half, "site-0", differing_survivors(half, "site-0", "site-1", update)), update)
+    found = rebuilt(half, "site-0", differing_survivors(half, "site-0", "site-1", update))
+    assert found is not None
+    assert np.array_equal(found, update)
     plan = plan_of(names, SecureSum())
     seen = differing_survivors(plan, "site-0", "site-1", update)
     assert rebuilt(plan, "site-0", seen) is None
@@ -217,23 +220,19 @@ def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
 
 def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path: Path) -> None:
     found(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
-    folder, recipe = (
-        tmp_path / "f" / "sites" / "a",
-        load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"]),
-    )
+    folder, server = tmp_path / "f" / "sites" / "a", tmp_path / "f" / "server"
+    recipe = load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
     assert signer_by_list(recipe, "a", folder / "key", None) is None
     summed = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
     signer = signer_by_list(summed, "a", folder / "key", None)
-    other = signer_by_list(
-        summed, "b", tmp_path / "f" / "sites" / "b" / "key", tmp_path / "f" / "server" / "sites.json"
-    )
+    other = signer_by_list(summed, "b", tmp_path / "f" / "sites" / "b" / "key", server / "sites.json")
     assert signer is not None
     assert other is not None
     other.check("a", b"x", signer.sign(b"x"))
     with pytest.raises(ValueError, match=r"sites\.json must have this site's own public key for 'a'"):
         signer_by_list(summed, "a", tmp_path / "f" / "sites" / "b" / "key", folder / "sites.json")
     (folder / "sites.json").unlink()
-    with pytest.raises(ValueError, match="the recipe has a secure sum, .* --members must name the coordinator's list"):
+    with pytest.raises(ValueError, match=r"the recipe has a secure sum, .* --members must name the coordinator's list"):
         signer_by_list(summed, "a", folder / "key", None)
 
 
@@ -279,3 +278,91 @@ def test_certificates_of_the_federations_authority_say_who_signed(tmp_path: Path
         signers["b"].check("late", b"x", signers["late"].sign(b"x"))
     with pytest.raises(ValueError, match=r"must hold client\.key, client\.crt and rootCA\.pem"):
         VouchedKeys(tmp_path, {})
+
+
+def test_kits_of_flares_sign_for_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    from confed.flare_founding import found_flare
+
+    found_flare(tmp_path / "f", Federation(("a", "b", "c"), "server.example.org", 8443, ""))
+    recipe = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
+    a, b = (signer_by_kit(recipe, tmp_path / "f" / "sites" / name) for name in "ab")
+    assert a is not None
+    assert b is not None
+    b.check("a", b"x", a.sign(b"x"))
+    with pytest.raises(ValueError, match="the keys of 'b' are signed by 'a'"):
+        b.check("b", b"x", a.sign(b"x"))
+
+
+# Blocks of few senders ------------------------------------------------------------------------------------------
+
+
+FEW = tuple(f"site-{number:02}" for number in range(11))
+STORIES = {0: (1,), 1: (2,), 2: (3,), 3: (1,), 4: (2,), 5: (3,), 6: (1, 2, 3), 7: (1, 2, 3), 8: (1, 2, 3), 9: (1, 2, 3)}
+"""Member -> who of a block's four senders has dropped out, as the server tells it; the last one colludes."""
+
+
+def different_stories(plan: Plan, update: np.ndarray, *, confirming: bool) -> np.ndarray | None:
+    """A sender's update in a block of four, where the server and one member get shares enough of its four secrets."""
+    members = {name: Member.begin(plan, name) for name in FEW}
+    keys = {name: member.public for name, member in members.items()}
+    boxes = {name: member.share(keys) for name, member in members.items()}
+    parcels = {name: {sender: box[name] for sender, box in boxes.items()} for name in FEW}
+    masked = {n: m.mask(parcels[n], {b: update.copy() for b in plan.of(n)}) for n, m in members.items()}
+    stories = {FEW[n]: [name for i, name in enumerate(FEW) if i not in gone] for n, gone in STORIES.items()}
+    words = {name: members[name].confirm(told) for name, told in stories.items()} if confirming else {}
+    target, others, colluder = FEW[0], FEW[1:4], members[FEW[-1]]
+    # The colluder holds shares of all, and says to everyone what that one was told.
+    whole: dict[str, bytes] = {}
+    for owner, box in parcels[colluder.name].items():
+        secret = pair_secret(colluder.seal_key, keys[owner].seal, seal_purpose(plan, owner, colluder.name))
+        whole[owner] = opened(secret, box)
+    seeds = {11: whole[target][2 * shamir.SHARE :]}
+    lost = {other: {11: whole[other][: shamir.SHARE]} for other in others}
+    for number, (name, told) in enumerate(stories.items(), start=1):
+        heard = {other: tags[name] for other, tags in words.items() if name in tags}
+        if confirming:
+            heard[colluder.name] = colluder.confirm(told)[name]
+        if confirming:
+            with pytest.raises(ValueError, match="were told the same survivors of the secure sum 'round 1', 7 must"):
+                members[name].unmask(told, heard)
+            continue
+        given = members[name].unmask(told)
+        seeds |= {number: given[target][1]} if 1 in given[target] else {}
+        for other in others:
+            lost[other] |= {number: given[other][-1]} if -1 in given[other] else {}
+    if any(len(shares) < plan.threshold for shares in (seeds, *lost.values())):
+        return None
+    vector = masked[target][1]
+    add_mask(vector, shamir.join(seeds), -1)
+    for other in others:
+        secret = pair_secret(shamir.join(lost[other]), keys[target].mask, mask_purpose(plan, 1, target, other))
+        add_mask(vector, secret, -1 if other > target else 1)
+    return vector
+
+
+def test_a_block_of_few_senders_gives_none_of_them_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = (Block(("w",), FEW), Block(("v",), FEW[:4]))
+    plan = Plan("round 1", FEW, SecureSum().needed(11), 64, 40, 64.0, blocks)
+    update = np.arange(9, dtype=np.uint64)
+    assert different_stories(plan, update, confirming=True) is None
+    monkeypatch.setattr(Plan, "partial", False)
+    found = different_stories(plan, update, confirming=False)
+    assert found is not None
+    assert np.array_equal(found, update)
+
+
+def test_members_confirm_survivors_where_they_send_different_tensors(tmp_path: Path) -> None:
+    class Owned(FedAvg):
+        def rules(self, client: ClientInfo) -> Rules:
+            return {"head.*": Scope.FROZEN if client.id == "client-3" else Scope.SHARED, "*": Scope.SHARED}
+
+    for method, asked in ((Owned(secure_sum=SecureSum()), True), (FedAvg(secure_sum=SecureSum()), False)):
+        setup = toy_setup(method, clients=toy_clients(sizes=(12, 20, 16, 8)), rounds=1)
+        letters = Letters(setup, tmp_path / f"{asked}", (*CLIENTS, "client-3"))
+        remote = remote_of(letters, SURE)
+        remote.roll.gather((*CLIENTS, "client-3"), wait=5)
+        (record,) = rounds(setup, remote)
+        assert not record.errors
+        assert same(record.servers, rounds(setup, InProcess(setup))[0].servers)
+        assert any(kind == "secure_confirm" for _, kind, _, _ in letters.sent) is asked

@@ -62,8 +62,8 @@ def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -
     path = key.parent / SITES if members is None else members
     if not path.is_file():
         raise ValueError(
-            f"the recipe has a secure sum, for which this site must know the keys of the others: --members must name the "
-            f"coordinator's list of sites and public keys ({SITES} of the federation), and there is no file {path}"
+            "the recipe has a secure sum, for which this site must know the keys of the others: --members must name "
+            f"the coordinator's list of sites and public keys ({SITES} of the federation); there is no file {path}"
         )
     signer = ListedKeys(read_key(key), read_sites(path))
     if not signer.names(site):

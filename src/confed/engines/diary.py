@@ -112,7 +112,7 @@ class Diary:
         """
         if self._limit is not None and self.epsilon(privacy, 1) > self._limit:
             raise ValueError(
-                f"this site's limit of privacy is spent: epsilon {self._limit:g}; it tells nothing exact of its examples"
+                f"this site's limit of privacy is spent: epsilon {self._limit:g}; nothing exact is told of its examples"
             )
 
     def _within(self, privacy: UpdatePrivacy, what: str, cost: float) -> None:

@@ -74,8 +74,8 @@ class SecureSum:
         """
         if cohort < self.least:
             raise ValueError(
-                f"algorithm.secure_sum with colluders = {self.colluders} needs at least {self.least} clients in a cohort, "
-                f"got {cohort}"
+                f"algorithm.secure_sum with colluders = {self.colluders} needs at least {self.least} clients in a "
+                f"cohort, got {cohort}"
             )
         least = (cohort + self.colluders) // 2 + 1
         threshold = least if self.threshold is None else self.threshold

@@ -1,18 +1,18 @@
 """A site's own policy for evaluations: how many it answers, of how many examples, exactly, with noise, or not at all.
 
-A server chooses the model that it has evaluated and how often. Exact sums over a site's examples tell it what it wants to
-know of them: three models that always give one answer count that answer. What updates may cost (``--epsilon``) says
+A server chooses the model that it has evaluated and how often. Exact sums over a site's examples tell it what it wants
+to know of them: a model that always gives one answer counts that answer. What updates may cost (``--epsilon``) says
 nothing of that, so that a site has rules of its own, which no server and no recipe sets.
 
-**Noise.** Of N examples, the sums S_1 to S_k of k metrics are released, each of values in [0, 1] per example, all else is
-left out (losses, parts by question type, counts of labels):
+**Noise.** Of N examples, the sums S_1 to S_k of k metrics are released, each of values in [0, 1] per example; all else
+is left out (losses, parts by question type, counts of labels):
 
     S_i + N(0, k z^2), cut to [0, N].
 
 Where one example is another one, each sum moves by at most 1 and their vector by at most sqrt(k): this is the Gaussian
 mechanism with multiplier z (Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, appendix A),
-which composes with the site's noised updates (:mod:`confed.privacy.accountant`). It protects *one example* of the site;
-a client's update with noise protects all of them, and so each. N itself is told, as numbers of examples are in training.
+which composes with the site's noised updates (:mod:`confed.privacy.accountant`). It protects *one example* of the
+site; a client's update with noise protects all of them, and so each. N itself is told, as it is in training.
 """
 
 import math
@@ -27,6 +27,9 @@ __all__ = ["SHARES", "EvaluationPolicy"]
 
 SHARES = ("accuracy", "vqa_accuracy", "example_f1", "exact_match")
 """Metrics that are sums of values in [0, 1] over examples, with a weight of 1 each; noise is defined for these."""
+
+TOGETHER = ("calibration/", "bleu/")
+"""What the names of parts begin with that make one metric together: of these all are told, or none."""
 
 Mode = Literal["default", "exact", "noise", "off"]
 
@@ -117,6 +120,9 @@ class EvaluationPolicy:
             return message
         sums = _sums(message.scalars)
         large = {name: pair for name, pair in sums.items() if pair[1] >= self.least}
+        for view, begin in {(name.partition(":")[0], begin) for name in sums for begin in TOGETHER}:
+            if any(name.startswith(f"{view}:{begin}") for name in sums.keys() - large.keys()):
+                large = {name: pair for name, pair in large.items() if not name.startswith(f"{view}:{begin}")}
         if not large:
             most = max((weight for _, weight in sums.values()), default=0.0)
             raise ValueError(f"this site tells no sums over fewer than {self.least} examples, got {most:g}")

@@ -17,10 +17,10 @@ those of them that sent a masked vector, t the threshold.
                 in U_2 who are not in it. The masks PRG(s_uv) between two in U_3 cancel in the sum; the server takes
                 the PRG(b_u), and the masks towards those who dropped out, off
 
-A client never gives shares of both b_u and the mask key of one client. With c members that work together with the server
-and give theirs of both, 2 t > n + c keeps it from collecting both: t is more than half of the cohort and one more member
-by default (c = 1, :attr:`confed.federation.secure_sum.SecureSum.colluders`). At most n - t clients may drop out; of three
-none, of four and five one.
+A client never gives shares of both b_u and the mask key of one client. With c members that work together with the
+server and give theirs of both, 2 t > n + c keeps it from collecting both; c is 1 by default
+(:attr:`confed.federation.secure_sum.SecureSum.colluders`). At most n - t clients may drop out: of three none, of four
+and five one.
 
 **The same plan for everybody.** Who sends what, t, k and the bits behind the point are the plan, which the server
 announces. A client takes part if it is what its own recipe says. Masks and seals are made with the plan's digest: among
@@ -33,6 +33,10 @@ have nonces of their own all the same. A round that is done again begins with ne
 **Several vectors.** Not every client sends every tensor. Tensors with the same senders are a *block*: a vector of its
 own with a b_u of its own, masked between its senders only. A block has at least three of them, or the round is
 refused; where fewer than three are left at the end, nobody gives the shares of its b_u, and its sum stays hidden.
+A block of few senders among many members has few masks: told different survivors, every member could give away the key
+of another of its senders, and t shares of all of them come together (11 members, a block of 4, and t = 7 are enough).
+So here members first say to each other which survivors they were told, each once, by what only two of them can make; a
+member gives shares where t were told the same, of which there is one set at most as 2 t > n + c.
 
 **What it is made of.** X25519, HKDF-SHA256, ChaCha20 as the PRG and ChaCha20-Poly1305 as the seal, all of the library
 ``cryptography``; keys come from the operating system, not from the run's seed. The sum does not depend on them.
@@ -40,7 +44,7 @@ refused; where fewer than three are left at the end, nobody gives the shares of 
 **Signed keys.** A server that lies about public keys could put itself between two clients. Across machines sites sign
 them (:mod:`confed.privacy.secure_sum.signatures`) with the keys by which they are known in the federation.
 
-**What it does not do.** Where nobody signs, as in the simulator, the server's word for the public keys is taken. Clients that
-send a wrong share spoil the sum, not its secrecy. A sum over few clients is no anonymity: with noise
+**What it does not do.** Where nobody signs, as in the simulator, the server's word for the public keys is taken.
+Clients that send a wrong share spoil the sum, not its secrecy. A sum over few clients is no anonymity: with noise
 (:mod:`confed.federation.update_privacy`) it is.
 """

@@ -12,7 +12,7 @@ from confed.federation.params import Params
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
 from confed.privacy.secure_sum.fixed_point import encode, to_wire
-from confed.privacy.secure_sum.masks import Integers
+from confed.privacy.secure_sum.masks import KEY, Integers
 from confed.privacy.secure_sum.member import Keys, Member
 from confed.privacy.secure_sum.memory import as_tensor, forget, recall, remember, rows, stacked
 from confed.privacy.secure_sum.plan import Block, Plan
@@ -82,7 +82,10 @@ def actions(
         remember(client.state, member)
         return Message({f"{PREFIX}{number}": to_wire(vector) for number, vector in sent.items()})
 
-    return {UPDATE: masked, "secure_keys": keys, "secure_shares": _shares, "secure_unmask": _unmask}
+    return {
+        UPDATE: masked, "secure_keys": keys, "secure_shares": _shares, "secure_confirm": _confirm,
+        "secure_unmask": _unmask,
+    }  # fmt: skip
 
 
 def _shares(client: Client, message: Message) -> Message:
@@ -109,11 +112,22 @@ def _check_signed(signer: Signer, member: Member, keys: Mapping[str, Keys], mess
             signer.check(name, statement(member.plan, name, pair), row[4 : 4 + length])
 
 
+def _confirm(client: Client, message: Message) -> Message:
+    """Which survivors this client was told, a row for each of them (zeros for itself)."""
+    member, survivors = recall(client.state), _names(message.scalars["survivors"])
+    _once(client, member, "confirm")
+    tags = member.confirm(survivors)
+    remember(client.state, member)
+    return Message({"tags": stacked([tags.get(name, bytes(KEY)) for name in survivors])})
+
+
 def _unmask(client: Client, message: Message) -> Message:
     """Shares of what takes the masks off the sum, as the plan orders them; then all is forgotten."""
     member = recall(client.state)
     _once(client, member, "unmask")
-    given = member.unmask(_names(message.scalars["survivors"]))
+    tags = rows(message.tensors["tags"]) if "tags" in message.tensors else []
+    by = _names(message.scalars["confirmed"]) if tags else []
+    given = member.unmask(_names(message.scalars["survivors"]), dict(zip(by, tags, strict=True)))
     forget(client.state)
     flat = [share for shares in given.values() for share in shares.values()]
     return Message({"shares": stacked(flat) if flat else torch.zeros(0, SHARE, dtype=torch.uint8)})

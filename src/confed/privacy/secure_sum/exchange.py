@@ -1,4 +1,4 @@
-"""The secure sum between an engine and a method: four calls in place of one ``fit``, and the same mean.
+"""The secure sum between an engine and a method: four calls, or five, in place of one ``fit``, and the same mean.
 
 The method asks its clients to ``fit`` and takes the mean of what they send. Here the clients' replies become one sum,
 and the method is told that every client sent the mean: of equal values every weighted mean is that value. It need not
@@ -8,7 +8,10 @@ know of masks, and neither need an engine.
     secure_keys      the plan                                 two public keys, signed where sites have keys to sign with
     secure_shares    everybody's public keys                  sealed shares, a parcel for everybody
     fit              the method's own message, the parcels    the blocks behind their masks
-    secure_unmask    whose blocks came                        the shares that take the masks off
+    secure_confirm   whose blocks came                        a word for each of them that this is what was said here
+    secure_unmask    whose blocks came, the others' words     the shares that take the masks off
+
+``secure_confirm`` is asked for where some clients do not send every tensor only (see the package's text).
 
 Integers (counters of batches) do not travel; the server's stay. Floating-point tensors come out as the mean of the
 clients' values, up to 2^-f and the rounding of the server's own arithmetic.
@@ -132,8 +135,8 @@ class _Round:
                 del said[name]
         if len(said) < self.plan.threshold:
             raise RuntimeError(
-                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent keys; "
-                f"{'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
+                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent "
+                f"keys; {'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
             )
         keyed = list(said)
         public = {part: torch.stack([m.tensors[part] for m in said.values()]) for part in ("seal", "mask")}
@@ -159,12 +162,23 @@ class _Round:
         index = list(needed(self.plan, tally.sharers, tally.survivors))
         shares = torch.zeros(len(index), SHARE, dtype=torch.uint8)
         given: dict[str, dict[str, dict[int, bytes]]] = {}
-        messages = dict.fromkeys(tally.survivors, asked)
+        messages = self._confirmed(tally, asked) if self.plan.partial else dict.fromkeys(tally.survivors, asked)
         for name, reply in self._ask("secure_unmask", messages, lambda _: {"shares": shares}):
             given[name] = {}
             for (owner, block), share in zip(index, rows(reply.tensors["shares"]), strict=True):
                 given[name].setdefault(owner, {})[block] = share
         return tally.sums(given)
+
+    def _confirmed(self, tally: Tally, asked: Message) -> dict[str, Message]:
+        """What to ask for the shares, with what the others say that they were told of the survivors."""
+        tags = torch.zeros(len(tally.survivors), KEY, dtype=torch.uint8)
+        replies = dict(self._ask("secure_confirm", dict.fromkeys(tally.survivors, asked), lambda _: {"tags": tags}))
+        told: dict[str, Message] = {}
+        for name in replies:
+            column, others = tally.survivors.index(name), [other for other in replies if other != name]
+            own = torch.stack([replies[other].tensors["tags"][column] for other in others])
+            told[name] = Message({"tags": own}, {**asked.scalars, "confirmed": json.dumps(others)})
+        return told
 
     def _ask(self, action: str, messages: Mapping[str, Message], expects: Expected) -> Iterator[tuple[str, Message]]:
         """The replies to one of the four calls as they come, without clients that failed.

@@ -3,6 +3,7 @@
 Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
 """
 
+import hmac
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,22 +134,52 @@ class Member:
                     add_mask(vector, seed, 1 if other > self.name else -1)
         return dict(vectors)
 
-    def unmask(self, survivors: Sequence[str]) -> dict[str, dict[int, bytes]]:
+    def confirm(self, survivors: Sequence[str]) -> dict[str, bytes]:
+        """Between steps 2 and 3, where blocks have different senders: which survivors this client was told.
+
+        Returns:
+            Survivor -> what only this client and that one can make, and of these survivors only.
+
+        Raises:
+            ValueError: as :meth:`unmask`.
+        """
+        self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
+        return {name: self._confirmed(self.name, name, survivors) for name in survivors if name != self.name}
+
+    def _confirmed(self, by: str, to: str, survivors: Sequence[str]) -> bytes:
+        other = to if by == self.name else by
+        purpose = ["survivors", self.plan.digest, by, to, json.dumps([sorted(self.parcels), sorted(survivors)])]
+        return pair_secret(self.seal_key, self.keys[other].seal, "\x1f".join(purpose))
+
+    def unmask(
+        self, survivors: Sequence[str], confirmed: Mapping[str, bytes] | None = None
+    ) -> dict[str, dict[int, bytes]]:
         """Step 3: this client's shares of what takes the masks off.
 
         Args:
             survivors: U_3, whose masked vectors came.
+            confirmed: client of U_3 -> what it gave this one in :meth:`confirm`; needed where the plan is partial.
 
         Returns:
             Client of U_2 -> block -> share of its b_u, or -1 -> share of its mask key where it dropped out. Of
             blocks with fewer survivors than the plan's least (three) there is none.
 
         Raises:
-            ValueError: U_3 has fewer than the threshold or clients that are not in U_2, or this was asked before.
+            ValueError: U_3 has fewer than the threshold or clients that are not in U_2, or was confirmed by fewer, or
+                this was asked before.
         """
         if self.done:
             raise ValueError(f"{self.name!r} has given its shares for the secure sum {self.plan.label!r} before")
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
+        if self.plan.partial:
+            heard = [name for name in survivors if name != self.name and name in (confirmed or {})]
+            words = {name: self._confirmed(name, self.name, survivors) for name in heard}
+            agreed = sum(hmac.compare_digest((confirmed or {})[name], word) for name, word in words.items())
+            if agreed + 1 < self.plan.threshold:
+                raise ValueError(
+                    f"only {agreed + 1} clients were told the same survivors of the secure sum {self.plan.label!r}, "
+                    f"{self.plan.threshold} must"
+                )
         self.done = True
         given: dict[str, dict[int, bytes]] = {name: {} for name in self.parcels}
         wanted = list(needed(self.plan, self.parcels, survivors))

@@ -93,6 +93,11 @@ class Plan:
             if not set(block.senders) <= set(self.members):
                 raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in the secure sum")
 
+    @property
+    def partial(self) -> bool:
+        """Whether a block has fewer senders than the sum has members; then members confirm who survived."""
+        return any(set(block.senders) != set(self.members) for block in self.blocks)
+
     def of(self, member: str) -> list[int]:
         """The numbers of the blocks that a client sends."""
         return [number for number, block in enumerate(self.blocks) if member in block.senders]
