@@ -22,6 +22,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
 
+from confed.engines.open_files import patiently
+
 __all__ = ["PIECE", "PieceStore", "check_expansion", "most_pieces", "pieces_of"]
 
 PIECE = 8 * 2**20
@@ -130,7 +132,7 @@ class PieceStore(ObjectStore):
         with self._lock:
             if object_id not in self._sizes:
                 return b"" if object_id in self._uses else None
-            return self._memory[object_id] if self._root is None else (self._root / object_id).read_bytes()
+            return self._memory[object_id] if self._root is None else patiently((self._root / object_id).read_bytes)
 
     def size(self, pieces: Collection[str]) -> int:
         """Bytes of those of the pieces that have come."""

@@ -10,10 +10,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from confed.engines.agreement import fingerprint
+from confed.engines.asks import Ask, Batch
 from confed.engines.envelope import (
     Answer,
     Limits,
@@ -30,7 +31,7 @@ from confed.engines.local import InProcess
 from confed.engines.open_files import patiently
 from confed.engines.perform import Setup, Workspace
 from confed.engines.reply_checks import check_content
-from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
+from confed.engines.roll import Bounded, Patience, Post, Roll
 from confed.engines.timeline import Timeline
 from confed.engines.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
 from confed.federation.messages import Call, ClientInfo, Message, Reply
@@ -65,52 +66,6 @@ class Registered:
     def data(self, client_id: str) -> ClientData:
         """Raises ValueError: a server has no client's examples."""
         raise ValueError(f"the examples of client {client_id!r} are at its site")
-
-
-@dataclass
-class _Ask:
-    """A call on its way through the post.
-
-    Attributes:
-        call: it.
-        request: its head.
-        sent: what the reply will be known by; None while it is not sent.
-        to: the connection it went over.
-        late: when the deadline is over.
-        lost: how often the request was lost on its way or with the process that was to answer it.
-    """
-
-    call: Call
-    request: Request
-    sent: str | None = None
-    to: tuple[int, Connection] | None = None
-    late: float = 0.0
-    lost: int = 0
-
-
-@dataclass
-class _Batch:
-    """Calls that a flow asked for together.
-
-    Attributes:
-        calls: they.
-        round: number of finished rounds.
-        spool: where replies wait until their turn comes.
-        waiting: positions that are not sent for the first time yet, in order.
-        running: position -> what is on its way.
-        done: position -> a file with the reply, or what went wrong.
-        lost: calls that were given up.
-        useless: replies that were read and could not be used, or never came.
-    """
-
-    calls: Sequence[Call]
-    round: int
-    spool: Path
-    waiting: list[int]
-    running: dict[int, _Ask] = field(default_factory=dict[int, _Ask])
-    done: dict[int, tuple[_Ask, Path | str]] = field(default_factory=dict[int, "tuple[_Ask, Path | str]"])
-    lost: int = 0
-    useless: int = 0
 
 
 class Remote:
@@ -210,7 +165,7 @@ class Remote:
 
     def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
         with tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool) as spool:
-            batch = _Batch(calls, round, Path(spool), list(range(len(calls))))
+            batch = Batch(calls, round, Path(spool), list(range(len(calls))))
             self._step(batch)
             yield None
             bounded = self._has_norms(calls)
@@ -224,7 +179,7 @@ class Remote:
             if bounded:
                 yield from self._bounded(batch)
 
-    def _counted(self, batch: _Batch, ask: _Ask, result: Path | str) -> Reply:
+    def _counted(self, batch: Batch, ask: Ask, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
         reply = self._read(ask, result)
         if reply.error is not None and ask.call.action in self._work and not ask.call.session:
@@ -240,7 +195,7 @@ class Remote:
         alone = len(names) == len(calls) >= FEWEST
         return alone and all(call.action == UPDATE and not call.session for call in calls)
 
-    def _bounded(self, batch: _Batch) -> Iterator[Reply]:
+    def _bounded(self, batch: Batch) -> Iterator[Reply]:
         """All replies of a round, none of which goes much further than most.
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
@@ -272,7 +227,7 @@ class Remote:
                     self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
                 yield reply
 
-    def _shortened(self, ask: _Ask, reply: Reply, norm: float, most: float) -> Reply:
+    def _shortened(self, ask: Ask, reply: Reply, norm: float, most: float) -> Reply:
         """An update that went too far: a part of it, or, where a part of one has no meaning, none of it."""
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
@@ -287,7 +242,7 @@ class Remote:
         self.roll.note(name, self.roll.status[name].state, self.shortened[name])
         return reply
 
-    def _count_out(self, batch: _Batch, reply: Reply) -> None:
+    def _count_out(self, batch: Batch, reply: Reply) -> None:
         """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
 
         That none can be used is the round's own business.
@@ -300,7 +255,7 @@ class Remote:
                 f"{reply.client.id}: {reply.error}"
             )
 
-    def _step(self, batch: _Batch) -> None:
+    def _step(self, batch: Batch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
         self.roll.look()
         now = time.monotonic()
@@ -314,7 +269,7 @@ class Remote:
         for position, ask in list(batch.running.items()):
             self._advance(batch, position, ask, now)
 
-    def _ask(self, call: Call, round: int) -> _Ask:
+    def _ask(self, call: Call, round: int) -> Ask:
         name = call.client.id
         step = self._steps.get((name, round), 0)
         self._steps = {key: n for key, n in self._steps.items() if key[1] >= round} | {(name, round): step + 1}
@@ -323,9 +278,9 @@ class Remote:
         kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
         identity = f"{self.roll.run}/{round}/{step}/{name}"
         request = Request(identity, name, call.action, round, version, base, kept, call.session)
-        return _Ask(call, request)
+        return Ask(call, request)
 
-    def _advance(self, batch: _Batch, position: int, ask: _Ask, now: float) -> None:
+    def _advance(self, batch: Batch, position: int, ask: Ask, now: float) -> None:
         name = ask.call.client.id
         line = self.roll.lines.get(name)
         if ask.sent is not None:
@@ -355,7 +310,7 @@ class Remote:
             self.roll.log("out", name, ask.call.action, head, body)
             self.roll.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
-    def _give_up(self, batch: _Batch, position: int, ask: _Ask, why: str) -> None:
+    def _give_up(self, batch: Batch, position: int, ask: Ask, why: str) -> None:
         """Leaves a site out; where too few would be left, the server goes on waiting for it."""
         name = ask.call.client.id
         wanted = min(self.patience.minimum, len(batch.calls))
@@ -368,7 +323,7 @@ class Remote:
             batch.done[position] = (ask, why)
         self.roll.note(name, self._idle(name), why)
 
-    def _forget(self, ask: _Ask) -> None:
+    def _forget(self, ask: Ask) -> None:
         if ask.sent is not None:
             self.roll.post.forget(ask.sent)
         ask.sent = None
@@ -376,7 +331,7 @@ class Remote:
     def _idle(self, name: str) -> str:
         return "idle" if name in self.roll.lines else "away"
 
-    def _take_in(self, batch: _Batch, position: int, ask: _Ask, head: bytes, body: bytes) -> None:
+    def _take_in(self, batch: Batch, position: int, ask: Ask, head: bytes, body: bytes) -> None:
         """Puts a reply on disk until its turn comes."""
         name = ask.call.client.id
         self.roll.log("in", name, ask.call.action, head, body)
@@ -387,7 +342,7 @@ class Remote:
         batch.done[position] = (ask, path)
         self.roll.note(name, "idle")
 
-    def _read(self, ask: _Ask, result: Path | str) -> Reply:
+    def _read(self, ask: Ask, result: Path | str) -> Reply:
         """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
         client = ask.call.client
         if isinstance(result, str):
@@ -399,7 +354,7 @@ class Remote:
         except Exception as error:  # a fault of ours, which this site's reply has brought to light: it ends no run
             return self._failed(client, f"ValueError: update refused: {type(error).__name__}: {error}")
 
-    def _checked(self, ask: _Ask, result: Path) -> Reply:
+    def _checked(self, ask: Ask, result: Path) -> Reply:
         """A reply that has come, where everything about it is as declared; or what is not."""
         client = ask.call.client
         with patiently(lambda: result.open("rb")) as file:
