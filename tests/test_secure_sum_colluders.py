@@ -22,7 +22,7 @@ from confed.engines.site import Site, client_named
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
-from confed.founding import Federation, found
+from confed.founding import Federation, found, read_sites
 from confed.joining import signer_by_kit, signer_by_list
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
@@ -229,6 +229,13 @@ def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path
     assert signer is not None
     assert other is not None
     other.check("a", b"x", signer.sign(b"x"))
+    # What the coordinator signed counts before a file that lies beside the key.
+    keys = read_sites(server / "sites.json")
+    by_signature = signer_by_list(summed, "a", folder / "key", None, keys)
+    assert by_signature is not None
+    other.check("a", b"y", by_signature.sign(b"y"))
+    with pytest.raises(ValueError, match="the coordinator's signed list must have this site's own public key"):
+        signer_by_list(summed, "a", folder / "key", None, keys | {"a": keys["b"]})
     with pytest.raises(ValueError, match=r"sites\.json must have this site's own public key for 'a'"):
         signer_by_list(summed, "a", tmp_path / "f" / "sites" / "b" / "key", folder / "sites.json")
     (folder / "sites.json").unlink()

@@ -1,6 +1,6 @@
 """Joins a federation across machines: from a recipe and a client's name to a site that answers requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,14 +40,17 @@ def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None
     return recipe
 
 
-def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -> Signer | None:
+def signer_by_list(
+    recipe: Recipe, site: str, key: Path, members: Path | None, signed: Mapping[str, str] | None = None
+) -> Signer | None:
     """By what the sites of a secure sum know each other: their keys, and the coordinator's list of them.
 
     Args:
         recipe: the federation's.
         site: who this is.
         key: the file with this site's private key.
-        members: the list of sites and public keys; None for ``sites.json`` beside the key.
+        members: the list of sites and public keys; None for ``signed``, or else ``sites.json`` beside the key.
+        signed: sites and public keys as the coordinator signed them.
 
     Returns:
         None where the recipe has no secure sum.
@@ -60,15 +63,17 @@ def signer_by_list(recipe: Recipe, site: str, key: Path, members: Path | None) -
     from confed.engines.flower_line import read_key
 
     path = key.parent / SITES if members is None else members
-    if not path.is_file():
+    listed = signed if members is None else None
+    if listed is None and not path.is_file():
         raise ValueError(
             "the recipe has a secure sum, for which this site must know the keys of the others: --members must name "
             f"the coordinator's list of sites and public keys ({SITES} of the federation); there is no file {path}"
         )
-    signer = ListedKeys(read_key(key), read_sites(path))
+    signer = ListedKeys(read_key(key), read_sites(path) if listed is None else listed)
     if not signer.names(site):
+        source = path if listed is None else "the coordinator's signed list"
         raise ValueError(
-            f"{path} must have this site's own public key for {site!r}; ask the coordinator for a new list"
+            f"{source} must have this site's own public key for {site!r}; ask the coordinator for a new list"
         )
     return signer
 

@@ -197,8 +197,9 @@ def client(
         raise ValueError("give either --ca FILE, or --insecure to go without TLS")
     if not site:
         raise ValueError("--site must say which of the data's clients this site is")
+    signed = None
     if ca is not None and not unsigned:
-        check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key)))
+        signed = check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key))).sites
     loaded = _single(recipe, [*(overrides or []), *given], method)
     secret = read_key(key)
     root = None if ca is None else _certificate(ca)
@@ -210,7 +211,7 @@ def client(
     with exclusive(private):
         opened = open_site(
             loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
-            signer=signer_by_list(loaded, site, key, members), over=stop.set if once else lambda: None,
+            signer=signer_by_list(loaded, site, key, members, signed), over=stop.set if once else lambda: None,
         )  # fmt: skip
         line = Line(server, secret, root, largest=opened.largest, tell=tell)
         with _stopping(stop):
