@@ -34,13 +34,14 @@ PERSONAL = Path("models/personal")
 GLOBAL = Path("models/global/trained.safetensors")
 
 
-def federated(root: Path, method: str, *more: str) -> None:
+def federated(root: Path, method: str, *more: str, policy: str | None = None) -> None:
     """Leads a federation whose sites keep their files in ``root/NAME``, and simulates the same run."""
     recipe = load_recipe("fedvqa_scenes", [f"algorithm.name={method}", *SMALL, *more])
     root.mkdir(exist_ok=True)
     (root / "recipe.toml").write_text(recipe.to_toml())
     _, client = apps(root / "recipe.toml")
-    configs = {number: {"site": name, "private": str(root / name)} for number, name in enumerate(SITES)}
+    own = {} if policy is None else {"evaluations": policy}
+    configs = {number: {"site": name, "private": str(root / name), **own} for number, name in enumerate(SITES)}
     grid = LoopbackGrid(dict.fromkeys(configs, client), configs)
     lead(recipe, root / "state", GridPost(grid), patience=Patience(minimum=3))
     run(recipe, root / "simulated")
@@ -86,6 +87,13 @@ def test_every_site_has_the_simulator_s_models(
         main(["export", str(tmp_path / "cold"), str(tmp_path / "exported"), "--json"])
     assert ended.value.code == 0
     assert load_exported(tmp_path / "exported", "cold").ask(picture, question)["answers"] == expected["answers"]
+
+
+def test_a_site_that_answers_no_evaluations_keeps_its_models_all_the_same(tmp_path: Path) -> None:
+    federated(tmp_path, "fedper", policy="off")
+    for name in SITES:
+        file = PERSONAL / name / "trained.safetensors"
+        same(tmp_path / name / "run" / file, tmp_path / "simulated" / file)
 
 
 def test_a_folder_without_final_models_says_so_and_earlier_ones_are_set_aside(

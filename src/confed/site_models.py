@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from confed.engines.perform import Setup
+from confed.federation.file_names import file_name
 from confed.federation.messages import ClientInfo
 from confed.federation.params import Params
 from confed.federation.state import ClientState
@@ -50,7 +51,7 @@ def write_site_run(
         kept, own = state.tensors.get("private", {}), state.tensors.get("personal")
         # As in the simulator: who never took part has what the server would send.
         personal = {**shared, **kept, **given} if own is None else {**kept, **own}
-        folder.write_tensors(folder.models / "personal" / client.id / "trained.safetensors", personal)
+        folder.write_tensors(folder.models / "personal" / file_name(client.id) / "trained.safetensors", personal)
     folder.write_json(
         folder.summary,
         {

@@ -222,14 +222,14 @@ class Site:
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
             self.diary.check(privacy)
-        if request.action == EVALUATE:
-            self.evaluations.check(request.round)
         self.diary.asked = asked
         self._tell(self._when(request))
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
-        if request.action == "evaluate" and request.round > self._setup.rounds:
-            self._keep_final(message)
+        if request.action == EVALUATE:
+            if request.round > self._setup.rounds:
+                self._keep_final(message)  # also where the site's policy refuses the evaluation itself
+            self.evaluations.check(request.round)
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
