@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.data.preparation import shown
+from confed.plain_text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -151,12 +152,12 @@ def complain(text: str, kind: str = "error") -> None:
 
 def say(markup: str) -> None:
     """One message on standard error, lines as they are."""
-    console.print(markup, soft_wrap=True, highlight=False)
+    console.print(visible(markup), soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
 def _version(wanted: bool) -> None:

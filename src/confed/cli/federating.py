@@ -1,6 +1,7 @@
 """Verbs of a federation across machines: server, client, federation new, key and demo."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -77,7 +78,7 @@ def server(
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
         loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
-        with _terminable():
+        with _private(), _terminable():
             federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json)
         return
     need_flower()
@@ -99,10 +100,11 @@ def server(
     loaded = _led(recipe, list(overrides or []), method, card)
     patience = Patience(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
-    with exclusive(state):
+    with _private(), exclusive(state):
         pass  # a second server on the state is refused before it touches the first one's messages
     waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
     with (
+        _private(),
         _terminable(),
         interruptible(state, "the same command"),
         link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
@@ -157,7 +159,7 @@ def client(
         if insecure or ca is not None:
             raise ValueError("with --engine flare the kit says where the server is and whom to trust; TLS is always on")
         stop = threading.Event()
-        with _stopping(stop):
+        with _private(), _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
             federating_flare.join(loaded, kit, private, site, stop, epsilon, once)
         return
@@ -178,7 +180,7 @@ def client(
         say(f"{escape(site)}: {escape(text)}")
 
     stop = threading.Event()
-    with exclusive(private):
+    with _private(), exclusive(private):
         opened = open_site(loaded, site, private, tell, limit=epsilon, over=stop.set if once else lambda: None)
         line = Line(server, secret, root, largest=opened.largest, tell=tell)
         with _stopping(stop):
@@ -297,6 +299,16 @@ def need_flower() -> None:
 
     if find_spec("flwr") is None:
         raise ValueError("a federation across machines needs Flower: pip install 'confed[flower]'")
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """Files and folders that are made within it are their owner's alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

@@ -128,6 +128,19 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def _check(line: dict[str, Any]) -> None:
+    """Raises an error, of whatever kind, where a line is neither of the two that this book has."""
+    if "secret" in line:
+        kinds: dict[str, tuple[type, ...]] = {"secret": (str,), "asked": (str,)}
+    else:
+        kinds = {"noise": (int, float), "round": (int,), "run": (str,), "action": (str,)}
+    for key, kind in kinds.items():
+        if not isinstance(line[key], kind):
+            raise TypeError(f"{key} must be {' or '.join(k.__name__ for k in kind)}, got {str(line[key])[:40]}")
+    if "noise" in line and not 0 <= line["noise"] < math.inf:
+        raise ValueError(f"noise must be finite and not negative, got {line['noise']}")
+
+
 def _read(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
 
@@ -139,6 +152,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
     if whole != data:
         os.truncate(path, len(whole))
     try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        for line in lines:
+            _check(line)
+        return lines
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}; a site does not go on without its book") from error

@@ -30,6 +30,7 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.roll import Bounded, Connection, Patience, Post, Roll
 from confed.engines.timeline import Timeline
+from confed.federation.checkpoint import private_folder
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import ClientData
@@ -155,7 +156,7 @@ class Remote:
         self._spool, self._judge = spool, judge
         if spool is not None:  # what a process that was killed has left there is nobody's
             shutil.rmtree(spool, ignore_errors=True)
-            spool.mkdir(parents=True)
+            private_folder(spool)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self._start = 0
         self._bases: dict[str, int] = {}
