@@ -22,7 +22,7 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.folder_lock import alone, check_held
 from confed.inference import settle
 from confed.materials import Materials
-from confed.preparing import load_data, prepare, presence_of
+from confed.preparing import check_device, load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
 from confed.processor import check_pinned
 from confed.recipe import Recipe, Run, load_recipe
@@ -71,6 +71,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     keep_freed_memory()
     check_pinned()
+    check_device(recipe)
     if resume:
         check_same_recipe(RunFolder(root), recipe)
     setup, materials = prepare(recipe)
@@ -79,9 +80,10 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
             f"a card stands for the data {materials.dataset.name!r}, so that there are no examples to run on; only a "
             "federation's server, `confed server --card`, works with that"
         )
+    workspace = Workspace(setup.model())  # weights that are none must not leave a folder behind
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
-    return Runner(recipe, setup, materials, folder, watch).run()
+    return Runner(recipe, setup, materials, folder, watch, workspace).run()
 
 
 class Runner:
@@ -93,9 +95,19 @@ class Runner:
         materials: its data.
         folder: where the results go.
         watch: told about every step.
+        workspace: with the model of it; made by default.
     """
 
-    def __init__(self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        materials: Materials,
+        folder: RunFolder,
+        watch: Watch,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.workspace = workspace
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
         self.folder, self.watch = folder, watch
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
@@ -113,7 +125,7 @@ class Runner:
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.model())
+        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
         with closing(self.answerer(workspace)) as answerer:
             simulation = self.simulation(store, answerer)
             servers, start = self._start(simulation, workspace)

@@ -7,7 +7,7 @@ import torch
 
 from confed.engines.site import Site, client_named
 from confed.leading import common_ground
-from confed.preparing import prepare
+from confed.preparing import check_device, prepare
 from confed.recipe import Recipe, load_recipe
 
 __all__ = ["open_site", "site_recipe"]
@@ -57,6 +57,7 @@ def open_site(
             no noise.
     """
     torch.set_num_threads(recipe.run.threads)
+    check_device(recipe)
     setup, materials = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:

@@ -11,6 +11,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of
 from confed.folder_lock import alone, exclusive, without_lock
+from confed.preparing import check_device
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
@@ -87,8 +88,11 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     methods = recipe.methods or (recipe.sections["algorithm"]["name"],)
     numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
     # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
+    check_device(recipe)
     for method in methods:
-        prepare(recipe.method(method).with_run(seed=numbers[0]))
+        setup, _ = prepare(recipe.method(method).with_run(seed=numbers[0]))
+        if method == methods[0]:
+            setup.model()  # weights that are none
     jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in methods]
     write_study(recipe, methods, root, jobs)
     return jobs
