@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptible, print_json, say, show
+from confed.cli.app import FAILED, Json, app, console, interruptible, print_json, say, show
 from confed.folder_lock import exclusive
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def server(
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
         loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
-        with _private(), _terminable():
+        with _private():
             federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json)
         return
     need_flower()
@@ -105,7 +105,6 @@ def server(
     waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
     with (
         _private(),
-        _terminable(),
         interruptible(state, "the same command"),
         link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
         StatusPage(console, state, quiet=as_json) as page,
@@ -249,8 +248,7 @@ def demo(
     from confed.demonstration import demonstrate
 
     loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
-    with _terminable():
-        summary = demonstrate(loaded, out, sites, say, engine.value)
+    summary = demonstrate(loaded, out, sites, say, engine.value)
     show(out / "server" / "state", [summary], as_json)
 
 
@@ -312,26 +310,18 @@ def _private() -> Iterator[None]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """A process that is asked to end stops as with Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and the end that a service manager asks for take the site off the line in good order."""
+    """Ctrl-C and the end that a service manager asks for take the site off the line in good order.
+
+    Raises:
+        typer.Exit: afterwards, with the code of the signal, 130 or 143, as of all commands.
+    """
+    asked: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():  # asked twice
-            raise SystemExit(INTERRUPTED)
+        if asked:  # asked twice
+            raise SystemExit(128 + number)
+        asked.append(number)
         stop.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -340,3 +330,5 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked:
+        raise typer.Exit(128 + asked[0])
