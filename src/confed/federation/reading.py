@@ -1,6 +1,6 @@
 """Faults of files in one line: what readers raise of damaged or foreign content becomes a ValueError that names it."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["FAULTS", "faults_of"]
@@ -10,7 +10,7 @@ FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, Ar
 
 
 @contextmanager
-def faults_of(what: object, expected: str = "") -> Iterator[None]:
+def faults_of(what: object, expected: str = "") -> Generator[None]:
     """Within it, whatever content of another form makes a reader raise is a ValueError that names the file.
 
     Args:
