@@ -63,6 +63,7 @@ def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
         assert summary[key] == simulated[key], key
     assert summary["federation"]["warm"]["up"] > sum(line["warm"] for line in summary["bytes_up"].values())
     assert not (state / "models" / "personal").exists()
+    assert state.stat().st_mode & 0o777 == 0o700
     assert [member["num_examples"] for member in json.loads((state / MEMBERS).read_text())] == [8, 8, 8]
     assert (tmp_path / "warm" / "audit.jsonl").is_file()
     assert "personal models" in write_report(state).read_text()

@@ -26,6 +26,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = {
     "federation": 0,
     "folder_lock": 0,
+    "plain_text": 0,
     "processor": 0,
     "registry": 0,
     "release": 0,

@@ -17,12 +17,12 @@ from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Work
 from confed.engines.remote import Remote
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
-from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.folder_lock import alone, check_held
 from confed.inference import settle
 from confed.materials import Materials
-from confed.preparing import load_data, prepare, presence_of
+from confed.preparing import check_device, load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
 from confed.processor import check_pinned
 from confed.recipe import Recipe, Run, load_recipe
@@ -72,6 +72,7 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
     keep_freed_memory()
     check_pinned()
+    check_device(recipe)
     if resume:
         check_same_recipe(RunFolder(root), recipe)
     setup, materials = prepare(recipe)
@@ -80,9 +81,10 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
             f"a card stands for the data {materials.dataset.name!r}, so that there are no examples to run on; only a "
             "federation's server, `confed server --card`, works with that"
         )
+    workspace = Workspace(setup.model())  # weights that are none must not leave a folder behind
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
-    return Runner(recipe, setup, materials, folder, watch).run()
+    return Runner(recipe, setup, materials, folder, watch, workspace).run()
 
 
 class Runner:
@@ -94,9 +96,19 @@ class Runner:
         materials: its data.
         folder: where the results go.
         watch: told about every step.
+        workspace: with the model of it; made by default.
     """
 
-    def __init__(self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        materials: Materials,
+        folder: RunFolder,
+        watch: Watch,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.workspace = workspace
         self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
         self.folder, self.watch = folder, watch
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
@@ -114,7 +126,7 @@ class Runner:
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
-        workspace = Workspace(self.setup.model())
+        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
         with closing(self.answerer(workspace)) as answerer:
             simulation = self.simulation(store, answerer)
             servers, start = self._start(simulation, workspace)
@@ -157,6 +169,7 @@ class Runner:
         )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
+        self.checkpoints.clear_leftovers()
         if self.checkpoints.rounds():
             check_same_recipe(self.folder, self.recipe)
             if note := machine_note(self.folder):
@@ -253,6 +266,7 @@ class Runner:
             tensors |= self.setup.algorithm.newcomer(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if not self.setup.algorithm.pooled:
+            private_folder(self.folder.models / "personal")
             for name, tensors in personal.items():
                 self.folder.write_tensors(self.folder.personal_model(name), tensors)
 

@@ -19,8 +19,9 @@ from confed import cells
 from confed.federation.checkpoint import write_atomically
 from confed.folder_lock import exclusive
 from confed.recipe import Recipe, load_recipe
-from confed.results.folder import is_run, is_study
+from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.settings import flat
+from confed.same_recipe import check_same_recipe
 from confed.study import Job, cell_folder, is_free, read_study, write_study
 
 __all__ = [
@@ -275,7 +276,8 @@ def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cell
     with exclusive(root):
         recipe, index = read_study(root)
         everything = [Job(**run) for run in index["runs"]]
-        _check_settings(recipe, root, everything)
+        for job in everything:  # none of its cells may be joined by others with another recipe
+            check_same_recipe(RunFolder(root / job.folder), _cell(recipe, job))
         todo = [job for job in everything if not (root / job.folder / "summary.json").is_file()]
         outcome = Grid(root, tuned=index.get("tuned", {}))
         try:

@@ -11,7 +11,7 @@ from confed.federation.params import Params
 from confed.federation.state import ClientState
 from confed.founding import SITES, read_sites
 from confed.leading import common_ground
-from confed.preparing import prepare
+from confed.preparing import check_device, prepare
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
 from confed.recipe import Recipe, load_recipe
@@ -126,6 +126,7 @@ def open_site(
             no noise, or a policy for evaluations that is none.
     """
     torch.set_num_threads(recipe.run.threads)
+    check_device(recipe)
     setup, materials = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:

@@ -205,6 +205,7 @@ class _Judge:
 
 def _folder(root: Path, recipe: Recipe) -> RunFolder:
     folder = RunFolder(root)
+    root.chmod(0o700)  # what sites sent is in it
     if not folder.recipe.is_file():
         return RunFolder.create(root, recipe.to_toml())
     if folder.recipe.read_text(encoding="utf-8") != recipe.to_toml():

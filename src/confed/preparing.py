@@ -39,7 +39,7 @@ from confed.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
 
-__all__ = ["load_data", "prepare", "presence_of", "tasks_of"]
+__all__ = ["check_device", "load_data", "prepare", "presence_of", "tasks_of"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -175,6 +175,15 @@ def _device(name: str) -> str:
     # The ordinary check would open a CUDA context, after which workers can no longer be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises ValueError if a run, which begins here, names a device that this machine lacks."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if recipe.run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "run.device is 'cuda', and PyTorch finds no CUDA device on this machine; 'auto' takes one if there is any"
+        )
 
 
 def _everyone(materials: Materials, known: float) -> TableData:

@@ -9,7 +9,9 @@ from typing import Any
 from confed.experiment import Progress, Watch, prepare, run
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
+from confed.federation.reading import faults_of
 from confed.folder_lock import alone, exclusive, without_lock
+from confed.preparing import check_device
 from confed.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
@@ -86,8 +88,11 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
     methods = recipe.methods or (recipe.sections["algorithm"]["name"],)
     numbers = list(range(recipe.run.seed, recipe.run.seed + seeds))
     # Neither faulty data nor a method that cannot work with them may leave a folder behind, or train the others first.
+    check_device(recipe)
     for method in methods:
-        prepare(recipe.method(method).with_run(seed=numbers[0]))
+        setup, _ = prepare(recipe.method(method).with_run(seed=numbers[0]))
+        if method == methods[0]:
+            setup.model()  # weights that are none
     jobs = [Job(method, seed, cell_folder(method, seed)) for seed in numbers for method in methods]
     write_study(recipe, methods, root, jobs)
     return jobs
@@ -126,7 +131,13 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
     Raises:
         ValueError: there is no recipe, or the index has runs that are not the recipe's or lie elsewhere.
     """
-    index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
+    with faults_of(root / "summary.json", "a study's index"):
+        index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
+        jobs = [Job(**entry) for entry in index["runs"]]
+        _ = index["recipe"], dict(index.get("labels", {}))
+        for job in jobs:
+            if not isinstance(job.method, str) or not isinstance(job.folder, str):
+                raise TypeError("a run's method and folder must be texts")
     if not (root / "recipe.toml").is_file():
         raise ValueError(f"{root} has no recipe.toml: making it was interrupted; give that command again")
     recipe = replace(load_recipe(root / "recipe.toml"), name=index["recipe"])

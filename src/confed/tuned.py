@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from confed.plain_text import cell_text
 from confed.recipe import Recipe
 from confed.results.settings import flat
 
@@ -145,9 +146,10 @@ def scores_csv(found: Sequence[Tuned]) -> str:
             score = "" if trial.score is None else f"{trial.score:.6f}"
             rounds = " ".join(f"{score:.6f}" for score in trial.scores)
             row = [tuned.row, number, in_words(trial.values), trial.state, score, rounds, trial.seconds, trial.error]
-            table.writerow(row)
+            table.writerow([cell_text(str(value)) for value in row])
         if tuned.error:
-            table.writerow([tuned.row, "", "", "failed" if tuned.failed else "refused", "", "", "", tuned.error])
+            state = "failed" if tuned.failed else "refused"
+            table.writerow([cell_text(tuned.row), "", "", state, "", "", "", cell_text(tuned.error)])
     return out.getvalue()
 
 

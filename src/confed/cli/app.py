@@ -3,11 +3,14 @@
 import json
 import math
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -16,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.data.preparation import shown
+from confed.plain_text import visible
 from confed.registry import allow_code, allowing_code
 
 if TYPE_CHECKING:
@@ -26,13 +30,14 @@ __all__ = [
     "plain", "print_json", "print_table", "say", "show",
 ]  # fmt: skip
 
-FAULTY, FAILED, INTERRUPTED = 2, 1, 130
-"""Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C."""
+FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+"""Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C; asked to end (SIGTERM)."""
 
 _EXAMPLES = """Examples: `confed run` (the built-in benchmark), `confed run study.methods=[] algorithm.lam=0.5
 --seeds 3`, `confed compare runs/fedvqa_scenes`, `confed list runs`.
 
-Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C."""
+Exit codes: 0 done, 1 failed on the way, 2 bad input, 130 stopped by Ctrl-C, 143 asked to end
+(SIGTERM)."""
 
 MOST_COLUMNS = 250
 """Width up to which a table of figures is printed in full."""
@@ -65,15 +70,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the exit code.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    with _terminable() as asked:
+        code = _code(given)
+    sys.exit(TERMINATED if code == INTERRUPTED and asked else code)
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Within it a process that is asked to end, as batch systems and service managers do, stops as with Ctrl-C.
+
+    Yields:
+        A list that holds the signal once it has come.
+    """
+    asked: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del frame
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _code(given: Sequence[str]) -> int:
+    """Carries out a command; its exit code."""
     try:
         with _spoken_warnings(), shown(_step), allowing_code():
-            code = _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
+            return _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
         say("[yellow]stopped[/]")
-        code = INTERRUPTED
+        return INTERRUPTED
     except Exception as error:
-        code = _failure(error)
-    sys.exit(code)
+        return _failure(error)
 
 
 @contextmanager
@@ -201,12 +236,12 @@ def complain(text: str, kind: str = "error") -> None:
 
 def say(markup: str) -> None:
     """One message on standard error, lines as they are."""
-    console.print(markup, soft_wrap=True, highlight=False)
+    console.print(visible(markup), soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(visible(json.dumps(value, indent=1, ensure_ascii=False)))
 
 
 def _version(wanted: bool) -> None:

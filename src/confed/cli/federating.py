@@ -1,6 +1,7 @@
 """Verbs of a federation across machines: server, client, federation new, key and demo."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, interruptible, print_json, say, show
+from confed.cli.app import FAILED, Json, app, console, interruptible, print_json, say, show
 from confed.folder_lock import exclusive
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def server(
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
         loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
-        with _terminable():
+        with _private():
             federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json, bounds)
         return
     need_flower()
@@ -108,11 +109,11 @@ def server(
     loaded = _led(recipe, list(overrides or []), method, card)
     patience = Patience(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
-    with exclusive(state):
+    with _private(), exclusive(state):
         pass  # a second server on the state is refused before it touches the first one's messages
     waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
     with (
-        _terminable(),
+        _private(),
         interruptible(state, "the same command"),
         link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
         StatusPage(console, state, quiet=as_json) as page,
@@ -184,7 +185,7 @@ def client(
         stop = threading.Event()
         if not unsigned and (kit / "startup" / "fed_client.json").is_file():  # else it is no kit, which is said below
             check_signed(kit, kit / "startup" / "rootCA.pem", recipe, card, site)
-        with _stopping(stop):
+        with _private(), _stopping(stop):
             loaded = _single(recipe, [*(overrides or []), *given], method)
             federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
         return
@@ -208,7 +209,7 @@ def client(
         say(f"{escape(site)}: {escape(text)}")
 
     stop = threading.Event()
-    with exclusive(private):
+    with _private(), exclusive(private):
         opened = open_site(
             loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
             signer=signer_by_list(loaded, site, key, members, signed), over=stop.set if once else lambda: None,
@@ -316,8 +317,7 @@ def demo(
     from confed.demonstration import demonstrate
 
     loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
-    with _terminable():
-        summary = demonstrate(loaded, out, sites, say, engine.value)
+    summary = demonstrate(loaded, out, sites, say, engine.value)
     show(out / "server" / "state", [summary], as_json)
 
 
@@ -398,26 +398,28 @@ def need_flower() -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """A process that is asked to end stops as with Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _private() -> Iterator[None]:
+    """Files and folders that are made within it are their owner's alone."""
+    before = os.umask(0o077)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        os.umask(before)
 
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and the end that a service manager asks for take the site off the line in good order."""
+    """Ctrl-C and the end that a service manager asks for take the site off the line in good order.
+
+    Raises:
+        typer.Exit: afterwards, with the code of the signal, 130 or 143, as of all commands.
+    """
+    asked: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():  # asked twice
-            raise SystemExit(INTERRUPTED)
+        if asked:  # asked twice
+            raise SystemExit(128 + number)
+        asked.append(number)
         stop.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -426,3 +428,5 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked:
+        raise typer.Exit(128 + asked[0])

@@ -144,7 +144,7 @@ def read_card(path: Path) -> Card:
     digest_of(path)  # says why a file cannot be read
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no card: not JSON: {error}") from error
     if not isinstance(content, dict) or "confed_card" not in content:
         raise ValueError(f"{path} is no card, as `confed federation card` writes it: it has no key 'confed_card'")
@@ -153,7 +153,7 @@ def read_card(path: Path) -> Card:
         raise ValueError(f"{path} is a card of format {version!r}; this version of confed reads format {VERSION}")
     try:
         return _checked(values)
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -146,10 +146,13 @@ def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, st
         if missing := [column for column in columns if column not in header]:
             raise ValueError(f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {header}")
         reader.fieldnames = header
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
-            yield reader.line_num, {name: value.strip() for name, value in row.items()}
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
+                yield reader.line_num, {name: value.strip() for name, value in row.items()}
+        except csv.Error as error:
+            raise ValueError(f"{file} line {reader.line_num}: expected a row of CSV, got: {error}") from error
 
 
 def _read_series(root: Path, names: Sequence[str]) -> Series:

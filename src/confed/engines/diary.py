@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class Diary:
         self.asked = ""
         self._run, self._limit = run, limit
         self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
-        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets)}
-        costs = read_lines(self._costs)
+        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _check)}
+        costs = read_lines(self._costs, _check)
         self._multipliers: list[float] = [line["noise"] for line in costs if line.get("action") != EVALUATION]
         self._evaluations: list[float] = [line["noise"] for line in costs if line.get("action") == EVALUATION]
         self._bare: set[tuple[int, str]] = {
@@ -173,8 +173,25 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def _check(line: dict[str, Any]) -> None:
+    """Raises an error, of whatever kind, where a line is neither of the two that this book has."""
+    if "secret" in line:
+        kinds: dict[str, tuple[type, ...]] = {"secret": (str,), "asked": (str,)}
+    else:
+        kinds = {"noise": (int, float), "round": (int,), "run": (str,), "action": (str,)}
+    for key, kind in kinds.items():
+        if not isinstance(line[key], kind):
+            raise TypeError(f"{key} must be {' or '.join(k.__name__ for k in kind)}, got {str(line[key])[:40]}")
+    if "noise" in line and not 0 <= line["noise"] < math.inf:
+        raise ValueError(f"noise must be finite and not negative, got {line['noise']}")
+
+
+def read_lines(path: Path, check: Callable[[dict[str, Any]], None] = lambda line: None) -> list[dict[str, Any]]:
     """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
+
+    Args:
+        path: the file; there may be none.
+        check: raises an error, of whatever kind, where a line is not of the book's.
 
     Raises:
         ValueError: another line is damaged.
@@ -184,6 +201,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if whole != data:
         os.truncate(path, len(whole))
     try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        for line in lines:
+            if not isinstance(line, dict):
+                raise TypeError(f"a line must be a JSON object, got {str(line)[:40]}")
+            check(line)
+        return lines
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}; a site does not go on without its book") from error

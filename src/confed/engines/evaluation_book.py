@@ -66,7 +66,7 @@ class EvaluationBook:
         self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
         self._noised = privacy is not None
         self._path = root / ANSWERED
-        lines = read_lines(self._path)
+        lines = read_lines(self._path, lambda line: (str(line["run"]), int(line["round"])))
         self._answered = len(lines)
         self._rounds = Counter((str(line["run"]), int(line["round"])) for line in lines)
 

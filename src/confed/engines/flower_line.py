@@ -74,7 +74,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise ValueError(f"{path} is no private key of a site: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")

@@ -62,6 +62,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
 from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
+from confed.federation.checkpoint import private_folder
 from confed.release import VERSION
 
 __all__ = ["ABOUT", "PIECE", "LinkGrid", "link"]
@@ -175,7 +176,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
 def _store(waiting: Path | None) -> PieceStore:
     if waiting is not None:  # what a process that was killed has left there is nobody's
         shutil.rmtree(waiting, ignore_errors=True)
-        waiting.mkdir(parents=True)
+        private_folder(waiting)
     return PieceStore(waiting)
 
 

@@ -34,6 +34,7 @@ from confed.engines.reply_checks import check_content
 from confed.engines.roll import Bounded, Patience, Post, Roll
 from confed.engines.timeline import Timeline
 from confed.engines.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
+from confed.federation.checkpoint import private_folder
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import ClientData
@@ -120,7 +121,7 @@ class Remote:
         self._spool, self._judge = spool, judge
         if spool is not None:  # what a process that was killed has left there is nobody's
             shutil.rmtree(spool, ignore_errors=True)
-            spool.mkdir(mode=0o700, parents=True)
+            private_folder(spool)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.bounds = Bounds(0, 0) if bounds is None else bounds
         self.shortened: dict[str, str] = {}

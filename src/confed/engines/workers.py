@@ -6,6 +6,7 @@ cross the pipes as safetensors bytes. Workers are forked: they share the data in
 milliseconds, and each builds its own workspace, on its own GPU where there are several.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -212,7 +213,14 @@ class Workers:
 def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Connection) -> None:
     """A worker's life: take a call with its client's state, answer it, send back reply and state."""
     parent.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; closing the pipe ends us
+    # Ctrl-C and the end that a batch system asks for are the parent's to handle; closing the pipe ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        _answer_calls(setup, number, threads, pipe)
+
+
+def _answer_calls(setup: Setup, number: int, threads: int, pipe: Connection) -> None:
     torch.set_num_threads(threads)
     device = setup.device
     if device == "cuda":
@@ -220,10 +228,7 @@ def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Co
     workspace: Workspace | None = None
     receive: Callable[[], bytes] = pipe.recv_bytes
     while True:
-        try:
-            head = json.loads(receive())
-        except EOFError:
-            return
+        head = json.loads(receive())
         message, state = decode(receive()), decode_state(receive())
         info = ClientInfo(head["id"], head["num_examples"], tuple(head["modalities"]), head["head"])
         expects = None

@@ -13,10 +13,11 @@ from safetensors.torch import load, save
 
 from confed.federation.file_names import name_of_file, path_of
 from confed.federation.params import Params
+from confed.federation.reading import FAULTS
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode_state, encode_state
 
-__all__ = ["Checkpoints", "CorruptCheckpoint", "DirectoryStore", "write_atomically"]
+__all__ = ["Checkpoints", "CorruptCheckpoint", "DirectoryStore", "private_folder", "write_atomically"]
 
 
 class CorruptCheckpoint(Exception):
@@ -36,6 +37,13 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def private_folder(path: Path) -> None:
+    """Makes a folder that only its owner can look into; one that is there stays as it is."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 class DirectoryStore:
@@ -80,6 +88,7 @@ class DirectoryStore:
     def save(self, client_id: str, state: ClientState) -> None:
         """Writes this version of the client's state and drops versions that no checkpoint needs."""
         path = self._path(client_id, self.version)
+        private_folder(self.root)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode_state(state))
         older = [v for v in self._versions(client_id) if v < self.version]
@@ -191,7 +200,16 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Rounds of the checkpoints on disk, ascending."""
-        return sorted(int(p.name.split("-")[1]) for p in self.root.glob("round-*") if p.is_dir())
+        return sorted(int(p.name[6:]) for p in self.root.glob("round-*") if p.is_dir() and p.name[6:].isdecimal())
+
+    def clear_leftovers(self) -> None:
+        """Removes what writes that were killed have left; nobody else may be writing here."""
+        within = (self.root.glob(".round-*.tmp"), self.root.glob("clients/*/*/.*.tmp"), self.root.parent.glob(".*.tmp"))
+        for path in [path for found in within for path in found]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest."""
@@ -239,13 +257,15 @@ class Checkpoints:
         path = folder / "checkpoint.json"
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
+            if not all(type(number) is int for number in (record["round"], record["history_bytes"])):
+                raise TypeError("its round and history_bytes must be whole numbers")
             servers = {
                 name: self._server(folder, name, finished, record["sha256"][name])
                 for name, finished in record["servers"].items()
             }
             self.store.verify(round)
             return Checkpoint(record["round"], servers, record["history_bytes"])
-        except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, *FAULTS) as error:  # JSON of another form among them
             raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
 
     def latest(self, history_bytes: int | None = None) -> tuple[Checkpoint, list[str]]:

@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from confed.federation.messages import Message, Scalar
+from confed.federation.reading import faults_of
 from confed.federation.state import ClientState
 
 __all__ = ["decode", "decode_state", "encode", "encode_state", "size"]
@@ -41,7 +42,9 @@ def decode(data: bytes) -> Message:
     Raises:
         ValueError: the bytes are not a message.
     """
-    return Message(_tensors(data), json.loads(_metadata(data).get("scalars", "{}")))
+    with faults_of("the bytes", "a message"):
+        tensors = _tensors(data)
+        return Message(tensors, dict(json.loads(_metadata(data).get("scalars", "{}"))))
 
 
 def encode_state(state: ClientState) -> bytes:
@@ -63,7 +66,7 @@ def encode_state(state: ClientState) -> bytes:
         "scalars": json.dumps(state.scalars),
     }
     packed = {dtype: torch.cat(parts) for dtype, parts in ends.items()}
-    return save(packed, {**metadata, "digest": _digest(packed, metadata)})
+    return _ordered(save(packed, {**metadata, "digest": _digest(packed, metadata)}))
 
 
 def decode_state(data: bytes) -> ClientState:
@@ -72,6 +75,11 @@ def decode_state(data: bytes) -> ClientState:
     Raises:
         ValueError: the bytes are not a client's state.
     """
+    with faults_of("the bytes", "a client's state"):
+        return _state(data)
+
+
+def _state(data: bytes) -> ClientState:
     packed, metadata = _tensors(data), _metadata(data)
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
@@ -148,6 +156,16 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except Exception as error:  # safetensors raises its own types and, for short input, built-in ones
         raise ValueError(f"not a safetensors file of {len(data)} bytes: {error}") from error
+
+
+def _ordered(data: bytes) -> bytes:
+    """The same file with its metadata in the order of their names: equal states are equal bytes."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def _metadata(data: bytes) -> dict[str, str]:

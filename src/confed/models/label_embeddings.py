@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from confed.models.hub_names import hub_name
 from confed.models.pretrained import packaged, weights_file
 from confed.models.published import published
 
@@ -235,8 +236,11 @@ def _tokenizer(source: Path | str) -> Any:
     from transformers import AutoTokenizer
 
     where = Path(source).expanduser()
+    name = str(where) if where.is_dir() else hub_name(str(source), short=True)
+    if name is None:
+        raise ValueError(f"expected a folder with a tokenizer or a hub name, got {str(source)!r}")
     try:
-        return AutoTokenizer.from_pretrained(str(where) if where.is_dir() else str(source))  # pyright: ignore
+        return AutoTokenizer.from_pretrained(name)  # pyright: ignore
     except (OSError, ValueError, KeyError) as error:  # the last of a damaged file
         raise ValueError(f"no tokenizer could be read from {str(source)!r}: {error}") from error
 

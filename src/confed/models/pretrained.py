@@ -104,12 +104,18 @@ def describe(file: Path = MINI_WEIGHTS) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
         raise ValueError(f"expected a weights file at {file}, found none")
-    with safe_open(file, framework="pt") as content:
-        return {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
+    try:
+        with safe_open(file, framework="pt") as content:
+            found = {key: json.loads(value) for key, value in (content.metadata() or {}).items()}
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: {error}") from error
+    if not {"words", "answers"} <= found.keys():
+        raise ValueError(f"{file} is no weights file that `confed pretrain` wrote: it lacks its words and answers")
+    return found
 
 
 def mini_words() -> tuple[str, ...]:
@@ -143,7 +149,8 @@ def load_into(
     """
     from safetensors.torch import load_file
 
-    with_head = answers is not None and list(answers) == describe(file)["answers"]
+    noted = describe(file)["answers"]
+    with_head = answers is not None and list(answers) == noted
     saved: Mapping[str, torch.Tensor] = load_file(file)
     state = model.state_dict()
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from confed.models.hub_names import hub_name
+
 __all__ = ["published", "seeded"]
 
 Body = TypeVar("Body")
@@ -38,10 +40,13 @@ def published(kind: type[Body], source: Path | str, seed: int, **options: Any) -
     model: Any = kind
     name, family = str(source), _family(kind)
     path = Path(name).expanduser()
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1
-    if not path.is_dir() and (looks_local or path.exists()):
-        raise ValueError(f"expected a folder with a {family} checkpoint or a hub name owner/name, got {name!r}")
-    where = str(path) if path.is_dir() else name
+    # A Path is a folder's here as a text is: recipes give either.
+    where = str(path) if path.is_dir() else hub_name(name)
+    if where is None:
+        raise ValueError(
+            f"expected a folder with a {family} checkpoint or a hub name owner/name, got {name!r}: there is no such "
+            "folder (hub:owner/name is always a hub name)"
+        )
     # With other shapes the library ends in an error that does not say which; they are reported here instead.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:

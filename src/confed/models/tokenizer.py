@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from confed.models.hub_names import hub_name
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -164,9 +166,17 @@ def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
             raise ValueError(f"expected tokenizer.json or vocab.txt in {path}, found neither")
         path = found[0]
     if not path.is_file():
-        if not _is_hub_name(str(source)):
+        name = hub_name(str(source), short=True)
+        if name is None:
             raise ValueError(f"expected a vocabulary file, a folder or a hub name, got {str(source)!r}")
-        return BertTokenizer(tokenizers.Tokenizer.from_pretrained(str(source)), max_length)
+        try:
+            fetched = tokenizers.Tokenizer.from_pretrained(name)
+        except Exception as error:  # the library raises bare ones
+            raise ValueError(
+                f"the vocabulary {name!r} is a name on the Hugging Face hub and could not be fetched from there; name "
+                f"a folder or a file that you have, with model.vocabulary or model.pretrained: {error}"
+            ) from error
+        return BertTokenizer(fetched, max_length)
     if path.suffix == ".json":
         return BertTokenizer(tokenizers.Tokenizer.from_file(str(path)), max_length)
     vocabulary = {word: index for index, word in enumerate(path.read_text(encoding="utf-8").splitlines())}
@@ -182,11 +192,6 @@ def bert_tokenizer(source: Path | str, max_length: int = 40) -> BertTokenizer:
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
     return BertTokenizer(tokenizer, max_length)
-
-
-def _is_hub_name(source: str) -> bool:
-    """Whether a string that is no existing path may be meant as ``owner/name``."""
-    return not source.startswith((".", "/", "~")) and source.count("/") <= 1 and not Path(source).suffix
 
 
 def _fix_length(tokenizer: "tokenizers.Tokenizer", max_length: int) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from confed.data.pictures import read_picture, resize
 from confed.data.regions import HeldRegions, grid_boxes
+from confed.models.hub_names import hub_name
 
 __all__ = ["PREFIX", "VisionEncoder", "load_vision_encoder"]
 
@@ -105,8 +106,11 @@ def load_vision_encoder(name: str, grid: int = 10, device: str = "cpu") -> Visio
     from transformers import AutoModel
 
     loaded: Any
+    where = name if Path(name).is_dir() else hub_name(name)
+    if where is None:
+        raise ValueError(f"expected a folder with a model of `transformers` or a hub name owner/name, got {name!r}")
     try:
-        loaded = AutoModel.from_pretrained(name, output_loading_info=True)
+        loaded = AutoModel.from_pretrained(where, output_loading_info=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{name!r} must be a model of `transformers`, a folder or a hub name: {error}") from error
     whole, found = loaded

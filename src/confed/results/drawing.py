@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from confed.plain_text import visible
 from confed.results.runs import Study
 from confed.results.tables import is_bound
 
@@ -134,7 +135,8 @@ class Drawing:
                 figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
             else:
                 figure.savefig(buffer, format="png", facecolor="white", dpi=dpi, metadata={"Software": None})
-        return buffer.getvalue()
+        # An SVG with control characters, which names may have, is no XML.
+        return visible(buffer.getvalue().decode()).encode() if kind == "svg" else buffer.getvalue()
 
 
 def looks(study: Study) -> dict[str, Look]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import path_of
+from confed.federation.reading import faults_of
 from confed.folder_lock import without_lock
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
@@ -98,12 +99,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of a file; none if it is missing. A torn last line (a killed run) is left out."""
     if not path.exists():
         return []
-    return list(_whole_lines(path.read_bytes()))
+    with faults_of(path, "lines of JSON"):
+        return list(_whole_lines(path.read_bytes()))
 
 
 def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n")[:-1]:
-        yield json.loads(line)
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError(f"expected an object in every line, got {str(found)[:40]}")
+        yield found  # pyright: ignore[reportUnknownVariableType]
 
 
 def is_run(folder: Path) -> bool:
@@ -114,7 +119,13 @@ def is_run(folder: Path) -> bool:
 def is_study(folder: Path) -> bool:
     """Whether a folder is a study's."""
     index = folder / "summary.json"
-    return index.is_file() and "runs" in json.loads(index.read_text(encoding="utf-8"))
+    if not index.is_file():
+        return False
+    with faults_of(index, "a JSON object"):
+        found = json.loads(index.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError(f"got {str(found)[:40]}")
+        return "runs" in found
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -124,8 +135,9 @@ def run_folders(folder: Path) -> list[Path]:
         ValueError: the folder is neither.
     """
     if is_study(folder):
-        index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return [folder / run["folder"] for run in index["runs"]]
+        with faults_of(folder / "summary.json", "a study's index"):
+            index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            return [folder / run["folder"] for run in index["runs"]]
     if is_run(folder):
         return [folder]
     raise ValueError(f"{folder} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)")

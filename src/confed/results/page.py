@@ -9,6 +9,7 @@ from html import escape
 from importlib.resources import files
 from itertools import count
 
+from confed.plain_text import visible
 from confed.results import formats
 
 __all__ = [
@@ -77,7 +78,7 @@ def document(title: str, head_html: str, sections: Sequence[tuple[str, str, str]
     links = "".join(f'<a href="#{escape(key)}">{escape(name)}</a>' for key, name, _ in sections)
     body = "".join(section(*entry) for entry in sections)
     css = files("confed.results").joinpath("report.css").read_text(encoding="utf-8")
-    return (
+    return visible(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}{_tab_css()}{extra_css}</style>\n</head>\n<body>\n"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
+from confed.plain_text import cell_text, visible
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -128,9 +130,9 @@ def to_rich(table: Table) -> "RichTable":
     from rich.text import Text
 
     table = table.brief()
-    caption = Text("\n".join(table.notes), justify="left")
+    caption = Text(visible("\n".join(table.notes)), justify="left")
     out = RichTable(
-        title=Text(table.title),
+        title=Text(visible(table.title)),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -145,11 +147,11 @@ def to_rich(table: Table) -> "RichTable":
         heading = f"{column.group}\n{title}" if column.group and column.group != before else title
         before = column.group
         justify: Literal["left", "right"] = "left" if column.words else "right"
-        out.add_column(Text(heading), justify=justify, no_wrap=True, vertical="bottom")
+        out.add_column(Text(visible(heading)), justify=justify, no_wrap=True, vertical="bottom")
     styles = {"best": "bold", "second": "underline", "": ""}
     for section in table.sections:
         for row in section:
-            out.add_row(*(Text(cell.text, style=styles[cell.mark]) for cell in row))
+            out.add_row(*(Text(visible(cell.text), style=styles[cell.mark]) for cell in row))
         out.add_section()
     return out
 
@@ -178,7 +180,7 @@ def to_markdown(table: Table) -> str:
             lines.append(line([""] * len(table.columns)))
         lines += [line([marks[cell.mark].format(_markdown(cell.text)) for cell in row]) for row in section]
     lines += [f"\n{_markdown(note)}" for note in table.notes]
-    return "\n".join(lines) + "\n"
+    return visible("\n".join(lines)) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -190,13 +192,13 @@ def to_csv(table: Table) -> str:
     for column, has_sd in zip(table.columns, spread, strict=True):
         unit = f" ({column.unit})" if column.unit else ""
         header += [column.full_title + unit] + ([f"{column.full_title} sd{unit}"] if has_sd else [])
-    writer.writerow(header)
+    writer.writerow(map(cell_text, header))
     for row in table.rows:
         values: list[str] = []
         for column, cell, has_sd in zip(table.columns, row, spread, strict=True):
             values.append(cell.text if column.words else _exact(cell.value))
             values += [_exact(cell.sd)] if has_sd else []
-        writer.writerow(values)
+        writer.writerow(map(cell_text, values))
     return stream.getvalue()
 
 
@@ -224,7 +226,7 @@ def to_latex(table: Table) -> str:
         lines += [" & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\" for row in section]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip\footnotesize {_latex(note)}" for note in table.notes]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    return visible("\n".join([*lines, r"\end{table}"])) + "\n"
 
 
 def to_html(table: Table) -> str:

@@ -1,0 +1,39 @@
+"""Control characters made visible, and spreadsheet formulas made text.
+
+Names of clients, files and answers come from data of others. An escape code among them would move a terminal's cursor
+or hide a line, a control character makes an SVG no XML, and a spreadsheet takes a cell that begins with ``=`` for a
+formula.
+"""
+
+import re
+
+__all__ = ["cell_text", "visible"]
+
+# C0 but for tab and line feed, DEL and C1; marks that reorder what is read; halves of surrogate pairs; no characters.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def visible(text: str) -> str:
+    """The text with control characters as ``\\u001b``, as JSON writes them; tabs and line feeds stay.
+
+    Args:
+        text: for a terminal, a log, or a file of Markdown, CSV, HTML or SVG.
+    """
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def cell_text(text: str) -> str:
+    """The text of a spreadsheet's cell, never a formula: in front of one stands an apostrophe; numbers stay numbers."""
+    text = visible(text)
+    if not text.startswith(_FORMULA) or _is_number(text):
+        return text
+    return f"'{text}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
