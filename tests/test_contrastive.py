@@ -145,10 +145,15 @@ def test_embeddings_are_learned_or_frozen() -> None:
 def test_faulty_answers() -> None:
     table = torch.ones(4, 3)
     table[2:] = 0  # "dark" and "red" are unknown
-    with pytest.raises(ValueError, match="the answer 'dark red' has only words without an embedding"):
+    with pytest.raises(
+        ValueError, match=r"2 of 4 answers have a word with a vector; 2 have none \('dark red', 'Red'\)"
+    ):
         apn(table=table)
     table[2] = 1  # "dark" is known: enough for "dark red", not for "Red"
-    with pytest.raises(ValueError, match="the answer 'Red' has only"):
+    with pytest.raises(
+        ValueError,
+        match=r"3 of 4 answers have a word with a vector; 1 have none \('Red'\), more than task\.glove_mis",
+    ):
         apn(table=table)
     with pytest.raises(ValueError, match="must have 4 rows, got 3"):
         apn(table=table[:3])
@@ -166,8 +171,13 @@ def test_glove_vectors_of_a_file(tmp_path: Path) -> None:
     assert model.apn.embedding.weight.tolist() == [[1, 2, 3], [0.5, -1, 0], [0, 1, 0]]
     assert model.frozen == {"mha.stem.weight", "mha.stem.bias", "apn.embedding.weight"}
     file.write_text("red 1 2 3\ndark 0.5 -1 0\n")
-    with pytest.raises(ValueError, match="the answer 'blue' has only words without an embedding"):
+    with pytest.raises(
+        ValueError, match=r"answers have a word with a vector; 1 have none \('blue'\), more than task\.glove_mi"
+    ):
         toy_contrastive_model(glove=file)
+    with pytest.warns(UserWarning, match=r"answers have a word with a vector; the others start as zeros: 'blue'"):
+        model = toy_contrastive_model(glove=file, glove_missing=0.5)
+    assert bool(model.apn.all_answers().isfinite().all())
 
 
 def test_nonlinear_head_adapter_by_hand() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from confed.data.examples import FederatedDataset, encode
@@ -226,6 +227,20 @@ def test_one_dataset_is_in_memory_at_a_time(tmp_path: Path):
     for number in range(20):
         picture(tmp_path / f"{number}.png")
     assert len(assemble("two", tmp_path, {"a": make, "b": make}, image_size=4).clients) == 2
+
+
+def test_words_of_test_questions_alone_are_unknown(tmp_path: Path):
+    def asked(question: str) -> list[Record]:
+        return [Record(tmp_path / "f", i, str(i), (f"{i}.png",), question, "yes", choices=("on",)) for i in range(20)]
+
+    for number in range(20):
+        picture(tmp_path / f"{number}.png")
+    source = Source(asked("is it red"), asked("is it mauve"), ["{name}"], asked("is it teal"))
+    data = assemble("one", tmp_path, {"a": lambda: source}, image_size=4)
+    assert set(data.words) == {"is", "it", "red", "on"}
+    tokenizer = WordTokenizer(data.words)
+    ids, _ = tokenizer(["is it mauve", "is it teal"])
+    assert torch.equal(ids[0], ids[1])  # both end in [UNK]
 
 
 def test_annotators_become_soft_scores(domain: Path):

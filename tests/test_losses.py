@@ -75,6 +75,33 @@ def test_filter_golden():
     )
 
 
+def test_rows_reduction_divides_by_answers():
+    """Row i holds the pairs of answer i; their mean over the rows, written out."""
+    rows = (matchup(TEACHER.softmax(dim=1)) - matchup(STUDENT.softmax(dim=1))).abs().sum(dim=2)
+    torch.testing.assert_close(pairwise_preference(STUDENT, TEACHER, reduction="rows"), rows.mean(dim=1))
+    chosen = torch.stack([torch.randperm(STUDENT.shape[1])[:2] for _ in STUDENT])
+    pair, total = (pairwise_preference(STUDENT, TEACHER, chosen, reduction=how) for how in ("rows", "sum"))
+    torch.testing.assert_close(pair, total / 2)
+
+
+def test_only_a_mean_is_of_the_cross_entropys_size_with_the_papers_weight():
+    """With lambda 1 and 1,642 answers the sum over all pairs drowns the task's gradient; the filtered one does not."""
+    rng = torch.Generator().manual_seed(0)
+    teacher = 3 * torch.randn(8, 1642, generator=rng)
+    label = teacher.argmax(dim=1)
+    student = (teacher + torch.randn(8, 1642, generator=rng)).requires_grad_()
+
+    def size(loss: torch.Tensor) -> float:
+        (gradient,) = torch.autograd.grad(loss.mean(), student)
+        return float(gradient.norm())
+
+    task = size(torch.nn.functional.cross_entropy(student, label))
+    top = most_forgotten(forgotten(student, teacher, "gain"), 20)
+    assert size(pairwise_preference(student, teacher)) > 30 * task
+    assert 0.1 * task < size(pairwise_preference(student, teacher, top)) < 10 * task
+    assert size(pairwise_preference(student, teacher, reduction="mean")) < 0.05 * task
+
+
 def test_mean_reduction_divides_by_pairs():
     chosen = torch.tensor([[1, 0], [2, 3]])
     for selected, pairs in ((chosen, 4), (None, 16)):

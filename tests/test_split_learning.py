@@ -493,7 +493,6 @@ RECIPE = """
 name = "vilt_tiny"
 [data]
 name = "scenes"
-clients = 2
 train = 8
 validation = 8
 test = 8

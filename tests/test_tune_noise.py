@@ -62,6 +62,21 @@ def test_none_is_not_tried_beside_the_value_that_it_stands_for() -> None:
     assert search_space(other, "feddat")["temperature"] == (2.0, 1.0, 3.0)
 
 
+def test_weights_that_are_tried_fit_the_reduction() -> None:
+    recipe = load_recipe("fedvqa_gqa_a", ["data.root=somewhere"])
+    assert search_space(recipe, "fedp3")["lam"] == (1.0, 0.4, 1.2, 4.0, 40.0)
+    rows = load_recipe("fedvqa_scenes", ["algorithm.reduction=rows", "algorithm.lam=0.06"])
+    assert search_space(rows, "fedp3")["lam"] == (0.02, 0.06, 0.2, 2.0)
+    assert search_space(load_recipe("fedvqa_scenes"), "fedp3")["lam"] == (0.001, 0.003, 0.01, 0.1)
+
+
+def test_the_weight_of_a_pair_can_be_held_while_n_changes() -> None:
+    recipe = load_recipe("fedvqa_topn", ["algorithm.reduction=mean", "algorithm.lam=1.2"])
+    methods = [recipe.method(row).construct("algorithm") for row in recipe.methods if row.startswith("top_")]
+    assert {(method.reduction, method.lam) for method in methods} == {("mean", 1.2)}
+    assert len({method.top_n for method in methods}) == 5
+
+
 def test_rates_that_differ_by_rounding_only_are_one_try() -> None:
     recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=0.00123456789"])
     rates = search_space(recipe, "fedavg")["local.lr"]

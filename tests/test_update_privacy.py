@@ -350,6 +350,9 @@ def test_amplification_is_claimed_where_it_holds_only() -> None:
 def test_a_sample_of_everybody_amplifies_nothing_and_faulty_samples_are_refused() -> None:
     pytest.importorskip("dp_accounting")
     assert sampled_epsilon(2.0, {(4, 4): 3}, 1e-5) == epsilon(2.0, 3, 1e-5)
+    # Of nearly whole cohorts the bound that counts on sampling is the looser one: 15.88 against 8.72.
+    assert sampled_epsilon(5.0, {(9, 10): 20}, 1e-5) == epsilon(5.0, 20, 1e-5) == pytest.approx(8.72, abs=0.01)
+    assert sampled_epsilon(5.0, {(1, 10): 20}, 1e-5) < 0.5 * epsilon(5.0, 20, 1e-5)
     assert sampled_epsilon(0.0, {(2, 4): 3}, 1e-5) == math.inf
     assert sampled_epsilon(2.0, {}, 1e-5) == 0
     with pytest.raises(ValueError, match="between 1 and 4 clients, got 5"):

@@ -535,7 +535,13 @@ def test_embeddings_start_from_word_vectors(tmp_path):
     file.write_text("red 1 2 3\nblue 4 5 6\n")
     tokenizer = create_tokenizer("mcan_s_mini", ("Blue", "green", "red"))
     options = {"answers": ANSWERS, "vocab_size": tokenizer.vocab_size, "words": tokenizer.words}
-    model = create_model("mcan_s_mini", glove=file, **options)
+    with pytest.raises(
+        ValueError, match=r"2 of 3 words have vectors in .*vectors\.txt; 1 have none \('green'\), more than"
+    ):
+        create_model("mcan_s_mini", glove=file, **options)
+    with pytest.warns(UserWarning, match=r"2 of 3 words have vectors in .*; the others start as zeros: 'green'"):
+        model = create_model("mcan_s_mini", glove=file, glove_missing=0.4, **options)
+    create_model("mcan_s_mini", glove=file, glove_missing=0.4, **options)  # said once: a warning here is an error
     ids, _ = tokenizer(["red green blue"])
     rows = model.get_input_embeddings().weight[ids[0, 1:4]]
     assert rows.tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 6]]

@@ -29,7 +29,8 @@ def warn_of_ignored(data: Mapping[str, Any], run: Run, materials: "Materials") -
     asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
     default = Parameter.empty if usual is None else usual.default
     made = there + len(run.without)
-    if isinstance(asked, int) and asked not in (made, default):
+    # A card puts a site's data in the terms of all; whose examples these are is another matter.
+    if isinstance(asked, int) and asked not in (made, default) and materials.dataset.elsewhere is None:
         _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
     if run.cohort >= 1 and run.cohort > there:
         _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")

@@ -73,7 +73,7 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
     space = {LR: _with(rates, own)}
     algorithm, method = single.sections["algorithm"], single.construct("algorithm")
-    for name, values in type(method).search.items():
+    for name, values in method.worth_trying().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
         # None may stand for one of the values: as a value of its own it would be tried twice.

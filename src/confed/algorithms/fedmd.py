@@ -163,6 +163,7 @@ class _Public:
     """
 
     deterministic = True
+    fixed = True  # scores are those of the pictures as they are
 
     def __init__(self, client: Client, chosen: Tensor, scores: Tensor | None = None) -> None:
         self.data, self.client, self.chosen, self.scores = _held(client), client.info, chosen, scores

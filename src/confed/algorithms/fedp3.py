@@ -16,7 +16,7 @@ by an unbiased estimate from sampled pairs; ``g`` replaces the sigmoid-like func
 approximations, which the chapter leaves for later, are derived in ``losses/preference_approximate.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,7 +47,9 @@ class FedP3(Algorithm):
         samples: pairs drawn per example where ``pairs`` is "sampled"; 400 is as many as 20 answers have.
         g: the sigmoid-like function: "logistic" (Eq. 8.8), "linear", "arctan" or "erf".
         space: compare probabilities (the paper) or raw logits.
-        reduction: over the pairs of one example, "sum" (Eq. 8.14) or "mean"; over examples always the mean.
+        reduction: over the pairs of one example, "sum" (Eq. 8.14), "mean" or "rows" (the sum over N); over examples
+            always the mean. The sum has N (N - 1) terms, so that a weight of 1 means 400 times as much with "sum" as
+            with "mean" where N is 20.
         start_round: first round, counted from 0, with the preference term. In round 0 the global model's head
             is random, so there is nothing to preserve.
     """
@@ -74,6 +76,11 @@ class FedP3(Algorithm):
             )
         if self.top_n < 2:
             raise ValueError(f"algorithm.top_n must be at least 2 (a pair of answers), got {self.top_n}")
+
+    def worth_trying(self) -> Mapping[str, Sequence[Any]]:
+        """Weights that make the term as large as those of :attr:`search` make the sum."""
+        size = self.top_n ** {"sum": 0, "rows": 1, "mean": 2}[self.reduction]
+        return {**self.search, "lam": tuple(float(f"{size * lam:.6g}") for lam in self.search["lam"])}
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the preference term (Eq. 8.14)."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, action
+from confed.federation.augment import training_batches
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Params, Scope
@@ -154,7 +155,7 @@ def _gradient(client: Client, names: Sequence[str]) -> dict[str, Tensor]:
     total = [torch.zeros_like(p, requires_grad=False) for p in parameters]
     client.model.eval()
     half = client.local.precision == "bf16"
-    for cpu_batch in client.data.train(client.local.batch_size, client.rng("variate")):
+    for cpu_batch in training_batches(client, "variate"):
         batch = to_device(cpu_batch, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             loss = client.task.loss(client.model(batch), batch)

@@ -64,8 +64,8 @@ def tune(
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        methods = [{**asdict(tuned), "lead": tuned.lead} for tuned in found]
-        print_json(plain({"folder": str(folder), "methods": methods}))
+        rows = [{**asdict(tuned), "lead": tuned.lead} for tuned in found]
+        print_json(plain({"folder": str(folder), "methods": rows}))
     else:
         print_table(_table(found))
         shown = Console()

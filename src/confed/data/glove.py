@@ -4,14 +4,19 @@ One word a line, then its d numbers, separated by single spaces; no header. A fe
 in them.
 """
 
+import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["load_glove"]
+__all__ = ["MISSING", "check_known", "load_glove", "say_missing"]
+
+MISSING = 0.2
+"""Share of a vocabulary that a file of word vectors may lack by default: names and misspelt words."""
 
 _LEAST = 2
 """Dimensions below which a first line is taken for something else, such as the header of another format."""
@@ -67,6 +72,55 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
     for word, vector in found.items():
         vectors[wanted[word]] = vector
     return torch.from_numpy(vectors)
+
+
+def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: float) -> None:
+    """Says how many words have vectors where some have none.
+
+    Args:
+        path: of the file, for messages.
+        words: the words that were asked for.
+        vectors: of :func:`load_glove`, (len(words), d).
+        at_most: share of the words that may have none, ``model.glove_missing``.
+
+    Raises:
+        ValueError: more of them have none, or the share is none.
+    """
+    lacking = [word for word, known in zip(words, vectors.any(dim=1).tolist(), strict=True) if not known]
+    text = f"{len(words) - len(lacking):,} of {len(words):,} words have vectors in {path}"
+    say_missing(text, tuple(lacking), len(words), at_most, "model.glove_missing")
+
+
+def say_missing(text: str, lacking: Sequence[str], total: int, at_most: float, option: str) -> None:
+    """Warns that some of several things are not there, once in a process; refuses too many of them.
+
+    Args:
+        text: how many are there, as the beginning of a sentence.
+        lacking: the others.
+        total: how many there should be.
+        at_most: share that may be missing.
+        option: the key of a recipe that says so.
+
+    Raises:
+        ValueError: more are missing, or the share is none.
+    """
+    if not 0 <= at_most <= 1:
+        raise ValueError(f"{option} must lie in [0, 1], got {at_most}")
+    if not lacking:
+        return
+    first = ", ".join(map(repr, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
+    if len(lacking) > at_most * total:
+        raise ValueError(
+            f"{text}; {len(lacking):,} have none ({first}), more than {option} = {at_most:g} allows; is it the right "
+            "file, in the language and spelling of the data?"
+        )
+    _say_once(f"{text}; the others start as zeros: {first}")
+
+
+@lru_cache(maxsize=64)
+def _say_once(text: str) -> None:
+    # Every worker builds the model; they are forked after the first one was built, with what was said.
+    warnings.warn(text, stacklevel=4)
 
 
 def _width(line: bytes, path: Path) -> int:

@@ -157,6 +157,10 @@ class Algorithm:
         del action
         return {"loss": LOSS}
 
+    def worth_trying(self) -> Mapping[str, Sequence[Any]]:
+        """Hyper-parameter -> values that a search may try with this setting of the others; ``search`` by default."""
+        return self.search
+
     def in_effect(self, name: str) -> Any:
         """The value of a hyper-parameter that counts: the field's own, by default.
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
+from confed.federation.augment import training_batches
 from confed.federation.client import Client
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Params, copy_into
@@ -155,7 +156,7 @@ def endless(client: Client, purpose: str) -> Iterator[Batch]:
     least, passes = (2 if needs_two(client) else 1), 0
     while True:
         found = False
-        for batch in client.data.train(client.local.batch_size, client.rng(f"{purpose}/{passes}")):
+        for batch in training_batches(client, f"{purpose}/{passes}"):
             if len(batch["index"]) >= least:
                 found = True
                 yield to_device(batch, device)

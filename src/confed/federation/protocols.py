@@ -97,8 +97,9 @@ class ClientData(Protocol):
     """One client's examples. The order of training batches is a function of ``rng`` alone.
 
     Attributes:
-        deterministic: True when an example yields the same tensors every time (no augmentation), so that
-            outputs of a frozen model may be kept for a round, keyed by ``batch["index"]``. Data may have an attribute
+        deterministic: True when an example yields the same tensors every time, so that outputs of a frozen model may
+            be kept for a round, keyed by ``batch["index"]``. Mirrored pictures are made of what the data yield, and
+            say so in the batch (:mod:`confed.federation.augment`). Data may have an attribute
             ``drawn`` besides: names of tensors that are drawn anew in every epoch nevertheless, as the states of
             labels in label-mask training are; outputs that depend on them are not kept.
     """

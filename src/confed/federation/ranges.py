@@ -7,10 +7,11 @@ then refuses what lies outside, what is no number (NaN) or infinite in any numbe
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = ["AT_LEAST_ONE", "BELOW_ONE", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Range", "check_fields", "check_value"]
 
@@ -67,7 +68,7 @@ def check_fields(instance: Any, where: str) -> None:
     Raises:
         ValueError: the first such value, with its name, what is expected and what came.
     """
-    for name, hint in _hints(type(instance)):
+    for name, hint in _hints(cast("type[Any]", type(instance))):
         check_value(getattr(instance, name), hint, f"{where}.{name}")
 
 
@@ -79,7 +80,8 @@ def check_value(value: Any, hint: Any, where: str) -> None:
     """
     allowed, options = _meaning(hint)
     if allowed is not None and not isinstance(value, str) and value is not None:
-        for item in value if isinstance(value, tuple | list) else (value,):
+        items = cast("Sequence[Any]", value) if isinstance(value, tuple | list) else (value,)
+        for item in items:
             _check_number(item, allowed, where, value)
     elif options and value not in options:
         listed = ", ".join(str(option) or "''" for option in options if option is not None)

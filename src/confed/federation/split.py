@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from confed.federation.augment import training_batches
 from confed.federation.client import Client
 from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Batch
@@ -235,7 +236,7 @@ def _batches(client: Client, start: int) -> Iterator[Batch]:
     """The round's batches from number ``start`` on, in the order of whole-model training."""
     number = 0
     for epoch in range(client.local.epochs):
-        for batch in client.data.train(client.local.batch_size, client.rng(f"order/{epoch}")):
+        for batch in training_batches(client, f"order/{epoch}"):
             if len(next(iter(batch.values()))) == 1:
                 continue
             if number >= start:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from confed.federation.augment import MIRRORED, Augment, training_batches, versions
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Counting, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
@@ -58,6 +59,8 @@ class Local:
         stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
         milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
         decay: see ``milestones``.
+        augment: "flip" mirrors training pictures left to right with probability 1/2 (:mod:`confed.federation.augment`),
+            which is wrong where answers tell left from right; "none".
         precision: "fp32", or "bf16" for autocast (losses stay fp32).
         eval_batch_size: examples per evaluation batch.
     """
@@ -75,6 +78,7 @@ class Local:
     stairs: Annotated[int, NOT_NEGATIVE] = 0
     milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
     decay: Annotated[float, Range(0, 1, above=True)] = 0.2
+    augment: Augment = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     eval_batch_size: Annotated[int, AT_LEAST_ONE] = 250
 
@@ -156,7 +160,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
     steps = epochs * epoch_steps(client)
     total, count, step = torch.zeros((), device=device), 0, 0
     for epoch in range(epochs):
-        for cpu_batch in client.data.train(local.batch_size, client.rng(f"{order}/{epoch}")):
+        for cpu_batch in training_batches(client, f"{order}/{epoch}"):
             if pairs and _rows(cpu_batch) == 1:
                 continue
             batch = to_device(cpu_batch, device)
@@ -326,8 +330,9 @@ def teacher(model: nn.Module, params: Params) -> Callable[[Batch], Output]:
 def global_logits(client: "Client") -> Callable[[Batch], Tensor]:
     """Logits of the frozen global model of this round, as received.
 
-    Where the client's inputs are deterministic (no augmentation) each example is run through the teacher once per
-    round, not once per epoch: the logits are kept in a table of N x C values, keyed by ``batch["index"]``.
+    Where the client's data are deterministic each example is run through the teacher once per round, not once per
+    epoch: the logits are kept in a table of N x C values, keyed by ``batch["index"]``; with mirrored pictures
+    (``local.augment``) in one of 2 N rows, as either side has its own.
 
     Args:
         client: a client whose workspace :meth:`Client.load` has just filled.
@@ -352,26 +357,28 @@ def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Call
     computed every time. A method whose networks are not to see it takes it out of the batch before.
 
     Args:
-        client: whose examples; where they are augmented, or seen once only, nothing is kept. Its data may have an
-            attribute ``drawn``, the names of what is drawn anew.
+        client: whose examples; where its data are not deterministic, or seen once only, nothing is kept. Its data may
+            have an attribute ``drawn``, the names of what is drawn anew.
         compute: a function of a batch whose rows depend on their own example alone, without gradients.
     """
     if not client.data.deterministic or client.local.epochs == 1:
         return compute
     table: list[Tensor] = []
-    known = torch.zeros(len(client.data), dtype=torch.bool)
+    known = torch.zeros(versions(client) * len(client.data), dtype=torch.bool)
     drawn: tuple[str, ...] = getattr(client.data, "drawn", ())
 
     def lookup(batch: Batch) -> Tensor:
         if any(name in batch for name in drawn):
             return compute(batch)
         rows = batch["index"].cpu()
+        if MIRRORED in batch:
+            rows = rows + len(client.data) * batch[MIRRORED].cpu()
         if table and bool(known[rows].all()):
-            return table[0][batch["index"]]
+            return table[0][rows.to(table[0].device)]
         values = compute(batch)
         if not table:
             table.append(values.new_zeros(len(known), *values.shape[1:]))
-        table[0][batch["index"]] = values
+        table[0][rows.to(values.device)] = values
         known[rows] = True
         return values
 

@@ -38,8 +38,14 @@ Filter = Literal["random", "p_s", "p_t", "diff", "gain"]
 Space = Literal["prob", "logit"]
 """What is compared in a matchup: probabilities (the paper) or raw logits (an ablation)."""
 
-Reduction = Literal["sum", "mean"]
-"""Over the ordered pairs of one example: their sum (Eq. 8.14 as printed) or their mean."""
+Reduction = Literal["sum", "mean", "rows"]
+"""Over the ordered pairs of one example: their sum (Eq. 8.14 as printed), their mean, or the mean over rows, of which
+each holds the pairs of one answer with all others.
+
+The sum over N answers has N (N - 1) terms that are not zero by definition, whatever the number C of answers there are.
+It is divided by N² for the mean and by N for the mean over rows; so one weight lambda means the same for any N with
+"mean" only.
+"""
 
 Matchup = Literal["logistic", "linear", "arctan", "erf"]
 """The sigmoid-like g of Eq. (8.8). All are odd about 1/2, with g(0) = 1/2 and slope g'(0) = 1/2:
@@ -182,7 +188,8 @@ def pairwise_preference(
         teacher_logits: shape (B, C).
         selected: positions of the compared answers, int64, shape (B, N); None compares all.
         space: compare probabilities or logits.
-        reduction: sum over the pairs, or their mean (the sum divided by N², or by C²).
+        reduction: sum over the pairs, their mean (the sum divided by N², or by C²), or the mean over rows (divided by
+            N, or by C).
         g: the sigmoid-like function.
 
     Returns:
@@ -219,8 +226,8 @@ def comparable(
 
 
 def reduced(total: Tensor, compared: Tensor, reduction: Reduction) -> Tensor:
-    """Sums over the ordered pairs of the compared values (B, K), or their means."""
-    return total / compared.shape[1] ** 2 if reduction == "mean" else total
+    """Sums over the ordered pairs of the compared values (B, K), or their means over pairs or rows."""
+    return total / compared.shape[1] ** {"sum": 0, "rows": 1, "mean": 2}[reduction]
 
 
 class _AllPairs(torch.autograd.Function):

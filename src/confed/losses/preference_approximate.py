@@ -147,7 +147,7 @@ def sampled_preference(
         samples: pairs K drawn for each example, uniformly and with replacement.
         generator: draws the pairs.
         space: compare probabilities or logits.
-        reduction: estimate the sum over the C² pairs, or their mean.
+        reduction: estimate the sum over the C² pairs, their mean, or the mean over C rows.
         g: the sigmoid-like function.
 
     Returns:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from confed.data.glove import MISSING
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
 from confed.models.region_layers import WeightNormLinear, masked_softmax
 from confed.models.region_model import RegionModel, State, assemble, reads_regions
@@ -126,6 +127,7 @@ def ban_4(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.2,
     trainable: Trainable = "all",
@@ -140,6 +142,7 @@ def ban_4(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
+        glove_missing: share of the words that the file may lack.
         max_length: the most tokens.
         dropout: dropout probability in front of the linear layers; the features have 0.5.
         trainable: which parameters learn beside the head.
@@ -148,6 +151,7 @@ def ban_4(
     """
     return assemble(
         BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, hidden=1024, glimpses=4, features=2048, classifier_dropout=0.5,
     )  # fmt: skip
@@ -162,6 +166,7 @@ def ban_8(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.2,
     trainable: Trainable = "all",
@@ -171,6 +176,7 @@ def ban_8(
     """BAN with 8 glimpses, otherwise as :func:`ban_4`."""
     return assemble(
         BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, hidden=1024, glimpses=8, features=2048, classifier_dropout=0.5,
     )  # fmt: skip
@@ -185,6 +191,7 @@ def ban_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -194,6 +201,7 @@ def ban_mini(
     """A small BAN for the built-in pictures: d = 64, 2 glimpses, D = 256; arguments as :func:`ban_4`."""
     return assemble(
         BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=64, hidden=64, glimpses=2, features=256, classifier_dropout=0.1,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from confed.data.glove import MISSING
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
 from confed.models.region_layers import WeightNormLinear
 from confed.models.region_model import RegionModel, State, assemble, reads_regions
@@ -97,6 +98,7 @@ def butd(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.2,
     trainable: Trainable = "all",
@@ -111,6 +113,7 @@ def butd(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
+        glove_missing: share of the words that the file may lack.
         max_length: the most tokens.
         dropout: dropout probability in the attention; the features have 0.5.
         trainable: which parameters learn beside the head.
@@ -119,6 +122,7 @@ def butd(
     """
     return assemble(
         BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, hidden=1024, features=2048, classifier_dropout=0.5,
     )  # fmt: skip
@@ -133,6 +137,7 @@ def butd_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -142,6 +147,7 @@ def butd_mini(
     """A small BUTD for the built-in pictures: hidden 128, D = 256; arguments as :func:`butd`."""
     return assemble(
         BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=64, hidden=128, features=256, classifier_dropout=0.1, gain=2.0,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confed.data.glove import say_missing
 from confed.federation.params import named_tensors
 from confed.federation.protocols import Batch, Output
 from confed.federation.structure import feature_width
@@ -49,12 +50,14 @@ class AnswerProjection(nn.Module):
         masked: whether positions behind an answer's last word are left out of the maximum. Otherwise they are vectors
             of zeros, whose activation ReLU(b) can be the largest (the paper's text, and its authors' released code).
         table: frozen embeddings of ``vocabulary(answers, words)``, (V, d); None for embeddings that are learned.
+        unknown: share of the answers whose words may all have an embedding of zeros, as a word that is not in the
+            table has. To the model all of them are the same answer.
         width: d of embeddings that are learned.
         rng: where initial values come from.
 
     Raises:
-        ValueError: no answers, a size below 1, a table of another size, or an answer whose words all have an embedding
-            of zeros, as a word that is not in the table has (names the answer).
+        ValueError: no answers, a size below 1, a table of another size, or more answers without a known word than
+            ``unknown`` (names the first ones).
     """
 
     tokens: Tensor
@@ -68,6 +71,7 @@ class AnswerProjection(nn.Module):
         masked: bool,
         table: Tensor | None,
         width: int,
+        unknown: float = 0.0,
         rng: torch.Generator,
     ) -> None:
         super().__init__()
@@ -92,9 +96,9 @@ class AnswerProjection(nn.Module):
         tokens = torch.tensor([row + [-1] * (positions - len(row)) for row in spelt], dtype=torch.int64)
         self.register_buffer("tokens", tokens, persistent=False)
         found = (rows[tokens].abs().sum(dim=2) * (tokens >= 0)).sum(dim=1) > 0
-        for answer, any_known in zip(answers, found.tolist(), strict=True):
-            if not any_known:
-                raise ValueError(f"the answer {answer!r} has only words without an embedding")
+        lost = [answer for answer, any_known in zip(answers, found.tolist(), strict=True) if not any_known]
+        text = f"{len(answers) - len(lost):,} of {len(answers):,} answers have a word with a vector"
+        say_missing(text, lost, len(answers), unknown, "task.glove_missing")
 
     @staticmethod
     def vocabulary(answers: Sequence[str], words: int) -> tuple[str, ...]:
@@ -180,6 +184,7 @@ class ContrastiveAnswerer(nn.Module):
         words: words per answer that APN reads.
         masked: see :class:`AnswerProjection`.
         glove: a file of GloVe vectors, frozen then; None for embeddings that are learned.
+        glove_missing: share of the answers that may have no word in that file.
         embedding: width of embeddings that are learned.
         batch_norm: whether NHA ends with batch normalisation, as published.
         rng: where initial values come from.
@@ -210,6 +215,7 @@ class ContrastiveAnswerer(nn.Module):
         words: int = 8,
         masked: bool = True,
         glove: Path | str | None = None,
+        glove_missing: float = 0.0,
         embedding: int = 300,
         batch_norm: bool = True,
         rng: torch.Generator,
@@ -229,7 +235,14 @@ class ContrastiveAnswerer(nn.Module):
         backbone.set_submodule(self._seat, _Seat())
         table = None if glove is None else _glove(glove, AnswerProjection.vocabulary(answers, words))
         self.apn = AnswerProjection(
-            answers, words=words, hidden=hidden, masked=masked, table=table, width=embedding, rng=rng
+            answers,
+            words=words,
+            hidden=hidden,
+            masked=masked,
+            table=table,
+            width=embedding,
+            unknown=glove_missing,
+            rng=rng,
         )
         self.nha = NonlinearHeadAdapter(features, hidden, width, batch_norm, rng)
         self.lta = _linear(hidden, width, rng)

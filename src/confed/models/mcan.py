@@ -16,6 +16,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from confed.data.glove import MISSING
 from confed.models.adapters import Host
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
 from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention
@@ -121,6 +122,7 @@ def mcan_small(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.1,
     trainable: Trainable = "all",
@@ -135,6 +137,7 @@ def mcan_small(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
+        glove_missing: share of the words that the file may lack.
         max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
@@ -143,6 +146,7 @@ def mcan_small(
     """
     return assemble(
         MCAN, answers, vocab_size, embedding=300, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, hidden=512, layers=6, heads=8, flat_hidden=512, features=1024, dropout=dropout,
         max_length=max_length,
     )  # fmt: skip
@@ -157,6 +161,7 @@ def mcan_large(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.1,
     trainable: Trainable = "all",
@@ -166,6 +171,7 @@ def mcan_large(
     """MCAN-large as published: d = 1024, D = 2048, otherwise as :func:`mcan_small`."""
     return assemble(
         MCAN, answers, vocab_size, embedding=300, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, hidden=1024, layers=6, heads=8, flat_hidden=512, features=2048, dropout=dropout,
         max_length=max_length,
     )  # fmt: skip
@@ -180,6 +186,7 @@ def mcan_s_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -189,6 +196,7 @@ def mcan_s_mini(
     """A small MCAN for the built-in pictures: d = 64, 2 + 2 blocks, 4 heads, D = 128."""
     return assemble(
         MCAN, answers, vocab_size, embedding=64, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, hidden=64, layers=2, heads=4, flat_hidden=64, features=128, dropout=dropout,
         max_length=max_length,
     )  # fmt: skip
@@ -203,6 +211,7 @@ def mcan_l_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -212,6 +221,7 @@ def mcan_l_mini(
     """A small MCAN for the built-in pictures: d = 96, 2 + 2 blocks, D = 192; arguments as :func:`mcan_small`."""
     return assemble(
         MCAN, answers, vocab_size, embedding=64, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, hidden=96, layers=2, heads=4, flat_hidden=96, features=192, dropout=dropout,
         max_length=max_length,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from confed.data.glove import MISSING
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
 from confed.models.region_layers import MLP, masked_softmax
 from confed.models.region_model import RegionModel, State, assemble, reads_regions
@@ -120,6 +121,7 @@ def mfb(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.1,
     trainable: Trainable = "all",
@@ -134,6 +136,7 @@ def mfb(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
+        glove_missing: share of the words that the file may lack.
         max_length: the most tokens.
         dropout: dropout probability.
         trainable: which parameters learn beside the head.
@@ -142,6 +145,7 @@ def mfb(
     """
     return assemble(
         MFB, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, states=1024, hidden=512, glimpses=2, features=1000,
     )  # fmt: skip
@@ -156,6 +160,7 @@ def mfb_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -165,6 +170,7 @@ def mfb_mini(
     """A small MFB for the built-in pictures: O = 128, LSTM of 64; arguments as :func:`mfb`."""
     return assemble(
         MFB, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=64, states=64, hidden=64, glimpses=2, features=128,
     )  # fmt: skip

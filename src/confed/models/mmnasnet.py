@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from confed.data.glove import MISSING
 from confed.models.adapters import Host
 from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
 from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention, box_geometry
@@ -174,6 +175,7 @@ def mmnas_small(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.1,
     head_width: int = 64,
@@ -191,6 +193,7 @@ def mmnas_small(
         region_width: features of a region, W.
         words: the tokenizer's words, for ``glove``.
         glove: a text file of word vectors with which the embeddings start.
+        glove_missing: share of the words that the file may lack.
         max_length: the most tokens.
         dropout: dropout probability.
         head_width: features of an attention head.
@@ -202,6 +205,7 @@ def mmnas_small(
     """
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, hidden=512, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=1024,
         picture_side=picture_side,
@@ -217,6 +221,7 @@ def mmnas_large(
     region_width: int = 2048,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.1,
     head_width: int = 128,
@@ -232,6 +237,7 @@ def mmnas_large(
     """
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=300, hidden=1024, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=2048,
         picture_side=picture_side,
@@ -247,6 +253,7 @@ def mmnas_s_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -256,6 +263,7 @@ def mmnas_s_mini(
     """A small MMNasNet for the built-in pictures: d = 64, 4 + 8 operations, D = 128."""
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=64, hidden=64, **MINI, flat_hidden=64, features=128,
     )  # fmt: skip
@@ -270,6 +278,7 @@ def mmnas_l_mini(
     region_width: int = 64,
     words: tuple[str, ...] = (),
     glove: Path | None = None,
+    glove_missing: float = MISSING,
     max_length: int = 14,
     dropout: float = 0.0,
     trainable: Trainable = "all",
@@ -279,6 +288,7 @@ def mmnas_l_mini(
     """A small MMNasNet for the built-in pictures: d = 96, D = 192, otherwise as :func:`mmnas_s_mini`."""
     return assemble(
         MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
+        glove_missing=glove_missing,
         region_width=region_width, dropout=dropout, max_length=max_length,
         embedding=64, hidden=96, **MINI, flat_hidden=96, features=192,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import load_glove
+from confed.data.glove import check_known, load_glove
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank
 from confed.models.finetuning import Finetunable, Finetuning, Places, Trainable, finetune
@@ -187,6 +187,7 @@ def assemble(
     embedding: int,
     words: Sequence[str],
     glove: Path | str | None,
+    glove_missing: float,
     trainable: Trainable,
     peft: Finetuning,
     seed: int,
@@ -201,15 +202,17 @@ def assemble(
         embedding: features of a word's embedding; with ``glove``, the file's vectors decide.
         words: the tokenizer's words in the order of their ids.
         glove: a text file of word vectors. Words that it lacks start as zeros, special tokens at random.
+        glove_missing: share of the words that the file may lack.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.
         seed: of all initial values.
         sizes: further arguments of the class.
 
     Raises:
-        ValueError: a GloVe file is given and no words, or more words than there are token ids.
+        ValueError: a GloVe file is given and no words, or more words than there are token ids, or the file lacks more
+            of them than it may.
     """
-    vectors = None if glove is None else _vectors(Path(glove), words, vocab_size)
+    vectors = None if glove is None else _vectors(Path(glove), words, vocab_size, glove_missing)
     width = embedding if vectors is None else vectors.shape[1]
     model = seeded(seed, lambda: kind(count(answers), vocab_size, width, **sizes))
     if vectors is not None:
@@ -219,7 +222,9 @@ def assemble(
     return model
 
 
-def _vectors(path: Path, words: Sequence[str], vocab_size: int) -> Tensor:
+def _vectors(path: Path, words: Sequence[str], vocab_size: int, missing: float) -> Tensor:
     if not 0 < len(words) <= vocab_size:
         raise ValueError(f"model.glove needs the words of the {vocab_size} token ids, got {len(words)} words")
-    return load_glove(path, words)
+    vectors = load_glove(path, words)
+    check_known(path, words, vectors, missing)
+    return vectors

@@ -75,6 +75,8 @@ def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: 
 
     Wang, Balle and Kasiviswanathan, "Subsampled Rényi differential privacy and analytical moments accountant", AISTATS
     2019, theorem 27, for neighbours in which one client is replaced by another (the sensitivity is twice the norm).
+    Of cohorts that are nearly everybody the bound without sampling, of a client that is in all of them, is the smaller
+    one; both hold, and the smaller counts.
 
     Args:
         noise: noise multiplier: the standard deviation of the sum divided by the clipping norm. 0 gives infinity.
@@ -100,7 +102,7 @@ def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: 
     release = library.GaussianDpEvent(noise / _sensitivity("replace"))
     for (cohort, present), count in rounds.items():
         accountant.compose(library.SampledWithoutReplacementDpEvent(present, cohort, release), count)
-    return float(accountant.get_epsilon(delta))
+    return min(float(accountant.get_epsilon(delta)), epsilon(noise, sum(rounds.values()), delta))
 
 
 def noise_for(target: float, releases: int, delta: float, adjacency: Adjacency = "replace") -> float:

@@ -72,6 +72,8 @@ class Contrastive:
         masked: whether positions behind an answer's last word are left out of the maximum over words. Neither preset
             does: a vector of zeros gives ReLU(b), which can win.
         glove: a text file of GloVe vectors for the answers' words, frozen then.
+        glove_missing: share of the answers that may have no word in that file; all of them are one answer to the
+            model.
         embedding: width of the words' embeddings where they are learned.
         batch_norm: whether the head adapter ends with batch normalisation, as published.
         headline: the metric that heads results and is tested: "accuracy", the paper's strict ValAcc (also if empty), or
@@ -96,6 +98,7 @@ class Contrastive:
     answer_words: int = 8
     masked: bool | None = None
     glove: Path | None = None
+    glove_missing: float = 0.01
     embedding: int = 300
     batch_norm: bool = True
     headline: Headline = ""
@@ -109,6 +112,8 @@ class Contrastive:
         for name in ("width", "hidden", "answer_words", "embedding"):
             if getattr(self, name) < 1:
                 raise ValueError(f"task.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.glove_missing <= 1:
+            raise ValueError(f"task.glove_missing must lie in [0, 1], got {self.glove_missing}")
         if self.option("eval_similarity") not in get_args(Similarity):
             raise ValueError(f"task.eval_similarity must be one of cosine, dot, got {self.eval_similarity!r}")
         if self.headline not in get_args(Headline):
@@ -158,7 +163,7 @@ class Contrastive:
 
         Raises:
             ValueError: another number of answers, the model does not name its answer head or has heads of other
-                tasks, or an answer has no known word.
+                tasks, or too many answers have no known word.
         """
         if len(answers) != self.answers:
             raise ValueError(f"the task has {self.answers} answers, got the texts of {len(answers)}")
@@ -173,6 +178,7 @@ class Contrastive:
             words=self.answer_words,
             masked=self.option("masked"),
             glove=self.glove,
+            glove_missing=self.glove_missing,
             embedding=self.embedding,
             batch_norm=self.batch_norm,
             rng=rng,

@@ -151,7 +151,8 @@ def assemble(
                 table.add(records, part.pictures)
         counts[f"{source_name} (official files)"] = part.counts
     splits = {client: Split(**{role: table.examples(r) for role, r in roles.items()}) for client, roles in kept.items()}
-    parts = [examples for s in splits.values() for examples in (s.train, s.validation, s.test)]
+    # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
+    parts = [s.train for s in splits.values()]
     spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
     union = tuple(dict.fromkeys(answer for own in pools.values() for answer in own))
     described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
