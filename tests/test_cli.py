@@ -118,7 +118,14 @@ def test_rows_of_one_method_are_not_taken_for_seeds(tmp_path: Path, capfd: pytes
 def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert confed("compare", study, "--out", tmp_path / "tables") == 0
     names = {p.name for p in (tmp_path / "tables").iterdir()}
-    assert names == {"compare.md", "compare.csv", "compare.tex", "compare-clients.csv", "compare-extras.csv"}
+    assert names == {
+        "compare.md",
+        "compare.csv",
+        "compare.tex",
+        "compare-clients.csv",
+        "compare-extras.csv",
+        "compare-seeds.csv",
+    }
     out = capfd.readouterr().out
     assert "Local only" in out
     assert "compare-clients.csv" in out

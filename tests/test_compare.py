@@ -95,6 +95,9 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     comparison = compare([tmp_path / "x", tmp_path / "y"])
     assert comparison.warnings == ("fedp3 and fedavg differ in more than the algorithm: data.train (800, not 400)",)
     assert any("One seed in common" in remark for remark in comparison.remarks)
+    recipe = make_run(tmp_path / "z", "local") / "recipe.toml"  # of a version with a key more, which is empty
+    recipe.write_text(recipe.read_text() + '[task]\nheadline = ""\n')
+    assert compare([tmp_path / "x", tmp_path / "z"]).warnings == ()
 
 
 def test_seeds_with_other_settings_are_named(tmp_path: Path) -> None:

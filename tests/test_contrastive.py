@@ -410,6 +410,13 @@ def test_tally_reports_strict_and_soft_accuracy_by_type() -> None:
     assert task.tally(output, unknown)["accuracy"] == (2, 4)
     scaled = Output(logits / 0.07, output.features)
     assert task.tally(output, batch) == VQA(3, "ce", task.types).tally(scaled, batch)
+    soft = Contrastive(3, types=task.types, headline="vqa_accuracy")
+    assert soft.metric == "vqa_accuracy"
+    assert soft.predictions(output, batch).tolist() == pytest.approx([1, 0.3, 0, 0.9])
+    assert soft.tally(output, batch)["vqa_accuracy/yes/no"] == (pytest.approx(1.3), 2)
+    assert soft.tally(output, batch)["accuracy"] == (2, 4)
+    with pytest.raises(ValueError, match=r"task\.headline must be accuracy or vqa_accuracy, got 'best'"):
+        Contrastive(3, headline="best")  # pyright: ignore[reportArgumentType]
 
 
 def test_share_of_same_answers() -> None:

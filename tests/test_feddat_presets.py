@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,10 @@ from confed.experiment import run
 from confed.inference import predict
 from confed.models.vilt import mini_tokenizer
 from confed.recipe import load_recipe
+from confed.results import convergence
+from confed.results.history import evaluations
 from confed.results.report import write_report
+from confed.results.runs import load
 from confed.results.tables import results_table
 from confed.results.writers import to_markdown
 
@@ -408,6 +412,21 @@ def test_a_run_of_four_tasks_is_shown_and_asked(tmp_path: Path):
     folder = tmp_path / "run"
     summary = run(recipe, folder)
     assert list(summary["personal"]) == ["vqa", "pairs", "entailment", "choice"]
+    # Clients have metrics of their own, and each its curve.
+    of = {"vqa": "vqa_accuracy", "pairs": "accuracy", "entailment": "accuracy", "choice": "accuracy"}
+    assert (summary["metric"], summary["metric_of"]) == ("score", of)
+    read = load(folder).runs[0]
+    lines = {line["round"]: line["global"] for line in read.evaluations}
+    curves = evaluations(read, "global")
+    assert curves == {r: {p: places[p][of[p]] for p in of} for r, places in lines.items()}
+    assert curves
+    for place, metric in of.items():
+        assert summary["test_metrics"]["global_seen"][place][metric] == summary["global_seen"][place]
+    assert {"accuracy", "vqa_accuracy", "loss"} <= set(summary["test_metrics"]["personal"]["vqa"])
+    (seeds,) = convergence.series(load(folder)).values()
+    assert seeds == [{r: pytest.approx(np.mean([*places.values()])) for r, places in curves.items()}]
+    older = replace(read, summary={key: value for key, value in read.summary.items() if key != "metric_of"})
+    assert evaluations(older, "global") == curves  # the metric by type of question is the headline's
     samples = {sample["place"]: sample for sample in json.loads((folder / "gallery.json").read_text())}
     assert "image2" in samples["pairs"]
     assert samples["pairs"]["answer"] in ("false", "true")

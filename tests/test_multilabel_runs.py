@@ -179,7 +179,7 @@ def test_final_metrics_are_those_of_the_kept_probabilities(finished: Path) -> No
         assert found[view]["top3"] == pytest.approx({name: three[name] for name in found[view]["top3"]})
         assert "O-F1" in found[view]["top3"]
         assert found[view]["flair"] == pytest.approx(flair_metrics(scores, truth))
-    assert found["global"]["without_positives"] == 1
+    assert (found["global"]["without_positives"], found["global"]["classes"]) == (1, 4)
     kept_classes = found["global"]["omit"]["C-AP"] * 3  # without the class that never occurs
     assert kept_classes == pytest.approx(found["global"]["C-AP"] * 4)
     assert [row["label"] for row in found["per_class"]] == list(LABELS)
@@ -279,6 +279,7 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
 
     def summary(label, seed, value, headline="global"):
         view = {**values, "C-AP": value, "examples": 9, "without_positives": 1, "coarse": {**values, "C-AP": value / 2}}
+        view |= {"classes": 4}
         view["coarse"]["without_positives"] = 0
         views = {"personal": view} | ({"global": view, "unseen": view} if headline == "global" else {})
         return {
@@ -299,7 +300,10 @@ def test_a_study_has_a_table_per_level_and_view(tmp_path: Path) -> None:
     assert first.rows[0][1].sd == pytest.approx(100 * np.std([0.4, 0.6], ddof=1))
     assert first.rows[0][1].mark == "best"
     assert first.rows[1][1].text == "30.0 ± 0.0"
-    assert any(note.startswith("Classes without a test example (1)") for note in first.notes)
+    said = (
+        "1 of 4 classes have no positive test example and count as 0 in means over classes (C-AP, C-P, C-R): a model "
+    )
+    assert f"{said}without a mistake would have C-AP 75.0." in first.notes
     assert found["table-coarse"].rows[0][1].value == pytest.approx(25)
     assert found["table-unseen"].rows[1][1].text == "–"
     assert label_value(methods[0][1][0], "C-AP", "global", "coarse") == pytest.approx(0.2)
@@ -347,7 +351,14 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
         assert resamples.over_both([(second, first)], measure) is None
         over_both = resamples.over_both([(second, first), (second, first)], measure)
         assert (over_both.low, over_both.high) == pytest.approx((found.low, found.high))
-    # Other test labels are another test set: nothing is paired.
+    # Other names are other examples, even if all labels agree: nothing is paired. Older folders have no names.
+    moved = {key: value[::-1].copy() if key == f"names/{places[0]}" else value for key, value in kept.items()}
+    save_file(moved, other / "predictions.safetensors")
+    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
+    older = {key: value for key, value in kept.items() if not key.startswith("names/")}
+    save_file(older, other / "predictions.safetensors")
+    assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is not None
+    # Other test labels are another test set.
     kept[f"labels/{places[0]}"] = 1 - kept[f"labels/{places[0]}"]
     save_file(kept, other / "predictions.safetensors")
     assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from confed.metrics.stratified import stratified_bootstrap
 from confed.results.compare import Comparison, compare
 from confed.results.example_names import name_hashes
 from confed.results.paired import Difference
-from confed.results.pairing import Rows, aligned
+from confed.results.pairing import Rows, aligned, over_seeds
+from confed.results.runs import load
 from test_results_runs import CLIENTS, make_run
 
 TEST_MISSING = 'missing = { image = 0.3, when = "test" }\n'
@@ -155,6 +157,24 @@ def test_orders_of_names() -> None:
     )
     assert not isinstance(aligned(Rows(scores, twice), Rows(scores, twice)), str)
     assert aligned(base, Rows(scores, None), lambda: "why") == "why"
+
+
+def test_reordered_seeds_reject_no_more_than_they_should(tmp_path: Path) -> None:
+    # Nothing differs; what is hard stays hard for all seeds, whose rows stand in orders of their own.
+    rng, repeats = np.random.default_rng(10), 200
+    by_name = by_position = 0
+    run = load(make_run(tmp_path / "run", "fedavg")).runs[0]
+    for _ in range(repeats):
+        lean = rng.choice([-0.5, 0.0, 0.5], 80)
+        orders = [rng.permutation(80) for _ in range(3)]
+        scores = [np.sign(np.round(lean + rng.uniform(-0.6, 0.6, 80)))[order] for order in orders]
+        rows = [Rows(values, order) for values, order in zip(scores, orders, strict=True)]
+        joined = over_seeds(rows, [run] * 3)
+        assert not isinstance(joined, str)
+        by_name += int(stratified_bootstrap([joined], resamples=300)[0].p <= 0.05)
+        by_position += int(stratified_bootstrap([np.stack(scores)], resamples=300)[0].p <= 0.05)
+    assert by_name / repeats < 0.1  # 5 % and three standard errors
+    assert by_position / repeats > 0.12
 
 
 def failing(folder: Path, rounds: Sequence[int]) -> Path:

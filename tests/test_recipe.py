@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from confed.recipe import Run, load_recipe, packaged_recipes
+from confed.registry import tasks
 
 
 def test_the_packaged_recipes_are_sound_and_come_back_from_their_own_toml(tmp_path: Path) -> None:
@@ -136,3 +137,18 @@ def test_keywords_of_a_new_constructor_may_stand_before_its_name() -> None:
     other = load_recipe("fedvqa_scenes", ["model.max_length=9", "model.name=mcan_s_mini"])
     assert other.sections["model"]["name"] == "mcan_s_mini"
     assert other.sections["model"]["max_length"] == 9
+
+
+def test_a_method_is_named_once() -> None:
+    with pytest.raises(ValueError, match=r"study\.methods must name each row once, got 'fedavg' 2 times"):
+        load_recipe("fedvqa_scenes", ['study.methods=["fedavg","local","fedavg"]'])
+
+
+def test_the_official_recipe_of_bicsl_judges_all_rows_by_one_metric() -> None:
+    recipe = load_recipe("bicsl_vqa2_official")
+    found: dict[str, str] = {}
+    for row in recipe.methods:
+        options = dict(recipe.method(row).sections["task"])
+        found[row] = tasks[options.pop("name")](answers=3, **options).metric
+    assert set(found.values()) == {"vqa_accuracy"}
+    assert len(found) == 5

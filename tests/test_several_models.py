@@ -16,7 +16,8 @@ from confed.recipe import Recipe, load_recipe
 from confed.results.compare import compare
 from confed.results.measured import metric_note, metric_of, types_in_order
 from confed.results.model_page import write_models
-from confed.results.model_tables import model_tables
+from confed.results.model_tables import model_tables, pairs_of
+from confed.results.over_models import model_studies
 from confed.results.runs import load
 from confed.results.tables import paper_table
 from test_results_runs import make_run
@@ -281,7 +282,54 @@ def test_metrics_of_two_names_are_compared_where_all_scores_are_right_or_wrong(t
     assert comparison.differences
     assert any("Metrics have several names" in note for note in paper_table(study).notes)
     renamed(other, "vqa_accuracy", soft=True)
-    assert any("Warning: the metrics differ" in remark for remark in compare([tmp_path]).remarks)
+    comparison = compare([tmp_path])
+    assert any("Warning: the metrics differ" in remark for remark in comparison.remarks)
+    # The values stay, and every test goes: over seeds, over examples, ranks, equivalence, relative improvement.
+    reason = "the metrics differ (vqa_accuracy, not accuracy)"
+    assert {d.refused for d in comparison.differences} == {reason}
+    fields = ("over_seeds", "equivalence", "over_examples", "over_both", "signs", "pairs")
+    assert all(getattr(d, name) is None for d in comparison.differences for name in fields)
+    measures = "personal on own data, global on seen, global on unseen"
+    assert f"Not tested: FedP³ against FedAvg ({measures}): {reason}." in comparison.remarks
+    (row,) = (row for row in comparison.table().sections[0] if row[1].text == "FedP³")
+    assert row[4].text.endswith(", not tested")
+    assert row[-1].text == reason
+    assert len(comparison.relative("fedp3").rows) == 1
+    assert f"Not compared with FedAvg: {reason}." in comparison.relative("fedp3").notes
+
+
+def test_metrics_that_differ_are_not_tested_over_models(tmp_path: Path) -> None:
+    for model in "abc":
+        for method in ("fedavg", "fedprox", "fedp3"):
+            folder = make_run(tmp_path / model / method / "seed-0", method)
+            if method == "fedp3":
+                renamed(folder, "vqa_accuracy", soft=True)
+    models = model_studies({model: load(tmp_path / model) for model in "abc"})
+    assert pairs_of(models) == [("fedavg", "fedprox")]
+    assert pairs_of(models, ["fedavg"]) == [("fedprox", "fedavg")]
+    notes = model_tables(models)["models"].notes
+    assert any("Not tested against each other: FedAvg and FedP³: the metrics differ" in note for note in notes)
+
+
+def test_other_data_are_not_tested_and_are_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = make_run(tmp_path / "one", "fedavg"), make_run(tmp_path / "other", "fedp3")
+    path = other / "recipe.toml"
+    recipe = path.read_text().replace('name = "scenes"', 'name = "modalities"')
+    path.write_text(recipe.replace('name = "vilt_mini"', 'name = "modal_mini"'))
+    comparison = compare([one, other])
+    assert {d.refused for d in comparison.differences} == {"the data differ (modalities, not scenes)"}
+    main_code = code("compare", str(one), str(other), "--out", str(tmp_path / "out"))
+    assert main_code == 0
+    assert "no table over models: the data differ" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "models.md").exists()
+    assert not (tmp_path / "out" / "backbones.md").exists()
+
+
+def test_a_method_named_twice_in_an_older_study_has_one_seed(tmp_path: Path) -> None:
+    make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
+    entry = {"method": "fedavg", "seed": 0, "folder": "fedavg/seed-0"}
+    (tmp_path / "summary.json").write_text(json.dumps({"methods": ["fedavg"], "runs": [entry, entry]}))
+    assert len(load(tmp_path).runs) == 1
 
 
 def test_another_task_is_one_difference_not_all_its_keys(contrastive: Path, tmp_path: Path) -> None:

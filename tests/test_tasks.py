@@ -12,7 +12,7 @@ from confed.registry import tasks
 from confed.tasks.choice import Choice
 from confed.tasks.entailment import Entailment
 from confed.tasks.nlvr2 import NLVR2
-from confed.tasks.vqa import VQA, summarise
+from confed.tasks.vqa import VQA, Headline, Objective, summarise
 
 LOGITS = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]])
 TARGET = torch.tensor([[0, 1, 0.3, 0], [0, 0, 1, 0]])
@@ -213,3 +213,26 @@ def test_tasks_refuse_other_numbers_of_answers():
     for call in (Choice().loss, Choice().tally):
         with pytest.raises(ValueError, match=r"choices must have shape \(B, 4, L\), got \(2, 3, 8\)"):
             call(output(torch.zeros(2, 4)), batch)
+
+
+def test_the_headline_may_be_the_other_metric_of_the_batch() -> None:
+    scored = output(torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2]]))
+    target = torch.tensor([[1.0, 0.3, 0], [0.6, 0.3, 0], [0, 0, 0]])
+    batch = {"label": torch.tensor([0, 0, 1]), "target": target, "type": torch.tensor([0, 1, 1])}
+    soft, strict = [1.0, 0.3, 0.0], [1.0, 0.0, 0.0]
+    cases: tuple[tuple[Objective, Headline, list[float]], ...] = (
+        ("ce", "", strict), ("ce", "vqa_accuracy", soft), ("bce", "", soft), ("bce", "accuracy", strict),
+    )  # fmt: skip
+    for objective, headline, scores in cases:
+        task = VQA(3, objective, ("a", "b"), headline=headline)
+        name = "accuracy" if scores is strict else "vqa_accuracy"
+        tally = task.tally(scored, batch)
+        assert task.metric == name
+        assert task.predictions(scored, batch).tolist() == pytest.approx(scores)
+        # Both are there either way, and the headline also by type.
+        assert (tally["accuracy"][0], tally["vqa_accuracy"][0]) == (1.0, pytest.approx(1.3))
+        assert tally[f"{name}/b"] == (pytest.approx(scores[1]), 2)
+    with pytest.raises(ValueError, match="headline 'accuracy' needs batch\\['label'\\]"):
+        VQA(3, "bce", headline="accuracy").predictions(scored, {"target": target})
+    with pytest.raises(ValueError, match="headline must be accuracy or vqa_accuracy, got 'best'"):
+        VQA(3, headline="best")  # pyright: ignore[reportArgumentType]

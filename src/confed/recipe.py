@@ -296,6 +296,12 @@ def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
     sections["run"] = validate(Run, content.get("run", {}), "run", set())
     study = validate(_Study, content.get("study", {}), "study", set())
     methods = tuple(study["methods"])
+    twice = next((method for method in methods if methods.count(method) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"study.methods must name each row once, got {twice!r} {methods.count(twice)} times; for more seeds use "
+            "`confed compare --seeds`, for another setting a row of its own, [methods.ROW] with its name"
+        )
     overrides = {str(k): dict(v) for k, v in content.get("methods", {}).items()}
     for method in overrides:
         if method not in (*methods, *study["table"]):

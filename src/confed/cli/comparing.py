@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from confed.grid import Grid
     from confed.recipe import Recipe
     from confed.results.over_models import ModelStudies
+    from confed.results.runs import Study
     from confed.results.writers import Table
 
 __all__ = ["Judged", "compare", "default_workers", "finish_grid"]
@@ -157,7 +158,7 @@ def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
     studies = [load(folder) for folder in folders]
     studies = [replace(study, runs=tuple(with_deployed_of(study.runs, headline))) for study in studies]
     tables = {backbone(study.runs): paper_table(study) for study in studies}
-    same = len({table.columns for table in tables.values()}) == 1
+    same = len({table.columns for table in tables.values()}) == 1 and not _other_data(studies)
     return by_backbone(tables) if len(tables) == len(studies) > 1 and same else None
 
 
@@ -173,7 +174,18 @@ def _by_model(folders: Sequence[str], headline: str) -> "ModelStudies | None":
         return load_models(Path(folders[0]), read_backbones(Path(folders[0])).models, headline)
     studies = [load(folder) for folder in _places(folders)]
     by_name = {backbone(study.runs): study for study in studies}
+    if len(by_name) > 1 and (reason := _other_data(studies)):
+        complain(f"no table over models: {reason}", "note")
+        return None
     return model_studies(by_name, headline) if len(by_name) == len(studies) > 1 else None
+
+
+def _other_data(studies: "Sequence[Study]") -> str:
+    """Why the studies are not of the same data; "" if they may be."""
+    from confed.results.comparable import other_data
+
+    firsts = [study.runs[0] for study in studies]
+    return next(filter(None, (other_data(firsts[0], other) for other in firsts[1:])), "")
 
 
 def _compare_recipe(

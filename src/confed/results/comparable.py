@@ -9,7 +9,7 @@ from typing import Any
 from confed.results.measured import SEVERAL, metrics_of, strict_scores
 from confed.results.runs import Run
 
-__all__ = ["refusal", "refusal_of", "refusals"]
+__all__ = ["other_data", "refusal", "refusal_of", "refusals"]
 
 
 def refusal(run: Run, reference: Run, strict: Callable[[Run], bool] = strict_scores) -> str:
@@ -20,7 +20,7 @@ def refusal(run: Run, reference: Run, strict: Callable[[Run], bool] = strict_sco
         reference: of the method that it is compared with.
         strict: whether all scores of a run's test examples are 0 or 1.
     """
-    return _other_data(run, reference) or _other_metric(run, reference, strict)
+    return other_data(run, reference) or _other_metric(run, reference, strict)
 
 
 def refusal_of(pairs: Sequence[tuple[Run, Run]], strict: Callable[[Run], bool] = strict_scores) -> str:
@@ -45,7 +45,8 @@ def refusals(
     return found
 
 
-def _other_data(run: Run, reference: Run) -> str:
+def other_data(run: Run, reference: Run) -> str:
+    """Why values of two runs are not of the same data; "" if they may be."""
     a, b = (_data(r).get("name") for r in (run, reference))
     if a and b and a != b:
         return f"the data differ ({a}, not {b})"

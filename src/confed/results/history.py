@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from confed.results.deployed import VIEWS, is_shown, without_global, without_personal
 from confed.results.label_tables import is_labelled
 from confed.results.marks import is_bound
-from confed.results.measured import metric_of
+from confed.results.measured import metric_of, place_metric
 from confed.results.runs import Run, Study, average, number, numbers
 
 __all__ = [
@@ -26,6 +26,8 @@ Rounds = Mapping[int, Mapping[str, float]]
 def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     """Headline metric of every place after each evaluated round, on validation data where there are any.
 
+    Places may have metrics of their own, as where clients have different tasks: each has the values of its own.
+
     Args:
         run: the run.
         view: "personal", "global" or "unseen"; unseen places have test data only. "deployed" is one of the first two,
@@ -41,7 +43,7 @@ def evaluations(run: Run, view: str) -> dict[int, dict[str, float]]:
     for line in run.evaluations:
         if line.get("split") == split or view == "unseen":
             places = line.get(view) or {}
-            values = {str(place): number(metrics.get(run.metric)) for place, metrics in places.items()}
+            values = {str(p): number(metrics.get(place_metric(run, str(p), metrics))) for p, metrics in places.items()}
             present = {place: value for place, value in values.items() if value is not None}
             if present:
                 found[int(line["round"])] = present

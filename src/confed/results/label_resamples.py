@@ -1,5 +1,6 @@
 """Paired tests over test examples of multi-label runs, from the probabilities that runs keep."""
 
+import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,15 @@ class _Resampled:
     values: np.ndarray
     examples: int
     test_set: int
+    names: bytes
 
 
 class LabelResamples:
     """Resampled metrics of runs, each worked out once.
 
     Runs with the same test labels get the same draws: their differences are paired. Other labels, as other seeds may
-    have, get draws of their own.
+    have, get draws of their own. Draws are of all examples together, as C-AP and O-F1 are. Runs that kept other names
+    of examples are no pair even if all labels agree.
     """
 
     def __init__(self) -> None:
@@ -71,7 +74,7 @@ class LabelResamples:
         found: list[tuple[_Resampled, _Resampled]] = []
         for run, reference in pairs:
             a, b = self._of(run, measure), self._of(reference, measure)
-            if a is None or b is None or a.test_set != b.test_set:
+            if a is None or b is None or a.test_set != b.test_set or (a.names and b.names and a.names != b.names):
                 return []
             found.append((a, b))
         return found
@@ -94,18 +97,19 @@ def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
     together = _together(run, view or str(about.get("headline", "")))
     if value is None or together is None:
         return None
-    scores, truth = together
+    scores, truth, names = together
     packed = np.packbits(truth != 0).tobytes()
     test_set = zlib.crc32(packed, len(truth))
     if metric == "C-AP":
         values = resampled_class_precision(scores, truth, about.get("undefined", "zero"), seed=test_set)
     else:
         values = resampled_overall_f1(scores, truth, float(about.get("threshold", 0.5)), seed=test_set)
-    return _Resampled(value, values, len(truth), test_set)
+    return _Resampled(value, values, len(truth), test_set, names)
 
 
-def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Probabilities and labels (N, C) of one view's test examples, places in the order of their names."""
+def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, bytes] | None:
+    """Probabilities and labels (N, C) of one view's test examples, places in the order of their names, and a digest of
+    the examples' names; b"" of a run that did not keep these."""
     kept = run.predictions()
     ending, places = "/probabilities", list[str]()
     for key in sorted(kept):
@@ -119,4 +123,10 @@ def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray] | None:
     return (
         np.concatenate([kept[f"{view}/{place}{ending}"] for place in places]),
         np.concatenate([kept[f"labels/{place}"] for place in places]),
+        _digest([kept.get(f"names/{place}") for place in places]),
     )
+
+
+def _digest(names: Sequence[np.ndarray | None]) -> bytes:
+    known = [own for own in names if own is not None]
+    return hashlib.sha256(np.concatenate(known).tobytes()).digest() if len(known) == len(names) else b""

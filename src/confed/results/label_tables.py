@@ -14,7 +14,10 @@ from confed.results.marks import is_bound, marks, spread_cell
 from confed.results.runs import average, number
 from confed.results.writers import Cell, Column, Mark, Table
 
-__all__ = ["LABEL_METRICS", "VIEWS", "controls_key", "is_labelled", "label_table", "label_tables", "label_value"]
+__all__ = [
+    "LABEL_METRICS", "VIEWS", "controls_key", "is_labelled", "label_table", "label_tables", "label_value",
+    "without_positives",
+]  # fmt: skip
 
 LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
 """The columns, in order."""
@@ -110,6 +113,28 @@ def controls_key(runs: Sequence[Summary], view: str) -> str:
     return {"global": "global_seen", "unseen": "global_unseen"}.get(name, name)
 
 
+def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
+    """How many classes have no positive test example, and what that does to means over classes; nothing if none.
+
+    Args:
+        shown: the section ``multilabel`` of each run, and its values that are shown.
+    """
+    notes: dict[str, None] = {}
+    for section, found in shown:
+        empty = int(found["without_positives"]) if found and "without_positives" in found else 0
+        if not empty or found is None:
+            continue
+        classes = int(found.get("classes", 0))
+        of = f" of {classes}" if classes else ""
+        text = f"{empty}{of} classes have no positive test example"
+        if section.get("undefined") == "omit":
+            notes[f"{text}; they are left out of means over classes (C-AP, C-P, C-R)."] = None
+            continue
+        best = f": a model without a mistake would have C-AP {100 * (classes - empty) / classes:.1f}" if classes else ""
+        notes[f"{text} and count as 0 in means over classes (C-AP, C-P, C-R){best}."] = None
+    return [*notes]
+
+
 def label_tables(
     methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False, every: bool = False
 ) -> dict[str, Table]:
@@ -163,12 +188,7 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: 
     if not view and len(by_view) > 1:
         notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
     shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
-    shown = [(m, found.get(level) if level and found else found) for m, found in shown]
-    empty = {int(found["without_positives"]) for _, found in shown if found and "without_positives" in found}
-    if empty - {0}:
-        how = {"zero": "count as 0 in means over classes", "omit": "are left out of means over classes"}
-        words = formats.names(sorted({how[m["undefined"]] for m, _ in shown}))
-        notes.append(f"Classes without a test example ({formats.names(sorted(map(str, empty)))}) {words}.")
+    notes += without_positives([(m, found.get(level) if level and found else found) for m, found in shown])
     notes += {
         "coarse": ["A coarse label's score is the largest of its labels' scores."],
         "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],

@@ -11,6 +11,9 @@ __all__ = ["SEVERAL", "metric_note", "metric_of", "metrics_of", "place_metric", 
 SEVERAL = "score"
 """What a run's metric is called where places have several."""
 
+HEADLINES = ("accuracy", "vqa_accuracy", "cider")
+"""Metrics that head results of tasks on questions."""
+
 ANSWER_TYPES = ("yes/no", "number", "other")
 """The types of VQA-v2, in the order in which its tables have them."""
 
@@ -51,15 +54,17 @@ def place_metric(run: Run, place: str, values: Mapping[str, object]) -> str:
         run: the run.
         place: a client or an unseen place.
         values: metrics of that place, by name. An older summary says nothing of places, and a run that was interrupted
-            has none: there it is the metric that has values by type of question, as only the headline metric has; the
-            name "score" where none has.
+            has none: there it is the metric that has values by type of question, as only the headline metric has, or
+            the only known one; the name "score" where neither tells.
     """
     if run.metric != SEVERAL:
         return run.metric
     said = run.summary.get("metric_of")
     if isinstance(said, Mapping) and place in said:
         return str(said[place])
-    return next((key.partition("/")[0] for key in values if "/" in key), SEVERAL)
+    typed = [key.partition("/")[0] for key in values if "/" in key]
+    known = [name for name in HEADLINES if name in values]
+    return typed[0] if typed else known[0] if len(known) == 1 else SEVERAL
 
 
 def metrics_of(run: Run) -> dict[str, str]:

@@ -63,16 +63,19 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
     """The pairs of methods that are compared over models.
 
     All pairs where there are few methods and no reference is asked for; else each method with each reference, two
-    references with each other once: a hypothesis that counts twice would count twice in the correction too.
+    references with each other once: a hypothesis that counts twice would count twice in the correction too. Without
+    the pairs that may not be tested.
 
     Raises:
         ValueError: an unknown reference.
     """
     methods = [method for method in models.labels if models.measures[OVERALL][method]]
     if references is None and len(methods) <= ALL_PAIRS_UP_TO:
-        return list(combinations(methods, 2))
-    asked = [(m, reference) for reference in models.references(references) for m in methods if m != reference]
-    return [pair for i, pair in enumerate(asked) if pair[::-1] not in asked[:i]]
+        asked = list(combinations(methods, 2))
+    else:
+        asked = [(m, reference) for reference in models.references(references) for m in methods if m != reference]
+    allowed = [(a, b) for a, b in asked if b not in models.refused.get(a, {})]
+    return [pair for i, pair in enumerate(allowed) if pair[::-1] not in allowed[:i]]
 
 
 def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = OVERALL) -> Table:
@@ -230,6 +233,10 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
         notes.append(f"{labels}: all data in one place, which privacy forbids; a bound, not ranked.")
     metric = metric_note(runs)
     notes += [metric] if metric else []
+    refused = [(a, b) for a, b in combinations(models.labels, 2) if b in models.refused.get(a, {})]
+    for a, b in refused:
+        text = f"{models.labels[a]} and {models.labels[b]}: {models.refused[a][b]}"
+        notes.append(f"Not tested against each other: {text}.")
     sizes = {len(values) for of in models.measures[OVERALL].values() for values in of.values()}
     if len(sizes) > 1:
         notes.append(f"Cells have {min(sizes)} to {max(sizes)} finished seeds.")

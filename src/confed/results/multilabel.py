@@ -106,15 +106,15 @@ def summarise_labels(
         left: clients that are in no mean.
 
     Returns:
-        View -> :data:`METRICS`, with ``examples``, ``without_positives`` (classes), ``omit`` (C-AP, C-P, C-R and C-F1
-        without these classes) or ``zero`` (with them as 0), whichever is not the task's convention, ``top3`` (at most
-        three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them), and ``coarse``
-        (the metrics of the coarse labels) where there are two levels. Views: ``global`` and ``personal``, all clients'
-        test examples together; ``unseen/<place>``; ``unseen``, all unseen places but :data:`VALIDATION` together.
-        Besides ``headline`` (the view that comes first), ``undefined`` (the convention), ``per_class`` and
-        ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples with the label),
-        ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view -> client ->
-        metrics that are sums over examples.
+        View -> :data:`METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP, C-P,
+        C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
+        ``top3`` (at most three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them),
+        and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and
+        ``personal``, all clients' test examples together; ``unseen/<place>``; ``unseen``, all unseen places but
+        :data:`VALIDATION` together. Besides ``headline`` (the view that comes first), ``undefined`` (the convention),
+        ``per_class`` and ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples
+        with the label), ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view
+        -> client -> metrics that are sums over examples.
     """
     dataset, task = materials.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
@@ -253,6 +253,7 @@ def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]]
         **overall,
         "O-F1": 2 * p * r / (p + r) if p + r else 0.0,
         "examples": len(scores),
+        "classes": len(positives),
         "without_positives": int((positives == 0).sum()),
         other: over_classes(other),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
 from confed.metrics.unpaired import UnpairedT, unpaired_t
+from confed.results.comparable import refusals
 from confed.results.deployed import is_shown, with_deployed_of
 from confed.results.measured import types_in_order
 from confed.results.paired import references_of
@@ -61,6 +62,7 @@ class ModelStudies:
         kind: "deployed" or "personal": which models at the clients are judged.
         measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
         absent: label of a model without any run -> why.
+        refused: method -> other method -> why the two are not tested against each other.
     """
 
     studies: Mapping[str, Study]
@@ -68,6 +70,7 @@ class ModelStudies:
     kind: str
     measures: Mapping[str, Cells]
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -113,7 +116,11 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     kind = "deployed" if any(is_shown(run.summary) for study in found.values() for run in study.runs) else "personal"
     types = types_in_order(t for study in found.values() for run in study.runs for t in _types(run, kind))
     measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types)}
-    return ModelStudies(found, labels, kind, measures)
+    refused: dict[str, dict[str, str]] = {}
+    for study in found.values():
+        for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
+            refused.setdefault(method, {}).update(others)
+    return ModelStudies(found, labels, kind, measures, refused=refused)
 
 
 def pairs_over_models(cells: Cells, pairs: Sequence[tuple[str, str]]) -> list[ModelPair]:

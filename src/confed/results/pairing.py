@@ -18,7 +18,7 @@ from confed.results.deployed import VIEWS
 from confed.results.label_resamples import LabelResamples
 from confed.results.runs import Run
 
-__all__ = ["BY_POSITION", "Rows", "Scores", "aligned"]
+__all__ = ["BY_POSITION", "Rows", "Scores", "aligned", "over_seeds"]
 
 BY_POSITION = (
     "Some predictions carry no names of examples (they were made by an earlier version): those are paired by position, "
@@ -93,7 +93,7 @@ class Scores:
                 if isinstance(order, str):
                     return f"{place}: {order} (seed {run.seed})"
                 seeds.append(Rows(a[place].scores - b[place].scores[order], a[place].names))
-            joined = _over_seeds(seeds, [run for run, _ in pairs])
+            joined = over_seeds(seeds, [run for run, _ in pairs])
             if isinstance(joined, str):
                 return f"{place}: {joined}"
             strata[place] = joined
@@ -143,8 +143,16 @@ def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -
     return order
 
 
-def _over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
-    """Rows of all seeds with every example in one column, (S, N); or why they cannot be put together."""
+def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
+    """Rows of all seeds with every example in one column.
+
+    Args:
+        seeds: the rows of each of S seeds.
+        runs: whose rows they are.
+
+    Returns:
+        float64, shape (S, N), NaN where a seed has no such example; or why they cannot be put together.
+    """
     first = seeds[0]
     names = [rows.names for rows in seeds if rows.names is not None]
     if len(names) < len(seeds):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from confed.metrics.statistics import smallest_p
 from confed.results import formats
 from confed.results.deployed import deployed_note, is_shown, personal_note
+from confed.results.label_tables import is_labelled, without_positives
 from confed.results.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
 from confed.results.settings import tuning_note
 from confed.results.tables import is_bound
@@ -138,6 +139,8 @@ def _on_methods(methods: Methods) -> list[str]:
     shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
     lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
     lines += filter(None, [personal_note(shown)])
+    labelled = [s["multilabel"] for s in shown.values() if is_labelled(s)]
+    lines += without_positives([(m, m.get(m.get("headline", ""))) for m in labelled])
     firsts = [next(iter(runs.values())) for runs in methods.values()]
     bounds = [run.label for run in firsts if is_bound(run.summary)]
     if bounds:

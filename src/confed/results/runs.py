@@ -270,9 +270,13 @@ def _study(folder: Path, index: Mapping[str, Any]) -> Study:
     deploys = _part(index, "deploys")
     runs: list[Run] = []
     remarks: list[str] = []
+    read: set[str] = set()
     for entry in index["runs"]:
         method, seed = str(entry["method"]), int(entry["seed"])
         place = str(entry.get("folder", f"{method}/seed-{seed}"))
+        if place in read:  # a method named twice, in an older study: one run is no second seed
+            continue
+        read.add(place)
         path = folder / place
         if _is_run(path):
             run = _run(path, method, labels.get(method))

@@ -34,7 +34,9 @@ def differing_keys(run: Run, reference: Run) -> dict[str, str]:
             keys = [key for key in keys if key == f"{part}.name" or not key.startswith(f"{part}.")]
     if run.seed != reference.seed:
         keys = [key for key in keys if key.rpartition(".")[2] != "seed"]
-    return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in keys if mine.get(key) != other.get(key)}
+    # A key that an older run did not have yet, and that is empty in a newer one, is the same setting.
+    differ = [key for key in keys if _stated(mine, key) != _stated(other, key)]
+    return {key: f"{_value(mine, key)}, not {_value(other, key)}" for key in differ}
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:
@@ -82,6 +84,11 @@ def _place(run: Run) -> str:
     """A run on its own is known by its folder, one in a study by the study's."""
     folder = run.folder.resolve()
     return folder.parent.parent.name if folder.name == f"seed-{run.seed}" else folder.name
+
+
+def _stated(settings: Mapping[str, Any], key: str) -> Any:
+    value = settings.get(key)
+    return None if value == "" else value
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:

@@ -11,6 +11,7 @@ from confed.recipe import Recipe
 from confed.results.controls import summarise_controls
 from confed.results.examine import Examination
 from confed.results.folder import RunFolder, read_jsonl
+from confed.results.measured import SEVERAL
 from confed.results.multilabel import summarise_labels
 from confed.results.spent import ledger_of, summary_of
 
@@ -83,7 +84,8 @@ def summarise_run(
         "recipe": recipe.name,
         "seed": setup.seed,
         "rounds": setup.rounds,
-        "metric": "score" if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
+        "metric": SEVERAL if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
+        **({"metric_of": metrics} if len(set(metrics.values())) > 1 else {}),
         "clients": listed,
         **({"more_clients": len(materials.clients) - len(listed)} if len(listed) < len(materials.clients) else {}),
         "scenes": list(materials.unseen),
@@ -93,6 +95,14 @@ def summarise_run(
         "personal_spread": max(personal) - min(personal) if personal else None,
         "global_seen_mean": _mean(seen),
         "global_unseen_mean": _mean(list(headline["global_unseen"].values())),
+        # Every metric of the task, beside the headline's values above; those by type of question are under "types".
+        "test_metrics": {
+            keys[view]: {
+                place: {name: value for name, value in values.items() if "/" not in name}
+                for place, values in places.items()
+            }
+            for view, places in views.items()
+        },
         "matrix": matrix,
         "types": {
             keys[view]: {

@@ -12,13 +12,16 @@ from confed.metrics.calibration import calibration_tally, expected_calibration_e
 from confed.metrics.captions import BLEU, bleu4
 from confed.registry import register_task
 
-__all__ = ["VQA", "Objective", "summarise"]
+__all__ = ["VQA", "Headline", "Objective", "summarise"]
 
 Objective = Literal["ce", "bce", "kl"]
 """Softmax cross-entropy on the one right answer, binary cross-entropy on soft scores of all answers, or the
 Kullback-Leibler divergence of the softmax from the annotators' answers."""
 
 Reduction = Literal["mean", "sum"]
+
+Headline = Literal["", "accuracy", "vqa_accuracy"]
+"""Which metric heads results: exact match or the soft score; empty: as the objective says."""
 
 
 @register_task
@@ -43,15 +46,18 @@ class VQA:
         types: names of the question types; each gets a line of the headline metric.
         reduction: "sum" makes the training loss the sum over the batch instead of its mean, as OpenVQA has it; what
             a method adds to the loss then weighs less. Tallies are not changed.
+        headline: the metric that heads results and is tested, "accuracy" or "vqa_accuracy"; empty: ``accuracy`` with
+            ``ce``, else ``vqa_accuracy``. Where batches have what both need, tallies have both either way.
 
     Raises:
-        ValueError: fewer than one answer, an unknown objective or reduction, or a repeated type.
+        ValueError: fewer than one answer, an unknown objective, reduction or headline, or a repeated type.
     """
 
     answers: int
     objective: Objective = "ce"
     types: tuple[str, ...] = ()
     reduction: Reduction = "mean"
+    headline: Headline = ""
 
     name: ClassVar[str] = "vqa"
     head: ClassVar[str] = "answers"
@@ -63,13 +69,15 @@ class VQA:
             raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}")
         if self.reduction not in get_args(Reduction):
             raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {self.reduction!r}")
+        if self.headline not in get_args(Headline):
+            raise ValueError(f"headline must be accuracy or vqa_accuracy, got {self.headline!r}")
         if len(set(self.types)) != len(self.types):
             raise ValueError(f"types must be distinct, got {self.types}")
 
     @property
     def metric(self) -> str:
-        """``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) with ``bce`` and ``kl``."""
-        return "accuracy" if self.objective == "ce" else "vqa_accuracy"
+        """The headline; by default ``accuracy`` (exact match) with ``ce``, ``vqa_accuracy`` (soft score) otherwise."""
+        return self.headline or ("accuracy" if self.objective == "ce" else "vqa_accuracy")
 
     @property
     def single_label(self) -> bool:
@@ -121,7 +129,9 @@ class VQA:
         Raises:
             ValueError: as for :meth:`loss`, and a type outside [0, number of types).
         """
-        rows = self._rows(output, self._with_target(batch))
+        batch = self._with_target(batch)
+        rows = self._rows(output, batch)
+        self._judged_by(batch)
         # Numbers up to 2^24 are exact in single precision, which covers labels and types.
         host = dict(zip(rows, torch.stack([row.float() for row in rows.values()]).cpu(), strict=True))
         count = float(len(host["loss"]))
@@ -142,17 +152,26 @@ class VQA:
         """Each example's headline score, for tests that pair methods example by example.
 
         Returns:
-            1 or 0 with ``ce``, the soft score in [0, 1] with ``bce`` and ``kl``; float32, shape (B,).
+            1 or 0 for ``accuracy``, the soft score in [0, 1] for ``vqa_accuracy``; float32, shape (B,).
 
         Raises:
-            ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them.
+            ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them; or the batch
+                lacks what the headline needs.
         """
-        logits, truth = self._logits_and_truth(output, self._with_target(batch))
-        return self._score(logits.argmax(dim=1), truth)
+        batch = self._with_target(batch)
+        logits, _ = self._logits_and_truth(output, batch)
+        return self._score(logits.argmax(dim=1), self._judged_by(batch))
+
+    def _judged_by(self, batch: Batch) -> Tensor:
+        """What the headline compares predictions with: labels (B,) or soft scores (B, C)."""
+        key = "label" if self.metric == "accuracy" else "target"
+        if key not in batch:
+            raise ValueError(f"the headline {self.metric!r} needs batch[{key!r}], got keys {sorted(batch)}")
+        return batch[key]
 
     def _with_target(self, batch: Batch) -> Batch:
         """Soft scores, if they are needed: of a dataset with one answer per question, that answer's one-hot row."""
-        if self.objective == "ce" or "target" in batch or "label" not in batch:
+        if (self.objective == "ce" and self.metric == "accuracy") or "target" in batch or "label" not in batch:
             return batch
         label, answerable = batch["label"], batch.get("answerable")
         if answerable is not None:
