@@ -66,7 +66,7 @@ class Comparison:
     clients_of: Values = field(default_factory=dict[str, Mapping[str, Mapping[int, float]]])
     places_of: Mapping[str, Values] = field(default_factory=dict[str, Values])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
-    blind: frozenset[tuple[str, str]] = frozenset()
+    blind: tuple[tuple[str, str], ...] = ()
 
     def against(self, reference: str) -> tuple[Difference, ...]:
         """The differences to one reference."""
@@ -215,7 +215,7 @@ def compare_runs(
     found = [d for name in references for d in differences(methods, name, margin, scores)]
     values = {measure: values_of(methods, measure) for measure in MEASURES}
     summaries = {method: [run.summary for run in own.values()] for method, own in methods.items()}
-    blind = frozenset(
+    blind = tuple(
         (name, method)
         for name, there in values.items()
         for method in there

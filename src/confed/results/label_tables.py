@@ -15,15 +15,9 @@ from confed.results.runs import average, number
 from confed.results.writers import Cell, Column, Mark, Table
 
 __all__ = [
-    "LABEL_METRICS",
-    "VIEWS",
-    "controls_key",
-    "is_labelled",
-    "label_table",
-    "label_tables",
-    "label_value",
+    "LABEL_METRICS", "VIEWS", "controls_key", "is_labelled", "label_table", "label_tables", "label_value",
     "without_positives",
-]
+]  # fmt: skip
 
 LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
 """The columns, in order."""
