@@ -28,7 +28,9 @@ def test_everything_registered_is_listed(kind: str, name: str):
 
 def test_recipes_say_how_long_they_take_where_that_was_measured():
     times = {row["name"]: row["time"] for row in listing("recipes")}
-    assert times["fedvqa_scenes"] == "2 minutes of processor time for five methods and one seed (measured: 25 s each)"
+    assert times["fedvqa_scenes"].startswith(
+        "2 minutes of processor time for five methods and one seed (measured: 25 s"
+    )
     assert times["fedlgt_flair"] == "not measured"
 
 

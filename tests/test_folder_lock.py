@@ -181,7 +181,8 @@ def test_a_folder_that_nothing_was_put_into_is_taken_away_again(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
 
 
-def test_workers_do_not_outlive_the_lock(tmp_path: Path) -> None:
+def test_workers_do_not_outlive_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confed.folder_lock.PATIENCE", 15.0)  # the child closes its copies when it first runs
     with exclusive(tmp_path):
         with warnings.catch_warnings():  # Python 3.12 warns of threads, of which the child uses none
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -248,6 +248,7 @@ def test_options_out_of_range_are_refused(folder: Path, options: Mapping[str, An
         labelled_pictures(folder, image_size=4, **options)
 
 
+@pytest.mark.filterwarnings("ignore:run.cohort = 12 is more than the 3 clients")
 def test_what_the_module_says_to_type_works(folder: Path, tmp_path: Path) -> None:
     (folder / "labels.txt").write_text("\n".join(WORDS))
     assert describe("labelled_pictures", [f"root={folder}"], tmp_path / "sheet.png")["answers"] == 3

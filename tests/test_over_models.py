@@ -117,7 +117,7 @@ def test_pairs_are_of_common_models_and_seeds(tmp_path: Path) -> None:
     assert pair.differences == pytest.approx({"a": -0.1, "b": -0.2})  # c shares no seed
     table = model_table(models)
     assert [row[0].text for row in table.rows] == ["a", "b", "c", "mean"]
-    assert [cell.mark for cell in table.rows[0]] == ["", "second", "best"]
+    assert [cell.mark for cell in table.rows[0]] == ["", "", "best"]
 
 
 def test_many_methods_are_compared_with_the_reference_only(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_report_has_the_steps_and_says_what_travels(folder: Path) -> None:
     assert picture.inline() == drawing(study).inline()  # type: ignore[union-attr]
     html = render(study)
     assert "Steps of split learning" in html
-    assert "with FedAvg activations and their gradients" in html
+    assert "FedAvg: activations and their gradients" in html
     assert "Bytes per step and per round" in html
 
 
@@ -85,7 +85,7 @@ def test_runs_without_steps_have_no_such_section(tmp_path: Path) -> None:
     make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
     study = load(tmp_path)
     assert section(study) == ""
-    assert "only model tensors travel" in render(study)
+    assert "only model weights are exchanged" in render(study)
     (tmp_path / "fedavg" / "seed-0" / "timeline.jsonl").write_text('{"start": 1}\nnonsense\n')
     assert spans_of(load(tmp_path).runs[0]) == []
 

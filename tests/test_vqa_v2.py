@@ -459,7 +459,7 @@ def test_an_encoder_without_all_its_tensors_is_refused(tmp_path: Path):
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks 1 tensors of its model, the first: layernorm\.weight"):
         load_vision_encoder(str(tmp_path))
-    with pytest.raises(ValueError, match=r"must be a model of `transformers`, a folder or a hub name"):
+    with pytest.raises(ValueError, match=r"expected a folder with a model of `transformers` or a hub name"):
         load_vision_encoder(str(tmp_path / "nowhere"))
 
 

@@ -265,7 +265,7 @@ class Runner:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
             tensors |= self.setup.algorithm.newcomer(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
-        if not self.setup.algorithm.pooled:
+        if personal and not self.setup.algorithm.pooled:
             private_folder(self.folder.models / "personal")
             for name, tensors in personal.items():
                 self.folder.write_tensors(self.folder.personal_model(name), tensors)
