@@ -159,7 +159,7 @@ def test_a_federation_gives_the_simulators_results(tmp_path: Path, recipe: Recip
     root = tmp_path / "demo"
     said: list[str] = []
     demonstrate(recipe, root, len(SITES), said.append)
-    assert "all processes have ended" in said[-1]
+    assert any("all processes have ended" in text for text in said)
     same_as_simulated(recipe, root)
     assert not (root / "server" / "state" / "models" / "personal").exists()
     for name in SITES:

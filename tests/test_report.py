@@ -280,6 +280,28 @@ def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) ->
     assert verdict(load(single)) == ""
 
 
+def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
+    from confed.metrics.statistics import paired_t
+    from confed.results.paired import Difference
+    from confed.results.verdict import _sentence
+
+    def difference(method: str, reference: str, a: list[float], b: list[float], refused: str = "") -> Difference:
+        test = None if refused else paired_t(a, b)
+        return Difference(reference, "m", method, tuple(range(5)), 0.0, over_seeds=test, refused=refused)
+
+    best, noise, behind = [0.80, 0.81, 0.79, 0.80, 0.82], [0.79, 0.82, 0.78, 0.81, 0.80], [0.5, 0.51, 0.5, 0.49, 0.52]
+    found = [
+        difference("b", "a", noise, best), difference("c", "a", behind, best),
+        difference("d", "a", best, best, "other metrics"),
+    ]  # fmt: skip
+    labels = {name: name.upper() for name in "abcde"}
+    means = {"a": 0.804, "b": 0.80, "c": 0.504, "d": 0.4, "e": 0.3}  # e shares no seed with anybody
+    text = _sentence(labels, "models", means, found)
+    assert text == "Best models: A (80.4 %); within noise over seeds of B, ahead of 1 by more. Not tested: D, E."
+    alone = _sentence(labels, "models", {"a": 0.8, "d": 0.4}, found[2:3])
+    assert alone == "Best models: A (80.0 %), 40.0 points ahead of D; nothing is tested."
+
+
 def test_tables_have_captions_and_scopes_and_drawings_titles(html: str) -> None:
     assert not re.search(r"<th(?!ead| scope)", html)
     tables = html.count("<table>")

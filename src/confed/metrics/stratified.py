@@ -88,11 +88,11 @@ def stratified_bootstrap(
     rng = np.random.default_rng(seed)
     means = resampled_means(found, rng, _fewer(resamples, len(found)))
     difference, seeds = macro_mean(found), means.shape[1]
-    examples = bootstrap_of(difference, means.mean(axis=1), sum(d.shape[1] for d in found), confidence)
+    examples = bootstrap_of(difference, means.mean(axis=1).round(12), sum(d.shape[1] for d in found), confidence)
     if seeds < 2:
         return examples, None
     drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(means))
-    return examples, bootstrap_of(difference, (means * drawn).sum(axis=1) / seeds, seeds, confidence)
+    return examples, bootstrap_of(difference, ((means * drawn).sum(axis=1) / seeds).round(12), seeds, confidence)
 
 
 def resampled_means(strata: Strata, rng: np.random.Generator, resamples: int) -> np.ndarray:
@@ -109,7 +109,8 @@ def resampled_means(strata: Strata, rng: np.random.Generator, resamples: int) ->
             drawn = rng.multinomial(d.shape[1], counts / d.shape[1], size=size)
             # A draw of few examples may have none of a seed's; it then says nothing of a difference there.
             total[start : start + size] += drawn @ values.T / np.maximum(drawn @ there.T, 1)
-    return total / len(strata)
+    # What is zero on paper is zero here: sums of the same numbers in another order differ in their last bits.
+    return (total / len(strata)).round(12)
 
 
 def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> SignFlip:

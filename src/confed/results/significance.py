@@ -14,7 +14,7 @@ def significance(study: Study, tabs: Tabs) -> str:
     if len(study.methods) < 2:
         return ""
     comparison = compare_runs(study.runs)
-    if not any(d.over_seeds or d.over_examples for d in comparison.differences):
+    if not any(d.over_seeds or d.over_examples or d.refused or d.unpaired for d in comparison.differences):
         return ""
     text = (
         "Every method against a reference, in percentage points. Three questions: would other seeds show the same "

@@ -1,5 +1,7 @@
 """Verdict of a study: which method is best, by how much, and whether that is more than noise."""
 
+from collections.abc import Mapping, Sequence
+
 from confed.results import formats
 from confed.results.compare import compare_runs
 from confed.results.marks import is_bound
@@ -20,45 +22,53 @@ VERDICTS = {
 def verdict(study: Study) -> str:
     """One sentence per measure, best method first; "" for a run on its own or with fewer than two ranked methods.
 
-    The best method is compared with every other one that is no bound, corrected by Holm's procedure: over seeds where
-    there are at least :data:`~confed.results.paired.MIN_SEEDS`, else over test examples.
+    The best method is compared with every other one that is no bound, over seeds where there are at least
+    :data:`~confed.results.paired.MIN_SEEDS`, else over test examples. As it is chosen by the same results, p-values are
+    multiplied by the number of all pairs of methods (Bonferroni), not only of those with the best.
     """
     ranked = [run for run in study.runs if run.complete and not is_bound(run.summary)]
-    if study.single or len({run.method for run in ranked}) < 2:
+    methods = tuple(dict.fromkeys(run.method for run in ranked))
+    if study.single or len(methods) < 2:
         return ""
-    values = compare_runs(ranked).values
+    first = compare_runs(ranked, methods[:1])
+    found: dict[str, Sequence[Difference]] = {}
     sentences: list[str] = []
     for measure, words in VERDICTS.items():
-        if measure == "personal_mean" and "deployed_mean" in values:
+        if measure == "personal_mean" and "deployed_mean" in first.values:
             continue
-        means = {method: sum(of.values()) / len(of) for method, of in values.get(measure, {}).items()}
-        if len(means) < 2:
-            continue
-        best = max(means, key=means.__getitem__)
-        found = [d for d in compare_runs(ranked, [best]).differences if d.measure == measure]
-        sentences.append(_sentence(study, words, best, means, found))
+        means = {m: sum(of.values()) / len(of) for m, of in first.values.get(measure, {}).items()}
+        if len(means) > 1:
+            best = max(means, key=means.__getitem__)
+            if best not in found:
+                found[best] = first.differences if best == methods[0] else compare_runs(ranked, [best]).differences
+            sentences.append(_sentence(first.labels, words, means, [d for d in found[best] if d.measure == measure]))
     return " ".join(sentences)
 
 
-def _sentence(study: Study, words: str, best: str, means: dict[str, float], found: list[Difference]) -> str:
-    """Who is best on one measure, by how much, and whom the tests cannot tell from it."""
-    second = max((method for method in means if method != best), key=means.__getitem__)
-    points = 100 * (means[best] - means[second])
-    start = f"Best {words}: {study.labels[best]} ({formats.percent(means[best])} %)"
-    tested = {d.method: p for d in found if (p := _p(d)) is not None}
-    if not tested:
-        return f"{start}, {points:.1f} points ahead of {study.labels[second]}; nothing is tested."
-    level = [study.labels[d.method] for d in found if tested.get(d.method, 1.0) > LEVEL]
-    kind = "over seeds" if min(len(d.seeds) for d in found) >= MIN_SEEDS else "on these test examples"
+def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float], found: Sequence[Difference]) -> str:
+    """Who is best on one measure, by how much, whom the tests cannot tell from it, and with whom nothing is tested."""
+    best, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
+    start = f"Best {words}: {labels[best]} ({formats.percent(means[best])} %)"
+    lead = f"{100 * (means[best] - means[second]):.1f} points ahead of {labels[second]}"
+    with_best = {d.method: d for d in found}
+    pairs = len(means) * (len(means) - 1) // 2
+    p = {m: _p(with_best[m], pairs) if m in with_best else None for m in means if m != best}
+    untested = [labels[m] for m in with_best if p[m] is None]
+    level = [labels[m] for m, value in p.items() if value is not None and value > LEVEL]
+    ahead = len(p) - len(untested) - len(level)
+    if len(untested) == len(p):
+        return f"{start}, {lead}; nothing is tested."
+    seeds = min(len(with_best[m].seeds) for m, value in p.items() if value is not None)
+    kind = "over seeds" if seeds >= MIN_SEEDS else "on these test examples"
+    end = f" Not tested: {formats.names(untested)}." if untested else ""
     if not level:
-        return f"{start}, {points:.1f} points ahead of {study.labels[second]}, and more than noise {kind}."
-    if len(level) == len(means) - 1:
-        return f"{start}, but no difference to any other method is more than noise {kind}."
-    return f"{start}; within noise {kind} of {formats.names(level)}, ahead of the other {len(means) - 1 - len(level)}."
+        return f"{start}, {lead}, and ahead of {'all' if not untested else ahead} by more than noise {kind}.{end}"
+    if not ahead:
+        return f"{start}, but no difference to any other method is more than noise {kind}.{end}"
+    return f"{start}; within noise {kind} of {formats.names(level)}, ahead of {ahead} by more.{end}"
 
 
-def _p(difference: Difference) -> float | None:
-    """The corrected p-value that counts: over seeds where there are enough of them, else over examples."""
-    if len(difference.seeds) >= MIN_SEEDS:
-        return difference.seeds_p
-    return difference.bootstrap_p
+def _p(difference: Difference, pairs: int) -> float | None:
+    """The p-value that counts, over seeds where there are enough of them, else over examples; None without a test."""
+    test = difference.over_seeds if len(difference.seeds) >= MIN_SEEDS else difference.over_examples
+    return min(1.0, pairs * test.p) if test is not None else None
