@@ -287,7 +287,7 @@ def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
 
     def difference(method: str, reference: str, a: list[float], b: list[float], refused: str = "") -> Difference:
         test = None if refused else paired_t(a, b)
-        return Difference(reference, "m", method, tuple(range(5)), 0.0, over_seeds=test, refused=refused)
+        return Difference(reference, "m", method, tuple(range(5)), sum(a) - sum(b), over_seeds=test, refused=refused)
 
     best, noise, behind = [0.80, 0.81, 0.79, 0.80, 0.82], [0.79, 0.82, 0.78, 0.81, 0.80], [0.5, 0.51, 0.5, 0.49, 0.52]
     found = [

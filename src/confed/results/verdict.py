@@ -53,12 +53,14 @@ def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float],
     with_best = {d.method: d for d in found}
     pairs = len(means) * (len(means) - 1) // 2
     p = {m: _p(with_best[m], pairs) if m in with_best else None for m in means if m != best}
-    untested = [labels[m] for m in with_best if p[m] is None]
-    level = [labels[m] for m, value in p.items() if value is not None and value > LEVEL]
+    untested = [labels[m] for m, value in p.items() if value is None]
+    # Where seeds are missing the difference over common ones may have another sign than that of the means.
+    tested = {m: value for m, value in p.items() if value is not None}
+    level = [labels[m] for m, value in tested.items() if value > LEVEL or with_best[m].points >= 0]
     ahead = len(p) - len(untested) - len(level)
     if len(untested) == len(p):
         return f"{start}, {lead}; nothing is tested."
-    seeds = min(len(with_best[m].seeds) for m, value in p.items() if value is not None)
+    seeds = min(len(with_best[m].seeds) for m in tested)
     kind = "over seeds" if seeds >= MIN_SEEDS else "on these test examples"
     end = f" Not tested: {formats.names(untested)}." if untested else ""
     if not level:
