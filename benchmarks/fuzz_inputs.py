@@ -1,4 +1,4 @@
-"""Mutated inputs to every reader of foreign bytes: messages, states, checkpoints, run folders, recipes, keys, data files.
+"""Mutated inputs to every reader of foreign bytes: messages, checkpoints, run folders, recipes, keys, data files.
 
 Bytes are flipped, cut, repeated and spliced; JSON, also inside safetensors headers, gets other types, deep nesting,
 huge numbers, lone surrogates and long lists; TOML and CSV get other values. Digests and signatures are made again for
@@ -11,6 +11,7 @@ or more than 2 s of processor time for one input.
 
 import argparse
 import base64
+import contextlib
 import json
 import random
 import resource
@@ -85,7 +86,8 @@ def json_changed(data: bytes, rng: random.Random) -> bytes:
         pass
     row = rng.randrange(len(lines)) if lines else 0
     try:
-        lines[row] = (_dumped(_value_changed(json.loads(lines[row]), rng)) if rng.random() > 0.05 else _deep(rng)) + b"\n"
+        changed = _value_changed(json.loads(lines[row]), rng)
+        lines[row] = (_dumped(changed) if rng.random() > 0.05 else _deep(rng)) + b"\n"
     except (ValueError, IndexError):
         return bytes_changed(data, rng)
     return b"".join(lines)
@@ -113,7 +115,7 @@ def _value_changed(value: Any, rng: random.Random) -> Any:
     """A copy of a JSON value in which one place, at any depth, is another."""
     if isinstance(value, str) and value[:1] in ("{", "[") and rng.random() < 0.8:  # JSON in a text
         try:
-            return json.dumps(_value_changed(json.loads(value), rng))
+            return _deep(rng).decode() if rng.random() < 0.1 else json.dumps(_value_changed(json.loads(value), rng))
         except ValueError:
             pass
     if isinstance(value, dict) and value and rng.random() < 0.85:
@@ -188,10 +190,8 @@ def _peak() -> float:
 
 
 def _reset_peak() -> None:
-    try:
+    with contextlib.suppress(OSError):  # else only what exceeds all before is seen
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:  # then only what exceeds all before is seen
-        pass
 
 
 def main() -> int:
@@ -203,7 +203,6 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="of readers (default: all)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30, 16 * 2**30))  # a runaway fails here, not the machine
     rng, root = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="confed-fuzz-"))
     there = readers(root)
     if unknown := sorted(set(options.names) - {reader.name for reader in there}):
@@ -212,7 +211,7 @@ def main() -> int:
     for reader in chosen:  # what is sound must be read, or nothing that follows means anything
         for sample in reader.samples:
             reader.read(sample)
-    counts, found, first = Counter[str](), Counter[tuple[str, str]](), dict[tuple[str, str], bytes]()
+    counts, found, first = Counter[str](), Counter[tuple[str, str]](), dict[tuple[str, str], tuple[str, bytes]]()
     began = time.monotonic()
     for number in range(options.count):
         reader = chosen[number % len(chosen)]
@@ -222,21 +221,22 @@ def main() -> int:
             data = reader.sealed(data)
         counts[reader.name] += 1
         if problem := tried(reader, data):
-            key = (reader.name, problem if "characters" not in problem else problem.split(" of ")[0] + " too long")
+            key = (reader.name, problem.partition(": ")[0])
             found[key] += 1
-            first.setdefault(key, data)
+            first.setdefault(key, (problem, data))
     shutil.rmtree(root, ignore_errors=True)
     print(f"seed {options.seed}, {options.count} inputs to {len(chosen)} readers in {time.monotonic() - began:.0f} s:")
     print(", ".join(f"{name} {count}" for name, count in counts.items()))
     print(f"{sum(found.values())} findings, {len(found)} different")
-    for number, ((name, problem), times) in enumerate(found.most_common()):
-        data = first[name, problem]
+    for number, (key, times) in enumerate(found.most_common()):
+        name, (problem, data) = key[0], first[key]
         print(f"  {name} ({times}): {problem}\n    {base64.b64encode(data[:90]).decode()} ({len(data)} bytes)")
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
-            (options.keep / f"{number:03d}-{name}").write_bytes(data)
+            (options.keep / f"{number:03d}-{name.replace('/', '-')}").write_bytes(data)
     return 1 if found else 0
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30, 16 * 2**30))  # a runaway fails here, not the machine
     sys.exit(main())

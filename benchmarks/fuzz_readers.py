@@ -137,7 +137,7 @@ def _stored(root: Path) -> list[Reader]:
             shutil.copytree(kept, root / "checkpoint")
             (root / "checkpoint" / "round-000002" / name).write_bytes(data)
             got, _ = Checkpoints(root / "checkpoint").latest(0)  # the one before is sound: no error may come
-            main = got.servers["main"] if "main" in got.servers else None
+            main = got.servers.get("main")
             if main is None or main.params["w"].tolist() != [float(got.round)] * 2 or main.round != got.round:
                 return "a changed checkpoint was taken"
             return None if type(got.history_bytes) is int and got.history_bytes >= 0 else "a strange history_bytes"

@@ -233,7 +233,7 @@ def _of_session(session: int) -> list[int]:
 
 
 def differences(expected: Path, got: Path) -> list[str]:
-    """What differs between two folders of the same runs, one line each; also temporary files and locks in the second."""
+    """What differs between two folders of the same runs, one line each; also what is left over in the second."""
     names = {str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file()}
     found = {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()}
     problems = [f"{name} is missing" for name in sorted(names - found)]

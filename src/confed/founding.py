@@ -194,7 +194,7 @@ def read_sites(path: Path) -> dict[str, str]:
     """
     try:
         sites = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must hold the sites' names and public keys as JSON: {error}") from error
     if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):  # pyright: ignore
         raise ValueError(f"{path} must map each site's name to its public key")

@@ -242,7 +242,7 @@ def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] =
         raise ValueError(f"no recipe at {str(source)!r}; packaged recipes: {', '.join(packaged_recipes())}")
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{source}: not TOML: {error}") from error
     name = content.pop("name", name)
     apply_overrides(content, overrides)

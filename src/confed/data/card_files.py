@@ -144,7 +144,7 @@ def read_card(path: Path) -> Card:
     digest_of(path)  # says why a file cannot be read
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no card: not JSON: {error}") from error
     if not isinstance(content, dict) or "confed_card" not in content:
         raise ValueError(f"{path} is no card, as `confed federation card` writes it: it has no key 'confed_card'")

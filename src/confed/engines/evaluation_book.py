@@ -66,9 +66,9 @@ class EvaluationBook:
         self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
         self._noised = privacy is not None
         self._path = root / ANSWERED
-        lines = read_lines(self._path)
+        lines = read_lines(self._path, {"run": str, "round": int})
         self._answered = len(lines)
-        self._rounds = Counter((str(line["run"]), int(line["round"])) for line in lines)
+        self._rounds = Counter((line["run"], line["round"]) for line in lines)
 
     def check(self, round: int) -> None:
         """Checks that the policy has room for one more evaluation, before anything is computed.

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
+from typing import cast
 
 import torch
 from safetensors.torch import load, save
@@ -41,7 +42,14 @@ def decode(data: bytes) -> Message:
     Raises:
         ValueError: the bytes are not a message.
     """
-    return Message(_tensors(data), json.loads(_metadata(data).get("scalars", "{}")))
+    tensors = _tensors(data)
+    try:
+        scalars = json.loads(_metadata(data).get("scalars", "{}"))
+    except RecursionError as error:
+        raise ValueError(f"a message's scalars must be JSON: {error}") from error
+    if not isinstance(scalars, dict):
+        raise ValueError(f"a message's scalars must be named, got {scalars!r:.80}")
+    return Message(tensors, cast(dict[str, Scalar], scalars))
 
 
 def encode_state(state: ClientState) -> bytes:
@@ -73,6 +81,14 @@ def decode_state(data: bytes) -> ClientState:
         ValueError: the bytes are not a client's state.
     """
     packed, metadata = _tensors(data), _metadata(data)
+    try:
+        return _unpacked(packed, metadata)
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # Of an index that does not describe the tensors, or of metadata of another form.
+        raise ValueError(f"a damaged client's state: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _unpacked(packed: Mapping[str, Tensor], metadata: dict[str, str]) -> ClientState:
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
     index = json.loads(metadata["index"])
@@ -87,6 +103,8 @@ def decode_state(data: bytes) -> ClientState:
         # A copy each: a tensor that is kept must not keep all the others.
         groups[group][name] = packed[dtype][begins[dtype] : end].reshape(shape).clone()
         begins[dtype] = end
+    if any(begins[dtype] != len(values) for dtype, values in packed.items()):
+        raise ValueError("a damaged client's state: its index leaves values out")
     return ClientState(dict(groups), json.loads(metadata["scalars"]))
 
 
@@ -152,4 +170,4 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
 
 def _metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return json.loads(data[8 : 8 + length]).get("__metadata__") or {}
