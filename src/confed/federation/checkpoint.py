@@ -345,11 +345,10 @@ def _record(path: Path, round: int) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         named = record["servers"].keys() == record["sha256"].keys() and bool(record["servers"])
-        finished = [record["round"], *record["servers"].values()]
+        numbers = [record["history_bytes"], *record["servers"].values()]
         digests = [digest for groups in record["sha256"].values() for digest in groups.values()]
         sound = named and all("params" in groups for groups in record["sha256"].values())
-        sound = sound and all(type(n) is int and n == round for n in finished)
-        sound = sound and type(record["history_bytes"]) is int and record["history_bytes"] >= 0
+        sound = sound and record["round"] == round and all(type(n) is int and n >= 0 for n in numbers)
         sound = sound and all(isinstance(digest, str) for digest in digests)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no checkpoint's record: {type(error).__name__}: {error}") from error
