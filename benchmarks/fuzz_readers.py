@@ -53,6 +53,15 @@ def readers(root: Path) -> list[Reader]:
     return found
 
 
+def _told(work: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    """Reading whose result nobody looks at."""
+
+    def read(data: bytes) -> None:
+        work(data)
+
+    return read
+
+
 def _file(path: Path, work: Callable[[Path], Any]) -> Callable[[bytes], None]:
     """Reading bytes by a reader of files."""
 
@@ -100,11 +109,11 @@ def _messages() -> list[Reader]:
         return None if math.isfinite(read.reach) else "a reach that is not finite was let in"
 
     return [
-        Reader("wire.decode", "tensors", (message, encode(Message({}, {"x": 1}))), lambda d: decode(d) and None),
+        Reader("wire.decode", "tensors", (message, encode(Message({}, {"x": 1}))), _told(decode)),
         Reader("open_body", "tensors", (message,), body(False)),
         Reader("open_body_exact", "tensors", (message,), body(True)),
-        Reader("request", "json", (request.to_bytes(),), lambda d: Request.from_bytes(d, limits) and None),
-        Reader("answer", "json", (answer.to_bytes(),), lambda d: Answer.from_bytes(d, limits) and None),
+        Reader("request", "json", (request.to_bytes(),), _told(lambda d: Request.from_bytes(d, limits))),
+        Reader("answer", "json", (answer.to_bytes(),), _told(lambda d: Answer.from_bytes(d, limits))),
         Reader("secure_sum_plan", "json", (plan.to_json().encode(),), announced),
     ]
 
@@ -148,7 +157,7 @@ def _stored(root: Path) -> list[Reader]:
     values = (kept / "round-000002" / "main-0.safetensors").read_bytes()
     regions, index = _region_file(root)
     return [
-        Reader("decode_state", "tensors", (state,), lambda d: decode_state(d) and None, sealed=_resealed),
+        Reader("decode_state", "tensors", (state,), _told(decode_state), sealed=_resealed),
         Reader(
             "client_state", "tensors", (state,), _file(saved, lambda _: store.load("site")), (CorruptCheckpoint,),
             _resealed,
@@ -275,7 +284,7 @@ def _federations(root: Path) -> list[Reader]:
         Reader("sites.json", "json", (sites,), _file(root / "sites.json", read_sites)),
         Reader("card", "json", (card.to_json().encode(),), _file(root / "card.json", read_card)),
         Reader("private_key", "bytes", ((root / "site.key").read_bytes(),), _file(root / "a.key", read_key)),
-        Reader("public_key", "text", (public.encode(),), lambda d: read_public(d.decode("latin-1")) and None),
+        Reader("public_key", "text", (public.encode(),), _told(lambda d: read_public(d.decode("latin-1")))),
         Reader("used.jsonl", "json", (secrets,), diary("used.jsonl")),
         Reader("privacy.jsonl", "json", (lines[0],), diary("privacy.jsonl")),
         Reader("evaluations.jsonl", "json", (lines[1],), diary("evaluations.jsonl")),

@@ -208,7 +208,7 @@ def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
         raise ValueError(f"a line must be an object, got {repr(line)[:80]}")
     entries = cast(dict[str, Any], line)
     for name, kind in kinds.items():
-        value = entries.get(name)
+        value: Any = entries.get(name)
         if kind is float:
             sound = type(value) in (int, float) and (value == 0 or _SENSIBLE[0] <= value <= _SENSIBLE[1])
         else:
