@@ -63,8 +63,12 @@ def test_interrupted_after_every_round(tmp_path: Path, reference: dict[str, byte
         # What a killed process leaves: a torn line, and a client state newer than the checkpoint.
         with RunFolder(folder).metrics.open("ab") as file:
             file.write(b'{"event": "rou')
+        begun = folder / "checkpoint" / ".round-000004.0.tmp"
+        begun.mkdir()
+        (begun / ".main-0.safetensors.0.tmp").write_bytes(b"half")
     run(_tiny(), folder, resume=True)
     assert _bytes(folder) == reference
+    assert not [*folder.rglob(".*.tmp")]
 
 
 def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, reference: dict[str, bytes]) -> None:

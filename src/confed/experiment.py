@@ -17,7 +17,7 @@ from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Work
 from confed.engines.remote import Remote
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
-from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder
+from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.folder_lock import alone, check_held
 from confed.inference import settle
@@ -170,6 +170,7 @@ class Runner:
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
         self.checkpoints.clear_leftovers()
+        remove_unfinished(self.folder.root)
         if self.checkpoints.rounds():
             check_same_recipe(self.folder, self.recipe)
             if note := machine_note(self.folder):

@@ -100,7 +100,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
         ValueError: a file is missing or malformed, or the signature is not the authority's.
     """
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
@@ -116,7 +116,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
         raise ValueError(f"{folder / SIGNATURE} must hold a signature in base64: {error}") from error
     try:
         key: Any = x509.load_pem_x509_certificate(authority).public_key()
-    except ValueError as error:
+    except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise ValueError(f"the certificate of the authority must be one in PEM: {error}") from error
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.experiment import Progress, Watch, prepare, run
-from confed.federation.checkpoint import write_atomically
+from confed.federation.checkpoint import remove_unfinished, write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of
 from confed.folder_lock import alone, exclusive, without_lock
@@ -170,6 +170,7 @@ def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
 
 
 def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
+    remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
     recipe, index = read_study(root)
     summaries: list[dict[str, Any]] = []
     jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])

@@ -178,7 +178,7 @@ def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = {str(row): flat(values) for row, values in content["methods"].items()}
-    except (OSError, tomllib.TOMLDecodeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no tuned.toml of `confed tune`: {error}") from error
     return rows, content.get("tuning", {}).get("seed")
 

@@ -5,12 +5,15 @@ formats name other files or other programs. Readers of pictures, NumPy arrays, t
 first. The environment variables ``CONFED_MOST_PIXELS`` and ``CONFED_MOST_ARRAY_BYTES`` set other bounds.
 """
 
+import lzma
 import os
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,8 @@ MOST_MEMBERS = 10_000_000
 
 _PIXELS, _BYTES = 64_000_000, 8 * 2**30
 _RANK = 16
+# What a damaged part of a zip archive raises, by the way it was packed.
+_UNPACKING = (zlib.error, lzma.LZMAError)
 
 
 def most_pixels() -> int:
@@ -84,7 +89,7 @@ def array_header(stream: Any, where: str) -> tuple[tuple[int, ...], np.dtype[Any
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read(stream)
-    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError) as error:
         raise ValueError(f"{where} must hold arrays in NumPy's format: {error}") from error
     if kind.hasobject:
         raise ValueError(
@@ -148,7 +153,7 @@ def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                     _check_member(archive, there[name], f"{file}, {name}")
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names if name in there}
-    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, *_UNPACKING) as error:
         raise ValueError(f"{file} must be a complete .npz file without objects: {error}") from error
 
 

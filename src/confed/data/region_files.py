@@ -178,8 +178,8 @@ def _read_index(file: Path) -> RegionIndex:
         return RegionIndex(
             tuple(map(int, images)), content["regions"], content["width"], content["encoder"], content["padded"]
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} must be an index of region features: {error!r}") from error
+    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise ValueError(f"{file} must be an index of region features: {repr(error)[:300]}") from error
 
 
 def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
@@ -190,15 +190,19 @@ def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
         try:
             (length,) = struct.unpack("<Q", stream.read(8))
             entries = json.loads(stream.read(length))
-            start = 8 + length
-            found = {
-                name: (_KINDS[entries[name]["dtype"]], tuple(entries[name]["shape"]), start + first)
-                for name in ("features", "boxes")
-                for first in entries[name]["data_offsets"][:1]
-            }
-            end = start + max(entries[name]["data_offsets"][1] for name in found)
-        except (struct.error, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
-            raise ValueError(f"{file} must be a safetensors file of region features: {error!r}") from error
+            start, end = 8 + length, 0
+            found: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
+            for name in ("features", "boxes"):
+                if not all(type(extent) is int for extent in entries[name]["shape"]):
+                    raise ValueError(f"{name} must have a shape of whole numbers, got {entries[name]['shape']!r:.80}")
+                kind, (first, last) = _KINDS[entries[name]["dtype"]], entries[name]["data_offsets"]
+                if type(first) is not int or type(last) is not int or not 0 <= first <= last:
+                    raise ValueError(f"{name} must have two offsets, got {first!r:.80} and {last!r:.80}")
+                found[name], end = (kind, tuple(entries[name]["shape"]), start + first), max(end, start + last)
+        except (
+            struct.error, LookupError, TypeError, ValueError, OverflowError, MemoryError, RecursionError,
+        ) as error:  # fmt: skip
+            raise ValueError(f"{file} must be a safetensors file of region features: {repr(error)[:300]}") from error
     if file.stat().st_size < end:
         raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")
     return found

@@ -12,9 +12,10 @@ and ``series/NAME.csv``, each with a header of channels, the same for all files,
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,10 @@ __all__ = ["sensor_series"]
 
 _COLUMNS = ("id", "client", "split", "series", "text", "label")
 _ROLES = ("train", "validation", "test")
+_NAME = 200
+"""Bytes of a series' name, at most: with its ending it is a file's."""
+
+_Read = TypeVar("_Read")
 
 
 @register_dataset
@@ -130,8 +135,10 @@ def _rows(file: Path) -> Iterator[_Row]:
             raise ValueError(f"{where}: split must be one of {', '.join(_ROLES)}, got {values['split']!r}")
         if not values["series"] and not values["text"]:
             raise ValueError(f"{where}: example {values['id']!r} has neither a series nor a text")
-        if Path(values["series"]).name != values["series"]:
-            raise ValueError(f"{where}: series must be a name inside series/, got {values['series']!r}")
+        if Path(values["series"]).name != values["series"] or len(values["series"].encode()) > _NAME:
+            raise ValueError(
+                f"{where}: series must be a name inside series/ of at most {_NAME} bytes, got {values['series']!r:.300}"
+            )
         seen.add(values["id"])
         yield _Row(where, values)
 
@@ -142,17 +149,26 @@ def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, st
         raise ValueError(f"sensor_series: the file {file} is missing")
     with file.open(newline="", encoding="utf-8") as text:
         reader = csv.DictReader(text)
-        header = [name.strip() for name in reader.fieldnames or ()]
+        header = [name.strip() for name in _within(file, lambda: reader.fieldnames) or ()]
         if missing := [column for column in columns if column not in header]:
             raise ValueError(f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {header}")
         reader.fieldnames = header
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
-                yield reader.line_num, {name: value.strip() for name, value in row.items()}
-        except csv.Error as error:
-            raise ValueError(f"{file} line {reader.line_num}: expected a row of CSV, got: {error}") from error
+        while (row := _within(file, lambda: next(reader, None))) is not None:
+            if None in row or None in row.values():
+                raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
+            yield reader.line_num, {name: value.strip() for name, value in row.items()}
+
+
+def _within(file: Path, read: Callable[[], _Read]) -> _Read:
+    """What a reader of CSV gives next; its own errors, as of a value of more than 131,072 characters, name the file.
+
+    Raises:
+        ValueError: the file is no CSV, or no UTF-8.
+    """
+    try:
+        return read()
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: expected CSV in UTF-8, got: {error}") from error
 
 
 def _read_series(root: Path, names: Sequence[str]) -> Series:

@@ -9,10 +9,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon
@@ -20,6 +20,11 @@ from confed.privacy.accountant import epsilon
 __all__ = ["Diary", "append", "read_lines"]
 
 EVALUATION = "evaluate"
+
+_SECRET = {"secret": str, "asked": str}
+_COST = {"run": str, "round": int, "action": str, "noise": float}
+_SENSIBLE = (1e-100, 1e100)
+"""Noise multipliers whose squares are numbers."""
 
 
 class Diary:
@@ -44,8 +49,8 @@ class Diary:
         self.asked = ""
         self._run, self._limit = run, limit
         self._secrets, self._costs = root / "used.jsonl", root / "privacy.jsonl"
-        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _check)}
-        costs = read_lines(self._costs, _check)
+        self._used: dict[str, str] = {line["secret"]: line["asked"] for line in read_lines(self._secrets, _SECRET)}
+        costs = read_lines(self._costs, _COST)
         self._multipliers: list[float] = [line["noise"] for line in costs if line.get("action") != EVALUATION]
         self._evaluations: list[float] = [line["noise"] for line in costs if line.get("action") == EVALUATION]
         self._bare: set[tuple[int, str]] = {
@@ -173,25 +178,12 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _check(line: dict[str, Any]) -> None:
-    """Raises an error, of whatever kind, where a line is neither of the two that this book has."""
-    if "secret" in line:
-        kinds: dict[str, tuple[type, ...]] = {"secret": (str,), "asked": (str,)}
-    else:
-        kinds = {"noise": (int, float), "round": (int,), "run": (str,), "action": (str,)}
-    for key, kind in kinds.items():
-        if not isinstance(line[key], kind):
-            raise TypeError(f"{key} must be {' or '.join(k.__name__ for k in kind)}, got {str(line[key])[:40]}")
-    if "noise" in line and not 0 <= line["noise"] < math.inf:
-        raise ValueError(f"noise must be finite and not negative, got {line['noise']}")
-
-
-def read_lines(path: Path, check: Callable[[dict[str, Any]], None] = lambda line: None) -> list[dict[str, Any]]:
+def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
     """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
 
     Args:
-        path: the file; there may be none.
-        check: raises an error, of whatever kind, where a line is not of the book's.
+        path: the file.
+        kinds: what a line must hold, and of which type; float stands for a noise multiplier.
 
     Raises:
         ValueError: another line is damaged.
@@ -201,11 +193,27 @@ def read_lines(path: Path, check: Callable[[dict[str, Any]], None] = lambda line
     if whole != data:
         os.truncate(path, len(whole))
     try:
-        lines = [json.loads(line) for line in whole.splitlines()]
-        for line in lines:
-            if not isinstance(line, dict):
-                raise TypeError(f"a line must be a JSON object, got {str(line)[:40]}")
-            check(line)
-        return lines
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        return [_checked(json.loads(line), kinds) for line in whole.splitlines()]
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}; a site does not go on without its book") from error
+
+
+def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """A line whose entries are of the right types: one that is not could make what was told look cheaper.
+
+    Raises:
+        ValueError: one is of another, or missing.
+    """
+    if not isinstance(line, dict):
+        raise ValueError(f"a line must be an object, got {repr(line)[:80]}")
+    entries = cast(dict[str, Any], line)
+    for name, kind in kinds.items():
+        value: Any = entries.get(name)
+        if kind is float:
+            sound = type(value) in (int, float) and (value == 0 or _SENSIBLE[0] <= value <= _SENSIBLE[1])
+        else:
+            sound = type(value) is kind
+        if not sound:
+            wanted = "a noise multiplier" if kind is float else f"of type {kind.__name__}"
+            raise ValueError(f"{name} must be {wanted}, got {repr(value)[:80]}")
+    return entries

@@ -5,9 +5,7 @@ The book only grows, and a line is on disk before the reply leaves: no server ca
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from confed.engines.diary import Diary, append, read_lines
 from confed.federation.checkpoint import write_atomically
@@ -68,9 +66,9 @@ class EvaluationBook:
         self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
         self._noised = privacy is not None
         self._path = root / ANSWERED
-        lines = read_lines(self._path, _check)
+        lines = read_lines(self._path, {"run": str, "round": int})
         self._answered = len(lines)
-        self._rounds = Counter((str(line["run"]), int(line["round"])) for line in lines)
+        self._rounds = Counter((line["run"], line["round"]) for line in lines)
 
     def check(self, round: int) -> None:
         """Checks that the policy has room for one more evaluation, before anything is computed.
@@ -113,9 +111,3 @@ class EvaluationBook:
         self._answered += 1
         self._rounds[self._run, round] += 1
         return released
-
-
-def _check(line: Mapping[str, Any]) -> None:
-    """Raises an error, of whatever kind, where a line is not of this book."""
-    if not isinstance(line["run"], str) or type(line["round"]) is not int:
-        raise TypeError("run must be a text and round a whole number")

@@ -94,8 +94,8 @@ def read_public(text: str) -> bytes:
     """
     try:
         key = load_ssh_public_key(text.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{text[:60]!r} is no public key in OpenSSH's format: {error}") from error
+    except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{text[:60]!r} is no public key in OpenSSH's format: {str(error)[:200]}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"a site's public key must be of an elliptic curve, got {text[:30]!r}")
     return public_key_to_bytes(key)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from safetensors.torch import load, save
@@ -17,7 +18,12 @@ from confed.federation.reading import FAULTS
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode_state, encode_state
 
-__all__ = ["Checkpoints", "CorruptCheckpoint", "DirectoryStore", "private_folder", "write_atomically"]
+__all__ = [
+    "Checkpoints", "CorruptCheckpoint", "DirectoryStore", "private_folder", "remove_unfinished", "write_atomically",
+]  # fmt: skip
+
+_LOCK = "lock.json"
+"""See :mod:`confed.folder_lock`, which this package may not import."""
 
 
 class CorruptCheckpoint(Exception):
@@ -44,6 +50,23 @@ def private_folder(path: Path) -> None:
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
+    """Removes what killed processes had begun to write, and nobody would ever finish.
+
+    Args:
+        folder: where no other process is writing: this one has locked it.
+        pattern: which files and folders; those of locks, and of this process, stay.
+    """
+    own = f".{os.getpid()}.tmp"
+    for path in list(folder.glob(pattern)):
+        if path.name.endswith(own) or path.name.startswith(f".{_LOCK}."):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class DirectoryStore:
@@ -225,12 +248,13 @@ class Checkpoints:
                     group: self._write(temporary / f"{quote(name)}-{number}.safetensors", tensors)
                     for number, (group, tensors) in enumerate(groups.items())
                 }
-            record = {
+            record: dict[str, Any] = {
                 "round": checkpoint.round,
                 "history_bytes": checkpoint.history_bytes,
                 "servers": {name: server.round for name, server in checkpoint.servers.items()},
                 "sha256": files,
             }
+            record["digest"] = _digest(record)
             write_atomically(temporary / "checkpoint.json", json.dumps(record, indent=1).encode(), sync=True)
             shutil.rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
@@ -256,9 +280,7 @@ class Checkpoints:
         folder = self.root / f"round-{round:06d}"
         path = folder / "checkpoint.json"
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if not all(type(number) is int for number in (record["round"], record["history_bytes"])):
-                raise TypeError("its round and history_bytes must be whole numbers")
+            record = _record(path, round)
             servers = {
                 name: self._server(folder, name, finished, record["sha256"][name])
                 for name, finished in record["servers"].items()
@@ -266,7 +288,7 @@ class Checkpoints:
             self.store.verify(round)
             return Checkpoint(record["round"], servers, record["history_bytes"])
         except (OSError, *FAULTS) as error:  # JSON of another form among them
-            raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+            raise CorruptCheckpoint(f"{path}: {type(error).__name__}: {str(error)[:300]}") from error
 
     def latest(self, history_bytes: int | None = None) -> tuple[Checkpoint, list[str]]:
         """The newest sound checkpoint, and what was wrong with newer ones; the store is rewound to it.
@@ -326,6 +348,38 @@ class Checkpoints:
             loaded[group] = dict(sorted(load(data).items()))
         slots = {g.removeprefix("slot:"): t for g, t in loaded.items() if g.startswith("slot:")}
         return ServerState(finished, loaded["params"], slots)
+
+
+def _record(path: Path, round: int) -> dict[str, Any]:
+    """A ``checkpoint.json``, checked.
+
+    Args:
+        path: the file.
+        round: of which round it must be.
+
+    Raises:
+        ValueError: it is of another form or round, or its digest differs from the one recorded; files of earlier
+            versions of confed have none.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        named = record["servers"].keys() == record["sha256"].keys() and bool(record["servers"])
+        numbers = [record["history_bytes"], *record["servers"].values()]
+        digests = [digest for groups in record["sha256"].values() for digest in groups.values()]
+        sound = named and all("params" in groups for groups in record["sha256"].values())
+        sound = sound and record["round"] == round and all(type(n) is int and n >= 0 for n in numbers)
+        sound = sound and all(isinstance(digest, str) for digest in digests)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no checkpoint's record: {type(error).__name__}: {error}") from error
+    if not sound:
+        raise ValueError(f"no record of a checkpoint of round {round}")
+    if record.pop("digest", None) not in (None, _digest(record)):
+        raise ValueError("its digest differs from the one recorded")
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _verify(path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
+from typing import cast
 
 import torch
 from safetensors.torch import load, save
@@ -44,7 +45,10 @@ def decode(data: bytes) -> Message:
     """
     with faults_of("the bytes", "a message"):
         tensors = _tensors(data)
-        return Message(tensors, dict(json.loads(_metadata(data).get("scalars", "{}"))))
+        scalars = json.loads(_metadata(data).get("scalars", "{}"))
+        if not isinstance(scalars, dict):
+            raise TypeError(f"a message's scalars must be named, got {scalars!r:.80}")
+        return Message(tensors, cast(dict[str, Scalar], scalars))
 
 
 def encode_state(state: ClientState) -> bytes:
@@ -81,6 +85,14 @@ def decode_state(data: bytes) -> ClientState:
 
 def _state(data: bytes) -> ClientState:
     packed, metadata = _tensors(data), _metadata(data)
+    try:
+        return _unpacked(packed, metadata)
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # Of an index that does not describe the tensors, or of metadata of another form.
+        raise ValueError(f"a damaged client's state: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _unpacked(packed: Mapping[str, Tensor], metadata: dict[str, str]) -> ClientState:
     if "index" not in metadata:
         raise ValueError("not a client's state: the header has no index")
     index = json.loads(metadata["index"])
@@ -95,6 +107,8 @@ def _state(data: bytes) -> ClientState:
         # A copy each: a tensor that is kept must not keep all the others.
         groups[group][name] = packed[dtype][begins[dtype] : end].reshape(shape).clone()
         begins[dtype] = end
+    if any(begins[dtype] != len(values) for dtype, values in packed.items()):
+        raise ValueError("a damaged client's state: its index leaves values out")
     return ClientState(dict(groups), json.loads(metadata["scalars"]))
 
 
@@ -170,4 +184,4 @@ def _ordered(data: bytes) -> bytes:
 
 def _metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return json.loads(data[8 : 8 + length]).get("__metadata__") or {}

@@ -239,9 +239,18 @@ def load(folder: Path) -> Study:
             (``<method>/seed-<n>/`` and ``summary.json``).
 
     Raises:
-        ValueError: the folder is neither.
+        ValueError: the folder is neither, or its files are damaged.
     """
     folder = Path(folder)
+    try:
+        return _load(folder)
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+        # What an index or a history of another form leads to, wherever it is used.
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"{folder} has a damaged summary.json, metrics.jsonl or recipe.toml: {what}") from error
+
+
+def _load(folder: Path) -> Study:
     index = _json(folder / "summary.json")
     if isinstance(index, Mapping) and isinstance(index.get("runs"), list):
         return _study(folder, index)
@@ -379,14 +388,14 @@ def _provisional(
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def _toml(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -400,7 +409,7 @@ def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
     for line in text.splitlines():
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(content, Mapping):
             found.append(content)

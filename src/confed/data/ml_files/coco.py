@@ -46,6 +46,10 @@ COCO_GROUPS = {
 """Category -> its group; the categories of a group have neighbouring ids."""
 
 
+_IDS = 2**63
+"""Identifiers are below this, to be held in 64 bits each."""
+
+
 @dataclass
 class _Instances:
     """An instances file without boxes and outlines."""
@@ -180,7 +184,7 @@ def _instances(file: Path, crowds: bool) -> _Instances:
 
 
 def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds: bool, annotations: Distinct) -> None:
-    own = number(entry, "id", file, row)
+    own = number(entry, "id", file, row, below=_IDS)
     if key == "images":
         if own in content.images:
             raise ValueError(f"{file}, row {row} of images: the id {own} is that of row {content.rows[own]} already")
@@ -192,8 +196,8 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
     else:
         annotations.add(own, file, row)
         if crowds or not entry.get("iscrowd"):
-            content.of_image.append(number(entry, "image_id", file, row))
-            content.of_category.append(number(entry, "category_id", file, row))
+            content.of_image.append(number(entry, "image_id", file, row, below=_IDS))
+            content.of_category.append(number(entry, "category_id", file, row, below=_IDS))
 
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -1,0 +1,445 @@
+"""The readers of foreign bytes that fuzz_inputs.py tries: sound samples of each, and how to read a changed one."""
+
+import base64
+import io
+import json
+import math
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.numpy import save as save_numpy
+
+from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore
+from confed.federation.messages import Message
+from confed.federation.state import ClientState, ServerState
+from confed.federation.wire import _digest, decode, decode_state, encode, encode_state  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader.
+
+    Attributes:
+        name: of the reader.
+        kind: how its inputs are changed best: bytes, json, tensors or text.
+        samples: sound inputs.
+        read: reads one, and says what should not have been let in; None or empty where nothing was.
+        errors: the kinds of error that it documents.
+        sealed: makes digests or signatures of a changed input right again.
+    """
+
+    name: str
+    kind: str
+    samples: tuple[bytes, ...]
+    read: Callable[[bytes], str | None]
+    errors: tuple[type[Exception], ...] = (ValueError,)
+    sealed: Callable[[bytes], bytes] | None = None
+
+
+def readers(root: Path) -> list[Reader]:
+    """All readers.
+
+    Args:
+        root: an empty folder for their files.
+    """
+    found = [*_messages(), *_stored(root), *_federations(root), *_runs(root), *_data(root)]
+    assert len({reader.name for reader in found}) == len(found)
+    return found
+
+
+def _told(work: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    """Reading whose result nobody looks at."""
+
+    def read(data: bytes) -> None:
+        work(data)
+
+    return read
+
+
+def _file(path: Path, work: Callable[[Path], Any]) -> Callable[[bytes], None]:
+    """Reading bytes by a reader of files."""
+
+    def read(data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        result = work(path)
+        if isinstance(result, Iterator):
+            for _ in result:  # pyright: ignore[reportUnknownVariableType]
+                pass
+
+    return read
+
+
+# Messages ------------------------------------------------------------------------------------------------------
+
+
+def _messages() -> list[Reader]:
+    from confed.engines.envelope import Answer, Limits, Request, open_body, schema_of
+    from confed.privacy.secure_sum.plan import Block, Plan
+
+    tensors = {"a.weight": torch.ones(3, 4), "b": torch.arange(5), "c": torch.ones(2, dtype=torch.bfloat16)}
+    message = encode(Message(tensors, {"examples": 12, "loss": 0.5, "name": "site", "global:accuracy:sum": 1.0}))
+    known, limits = schema_of(tensors), Limits(body=2**20, tensors=100, head=2**16)
+
+    def body(exact: bool) -> Callable[[bytes], str | None]:
+        def read(data: bytes) -> str | None:
+            got = open_body(data, limits, known, frozenset(known), known if exact else None)
+            if exact and schema_of(got.tensors) != known:
+                return "tensors of other shapes were let in"
+            numbers = [value for value in got.scalars.values() if isinstance(value, float)]
+            if not all(bool(torch.isfinite(t).all()) for t in got.tensors.values() if t.is_floating_point()):
+                return "a tensor that is not finite was let in"
+            return None if all(map(math.isfinite, numbers)) else "a scalar that is not finite was let in"
+
+        return read
+
+    request = Request("r1", "site-a", "fit", 3, 4_000_000, 3_000_000, (2, 3))
+    answer = Answer("r1", None, True, 0.5)
+    blocks = (Block(("a", "b"), ("x", "y", "z", "w")),)
+    plan = Plan("run/1", ("w", "x", "y", "z"), 3, 64, 20, 16.0, blocks, 3)
+
+    def announced(data: bytes) -> str | None:
+        read = Plan.from_json(data.decode(errors="surrogateescape"))
+        return None if math.isfinite(read.reach) else "a reach that is not finite was let in"
+
+    return [
+        Reader("wire.decode", "tensors", (message, encode(Message({}, {"x": 1}))), _told(decode)),
+        Reader("open_body", "tensors", (message,), body(False)),
+        Reader("open_body_exact", "tensors", (message,), body(True)),
+        Reader("request", "json", (request.to_bytes(),), _told(lambda d: Request.from_bytes(d, limits))),
+        Reader("answer", "json", (answer.to_bytes(),), _told(lambda d: Answer.from_bytes(d, limits))),
+        Reader("secure_sum_plan", "json", (plan.to_json().encode(),), announced),
+    ]
+
+
+# States and checkpoints ----------------------------------------------------------------------------------------
+
+
+def _stored(root: Path) -> list[Reader]:
+    from confed.data.region_files import StoredRegions
+    from confed.exported import read_tensors
+
+    state = encode_state(ClientState({"private": {"w": torch.ones(2, 3), "n": torch.arange(4)}, "e": {}}, {"k": 1.5}))
+    store = DirectoryStore(root / "clients")
+    store.begin(3)
+    store.save("site", ClientState())
+    (saved,) = (root / "clients").rglob("*.safetensors")
+
+    checkpoints = Checkpoints(root / "checkpoint", keep=2)
+    for round in (1, 2):
+        server = ServerState(round, {"w": torch.full((2,), float(round))}, {"m": {"w": torch.zeros(2)}})
+        checkpoints.save(Checkpoint(round, {"main": server}, 0))
+    kept = root / "kept"
+    (root / "checkpoint").replace(kept)
+
+    def checkpoint(name: str) -> Callable[[bytes], str | None]:
+        import shutil
+
+        def read(data: bytes) -> str | None:
+            shutil.rmtree(root / "checkpoint", ignore_errors=True)
+            shutil.copytree(kept, root / "checkpoint")
+            (root / "checkpoint" / "round-000002" / name).write_bytes(data)
+            got, _ = Checkpoints(root / "checkpoint").latest(0)  # the one before is sound: no error may come
+            main = got.servers.get("main")
+            if main is None or main.params["w"].tolist() != [float(got.round)] * 2 or main.round != got.round:
+                return "a changed checkpoint was taken"
+            return None if type(got.history_bytes) is int and got.history_bytes >= 0 else "a strange history_bytes"
+
+        return read
+
+    record = (kept / "round-000002" / "checkpoint.json").read_bytes()
+    values = (kept / "round-000002" / "main-0.safetensors").read_bytes()
+    regions, index = _region_file(root)
+    return [
+        Reader("decode_state", "tensors", (state,), _told(decode_state), sealed=_resealed),
+        Reader(
+            "client_state", "tensors", (state,), _file(saved, lambda _: store.load("site")), (CorruptCheckpoint,),
+            _resealed,
+        ),
+        Reader("checkpoint.json", "json", (record,), checkpoint("checkpoint.json"), ()),
+        Reader("checkpoint_tensors", "tensors", (values,), checkpoint("main-0.safetensors"), ()),
+        Reader("safetensors", "tensors", (values,), _file(root / "x.safetensors", read_tensors)),
+        Reader("region_index", "json", (index,), _file(regions.with_suffix(".json"), lambda _: StoredRegions(regions))),
+        Reader("region_file", "tensors", (regions.read_bytes(),), _regions(root)),
+    ]  # fmt: skip
+
+
+def _resealed(data: bytes) -> bytes:
+    """A client's state whose digest is right, if it can be read at all."""
+    from safetensors.torch import load
+
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["__metadata__"].pop("digest", None)
+        header["__metadata__"]["digest"] = _digest(load(data), header["__metadata__"])
+        text = json.dumps(header).encode()
+    except Exception:  # there is nothing to seal
+        return data
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+def _region_file(root: Path) -> tuple[Path, bytes]:
+    from confed.data.region_files import RegionIndex, write_regions
+
+    path = root / "regions.safetensors"
+    rows = [(np.ones((2, 4), np.float32), np.zeros((2, 4), np.float32))] * 3
+    write_regions(path, RegionIndex((1, 2, 3), 2, 4, "encoder"), rows)
+    return path, path.with_suffix(".json").read_bytes()
+
+
+def _regions(root: Path) -> Callable[[bytes], str | None]:
+    from confed.data.region_files import StoredRegions
+
+    own = root / "own"
+    own.mkdir()
+    path = own / "regions.safetensors"
+    path.with_suffix(".json").write_bytes((root / "regions.json").read_bytes())
+
+    def read(data: bytes) -> str | None:
+        path.write_bytes(data)
+        features, boxes = StoredRegions(path)[np.array([0, 2])]
+        return None if features.shape == (2, 2, 4) and boxes.shape == (2, 2, 4) else "regions of another shape"
+
+    return read
+
+
+# Federations ---------------------------------------------------------------------------------------------------
+
+
+def _federations(root: Path) -> list[Reader]:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    from confed.data.card_files import Card, CardClient, read_card
+    from confed.engines.diary import Diary
+    from confed.engines.evaluation_book import EvaluationBook, kept_policy
+    from confed.engines.flower_line import public_of, read_key, read_public
+    from confed.federation.update_privacy import UpdatePrivacy
+    from confed.founding import make_key, read_sites
+    from confed.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
+    from confed.privacy.evaluations import EvaluationPolicy
+
+    public = make_key(root / "site.key")
+    private, authority = _authority()
+    signed = root / "signed"
+    signed.mkdir()
+    sign(Manifest({"site": public}, "0" * 64, "", {"confed.whl": "1" * 64}), private, [signed])
+    key: Any = load_pem_private_key(private, None)
+    manifest, signature = ((signed / name).read_bytes() for name in (MANIFEST, SIGNATURE))
+
+    def check(data: bytes) -> None:
+        body, _, tail = data.partition(b"\n\0\n")
+        (signed / MANIFEST).write_bytes(body)
+        (signed / SIGNATURE).write_bytes(tail)
+        verified(signed, authority)
+
+    def resigned(data: bytes) -> bytes:
+        body = data.partition(b"\n\0\n")[0]
+        return body + b"\n\0\n" + base64.b64encode(key.sign(_HEADING + body, ec.ECDSA(hashes.SHA384()))) + b"\n"
+
+    def trusted(data: bytes) -> None:
+        (signed / MANIFEST).write_bytes(manifest)
+        (signed / SIGNATURE).write_bytes(signature)
+        verified(signed, data)
+
+    card = Card("scenes", False, ("no", "yes"), ("exist",), ("a", "b"), {"x": CardClient(("yes",))}, {"home": 3})
+    costs = [
+        {"time": 1.0, "run": "r", "round": 1, "action": "fit", "noise": 2.0, "delta": 1e-5, "epsilon": 3.0},
+        {"time": 1.0, "run": "r", "round": 1, "action": "evaluate", "noise": 4.0, "delta": 1e-5, "epsilon": 3.0},
+        {"time": 1.0, "run": "r", "round": 2, "action": "fit", "noise": 0.0, "epsilon": None},
+    ]
+    evaluations = [{"time": 1.0, "run": "r", "round": number, "noise": 0.0, "sums": 3} for number in range(3)]
+    privacy = UpdatePrivacy(clip=1.0, noise=2.0)
+
+    def diary(name: str) -> Callable[[bytes], str | None]:
+        folder = root / name
+        folder.mkdir()
+
+        def read(data: bytes) -> str | None:
+            (folder / name).write_bytes(data)
+            book = Diary(folder, "r")
+            if name == "evaluations.jsonl":
+                EvaluationBook(folder, "r", EvaluationPolicy(), book, None).check(1)
+            if name == "privacy.jsonl" and not book.epsilon(privacy) >= 0:
+                return "an epsilon that is none"
+            return None
+
+        return read
+
+    lines = ["\n".join(map(json.dumps, rows)).encode() + b"\n" for rows in (costs, evaluations)]
+    secrets = json.dumps({"secret": "ab" * 16, "asked": "cd"}).encode() + b"\n"
+    policy = _file(root / "site" / "evaluations.txt", lambda path: kept_policy(path.parent, None))
+    sites = json.dumps({"a": public, "b": public_of(read_key(root / "site.key"))}).encode()
+    return [
+        Reader("manifest", "json", (manifest + b"\n\0\n" + signature,), check, sealed=resigned),
+        Reader("authority", "bytes", (authority,), trusted),
+        Reader("sites.json", "json", (sites,), _file(root / "sites.json", read_sites)),
+        Reader("card", "json", (card.to_json().encode(),), _file(root / "card.json", read_card)),
+        Reader("private_key", "bytes", ((root / "site.key").read_bytes(),), _file(root / "a.key", read_key)),
+        Reader("public_key", "text", (public.encode(),), _told(lambda d: read_public(d.decode("latin-1")))),
+        Reader("used.jsonl", "json", (secrets,), diary("used.jsonl")),
+        Reader("privacy.jsonl", "json", (lines[0],), diary("privacy.jsonl")),
+        Reader("evaluations.jsonl", "json", (lines[1],), diary("evaluations.jsonl")),
+        Reader("evaluation_policy", "text", (b"noise=4.0,per_round=1,least=2\n", b"off\n"), policy),
+    ]
+
+
+def _authority() -> tuple[bytes, bytes]:
+    """A private key and its certificate, PEM."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    certificate = builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), certificate
+
+
+# Recipes and results -------------------------------------------------------------------------------------------
+
+
+def _runs(root: Path) -> list[Reader]:
+    from confed.recipe import load_recipe
+    from confed.results.runs import load
+    from confed.tuned import read_tuned
+
+    recipe = load_recipe("fedvqa_scenes").to_toml().encode()
+    summary = {
+        "algorithm": "fedavg", "label": "FedAvg", "recipe": "fedvqa_scenes", "seed": 0, "rounds": 1,
+        "metric": "accuracy", "clients": ["a", "b"], "scenes": ["c"], "personal": {"a": 0.5, "b": 0.25},
+        "bytes_up": {"1": {"a": 10}}, "errors": [], "notes": [],
+    }  # fmt: skip
+    metrics = [
+        {"event": "round", "round": 1, "loss": {"a": 0.5, "b": 0.5}, "bytes_up": {"a": 10}, "errors": {}},
+        {"event": "evaluation", "round": 1, "split": "validation", "global": {"a": {"accuracy": 0.5}}},
+    ]
+    lines = "\n".join(map(json.dumps, metrics)).encode() + b"\n"
+    files = {
+        "recipe.toml": recipe, "summary.json": json.dumps(summary).encode(), "metrics.jsonl": lines,
+        "timings.jsonl": json.dumps({"round": 1, "seconds": 0.5}).encode() + b"\n",
+        "gallery.json": json.dumps([{"question": "q", "answer": "a"}]).encode(),
+        "predictions.safetensors": save_numpy({"names/a": np.arange(3), "personal/a": np.ones((3, 2), np.float32)}),
+    }  # fmt: skip
+
+    def folder(changed: str) -> Callable[[bytes], None]:
+        place = root / "runs" / changed
+        place.mkdir(parents=True)
+        for name, content in files.items():
+            (place / name).write_bytes(content)
+
+        def read(data: bytes) -> None:
+            (place / changed).write_bytes(data)
+            if changed in ("metrics.jsonl", "recipe.toml"):  # then these alone tell of the run
+                (place / "summary.json").unlink(missing_ok=True)
+            for run in load(place).runs:
+                run.predictions()
+                run.gallery()
+
+        return read
+
+    index = {"recipe": "x", "methods": ["fedavg"], "labels": {"fedavg": "FedAvg"}, "errors": {"b/seed-0": "no"},
+             "runs": [{"method": "fedavg", "seed": 0, "folder": "fedavg/seed-0"}]}  # fmt: skip
+    study = root / "study"
+    (study / "fedavg" / "seed-0").mkdir(parents=True)
+    for name, content in files.items():
+        (study / "fedavg" / "seed-0" / name).write_bytes(content)
+    kinds = {".toml": "text", ".json": "json", ".jsonl": "json", ".safetensors": "tensors"}
+    tuned = b'[tuning]\nrecipe = "x"\nseed = 1\n\n[methods.fedavg]\nlocal.lr = 0.1\n[methods.b.algorithm]\nmu = 2\n'
+    index_file = _file(study / "summary.json", lambda path: load(path.parent))
+    return [
+        Reader("recipe", "text", (recipe,), _file(root / "recipe.toml", load_recipe)),
+        Reader("tuned.toml", "text", (tuned,), _file(root / "tuned.toml", read_tuned)),
+        *(Reader(f"run/{name}", kinds[Path(name).suffix], (files[name],), folder(name)) for name in files),
+        Reader("study/summary.json", "json", (json.dumps(index).encode(),), index_file),
+    ]
+
+
+# Data ----------------------------------------------------------------------------------------------------------
+
+
+def _data(root: Path) -> list[Reader]:
+    from confed.data.bounded_files import load_npy, load_npz
+    from confed.data.caption_files.captions import coco_caption_records
+    from confed.data.ml_files.coco import coco_records
+    from confed.data.ml_files.records import line_records
+    from confed.data.pictures import read_picture, read_tar
+    from confed.data.sensor_series import sensor_series
+
+    rng = np.random.default_rng(0)
+    pictures: list[bytes] = []
+    for form in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "TGA"):
+        Image.fromarray(rng.integers(0, 255, (9, 11, 3), dtype=np.uint8)).save(stream := io.BytesIO(), form)
+        pictures.append(stream.getvalue())
+
+    def picture(data: bytes) -> str | None:
+        got = read_picture(data)
+        return None if got.dtype == np.uint8 and got.ndim == 3 and got.shape[2] == 3 else "a strange picture"
+
+    with tarfile.open(root / "sound.tar", "w") as tar:
+        for name in ("a.png", "b.png"):
+            (member := tarfile.TarInfo(name)).size = len(pictures[0])
+            tar.addfile(member, io.BytesIO(pictures[0]))
+    np.save(npy := io.BytesIO(), np.ones((3, 4), np.float32))
+    np.savez(npz := io.BytesIO(), a=np.ones((3, 4)), b=np.arange(5))
+    np.savez_compressed(packed := io.BytesIO(), a=np.ones((3, 4)), b=np.arange(5))
+
+    examples = b"id,client,split,series,text,label\n" + b"".join(
+        f"{i},{'ab'[i % 2]},{('train', 'validation', 'test')[i % 3]},s{i % 2},word {i},{i % 2}\n".encode()
+        for i in range(12)
+    )  # fmt: skip
+    steps = b"x,y\n" + b"".join(f"{i},{i / 2}\n".encode() for i in range(6))
+    series = root / "sensors"
+    (series / "series").mkdir(parents=True)
+    (series / "examples.csv").write_bytes(examples)
+    for name in ("s0", "s1"):
+        (series / "series" / f"{name}.csv").write_bytes(steps)
+
+    def sensors(changed: str, sound: bytes) -> Callable[[bytes], str | None]:
+        def read(data: bytes) -> str | None:
+            (series / changed).write_bytes(data)
+            try:
+                made = sensor_series(series, standardise=False)
+            finally:
+                (series / changed).write_bytes(sound)
+            tables = [split.train for split in made.clients.values()]
+            values = [table.series.values for table in tables if table.series is not None]
+            return None if all(np.isfinite(v).all() for v in values) else "a series that is not finite was let in"
+
+        return read
+
+    coco = {
+        "images": [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "iscrowd": 0, "caption": "a dog runs"}],
+        "categories": [{"id": 3, "name": "dog", "supercategory": "animal"}],
+    }  # fmt: skip
+    labelled = b'{"image": "a.png", "labels": ["x", "y"], "text": "words"}\n{"image": "b.png", "labels": []}\n'
+    tar_file = _file(root / "a.tar", lambda path: read_tar(path, ["a.png", "b.png"]))
+    return [
+        Reader("picture", "bytes", tuple(pictures), picture),
+        Reader("tar", "bytes", ((root / "sound.tar").read_bytes(),), tar_file),
+        Reader("npy", "bytes", (npy.getvalue(),), _file(root / "a.npy", load_npy)),
+        Reader(
+            "npz", "bytes", (npz.getvalue(), packed.getvalue()),
+            _file(root / "a.npz", lambda path: load_npz(path, ["a", "b"])),
+        ),
+        Reader("sensors/examples.csv", "text", (examples,), sensors("examples.csv", examples)),
+        Reader("sensors/series", "text", (steps,), sensors("series/s0.csv", steps)),
+        Reader("coco_labels", "json", (json.dumps(coco).encode(),), _file(root / "coco.json", coco_records)),
+        Reader("coco_captions", "json", (json.dumps(coco).encode(),), _file(root / "c.json", coco_caption_records)),
+        Reader("label_lines", "json", (labelled,), _file(root / "labels.jsonl", line_records)),
+    ]  # fmt: skip
