@@ -45,7 +45,8 @@ class PictureFiles:
         if size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {size}")
         check_unreadable(unreadable, check)
-        self.unreadable, self.check = unreadable, check
+        self.unreadable = unreadable
+        self.check: Check = check
         self.files, self.size = tuple(files), size
         self.shape = (len(self.files), size, size, 3)
 

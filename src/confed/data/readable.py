@@ -165,7 +165,7 @@ def _readable(part: Examples, images: _Files, new: np.ndarray) -> Examples:
         there = part.present["image"]
     each = there.reshape(-1, *[1] * (np.ndim(part.image_index) - 1))
     index = np.where(each, new[np.where(each, part.image_index, 0)], 0)
-    sound = (index >= 0).reshape(len(part), -1).all(axis=1)
+    sound = np.array(np.all(index >= 0, axis=tuple(range(1, index.ndim))))
     for row, turns in enumerate(part.before or ()):
         sound[row] &= all(turn.picture < 0 or new[turn.picture] >= 0 for turn in turns)
     rows = np.flatnonzero(sound)
