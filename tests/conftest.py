@@ -28,3 +28,9 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no real data here; set CONFED_DATA to its folder")
     return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts on pictures are kept in the test's own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))

@@ -23,6 +23,7 @@ from confed.data.caption_files.records import Piece
 from confed.data.caption_files.shards import ShardPictures, shard_pairs
 from confed.data.caption_files.texts import chunks, story_lines, text_lines
 from confed.data.picture_captions import coco_captions, flickr30k, kind_of, known_words
+from confed.data.readable import leave_out_unreadable
 from confed.materials import load_materials
 
 
@@ -131,6 +132,35 @@ def test_karpathys_split_is_kept(tmp_path: Path):
     written(tmp_path, json.dumps(KARPATHY).replace("9.jpg", "gone.jpg"), "dataset_coco.json")
     with pytest.raises(ValueError, match=r"'val2014/gone\.jpg', which is not in"):
         coco_captions(tmp_path, clients=2, min_count=1, image_size=8)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.filterwarnings("ignore:coco_captions. 1 of")
+@pytest.mark.parametrize("held", [True, False])
+def test_a_damaged_photograph_leaves_out_its_captions_alone(
+    tmp_path: Path, held: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("confed.data.picture_captions.HELD", 1 << 28 if held else 0)
+    written(tmp_path, KARPATHY, "dataset_coco.json")
+    photographs(tmp_path, [f"val2014/{k}.jpg" for k in range(11)])
+    options: dict[str, Any] = {"clients": 2, "min_count": 1, "image_size": 8, "validation": 0.0}
+    whole = coco_captions(tmp_path, **options)
+    file = tmp_path / "val2014" / "3.jpg"
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"1 of 11 pictures .* cannot be read.*3\.jpg"):
+        leave_out_unreadable(coco_captions(tmp_path, **options))
+    data = leave_out_unreadable(coco_captions(tmp_path, **options, unreadable=0.1))
+    assert data.unreadable is not None
+    (owner,) = (name for name, split in whole.clients.items() if 3 in split.train.image_index)
+    gone = int((whole.clients[owner].train.image_index == 3).sum())
+    assert data.unreadable.examples == {owner: {"train": gone}}
+    for name, split in data.clients.items():
+        before = whole.clients[name].train
+        rows = np.flatnonzero(before.image_index != 3).tolist()
+        assert list(split.train.questions) == [before.questions[row] for row in rows]
+        shown = split.train.images[split.train.image_index]
+        np.testing.assert_array_equal(shown, before.images[before.image_index[rows]])
+    assert isinstance(data.unseen["test"].images, np.ndarray) == held
 
 
 def test_kinds_follow_from_what_captions_name():

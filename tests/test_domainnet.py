@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 from confed.data.domainnet import DOMAINS, domainnet
+from confed.data.readable import leave_out_unreadable
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("aircraft_carrier", "airplane", "zebra")
 LABEL = {"aircraft_carrier": 0, "airplane": 1, "zebra": 343}
 SHADE = {name: 60 * (number + 1) for number, name in enumerate(NAMES)}
@@ -123,3 +125,25 @@ def test_missing_and_damaged_files(root):
         domainnet(root, 2, domains=("clipart",))
     with pytest.raises(ValueError, match="the folder does not exist"):
         domainnet(root / "nowhere")
+
+
+@pytest.mark.filterwarnings("ignore:domainnet. 1 of")
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_damaged_picture_leaves_out_its_example_alone(root, in_memory):
+    options = {"classes": 2, "domains": ("clipart", "real"), "image_size": 8, "in_memory": in_memory}
+    whole = domainnet(root, **options).clients
+    picture = root / "clipart" / "airplane" / "clipart_002_000011.jpg"
+    picture.write_bytes(picture.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"1 of 48 pictures .*clipart_002_000011\.jpg"):
+        leave_out_unreadable(domainnet(root, **options))
+    data = leave_out_unreadable(domainnet(root, **options, unreadable=0.1))
+    assert data.unreadable is not None
+    assert data.unreadable.examples == {"clipart": {"test": 1}}
+    assert isinstance(data.clients["real"].train.images, np.ndarray) == in_memory
+    for name, split in whole.items():
+        for before, after in ((split.train, data.clients[name].train), (split.test, data.clients[name].test)):
+            rows = [row for row, own in enumerate(before.names) if not own.endswith("clipart_002_000011.jpg")]
+            assert after.names == [before.names[row] for row in rows]
+            for number, row in enumerate(rows):
+                one, other = before.images[int(before.image_index[row])], after.images[int(after.image_index[number])]
+                np.testing.assert_array_equal(one, other)

@@ -214,6 +214,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
     from confed.data.labelled import LabelDataset
     from confed.data.missing import lose, missing_of
     from confed.data.presence import is_modal
+    from confed.data.readable import leave_out_unreadable
     from confed.schema import validate
 
     if out is not None and out.suffix.lower() != ".png":
@@ -225,7 +226,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
     dataset: FederatedDataset | LabelDataset = constructor(**values)
     if isinstance(dataset, LabelDataset):
         return _describe_labels(dataset, out)
-    dataset = lose(dataset, missing, int(values.get("seed", 0)))
+    dataset = lose(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     modal = is_modal(dataset)
     parts = list(_parts(dataset))
     description = {

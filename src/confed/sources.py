@@ -14,6 +14,7 @@ from confed.data.filling import Fill, filled
 from confed.data.labelled import LabelDataset
 from confed.data.missing import lose, missing_of
 from confed.data.presence import check_ownership, in_turns, is_modal
+from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
@@ -116,6 +117,7 @@ def load_source(data: str, seed: int) -> Source:
         return Source(in_terms(dataset, read_card(Path(terms))) if terms else dataset)
     if dataset.elsewhere is None:
         check_ownership(dataset)
+        dataset = leave_out_unreadable(dataset)
     own = in_terms(dataset, read_card(Path(terms))) if terms else dataset
     assert isinstance(own, FederatedDataset)
     dataset = lose(own, missing, seed)

@@ -16,8 +16,8 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import Pool, federate, floors, words
-from confed.data.picture_files import PictureFiles
-from confed.data.pictures import empty_table, fill_table, read_picture
+from confed.data.picture_files import Check, PictureFiles
+from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.registry import register_dataset
 
 __all__ = ["DOMAINS", "domainnet"]
@@ -60,6 +60,8 @@ def domainnet(
     validation: float = 0.1,
     image_size: int = 224,
     in_memory: bool = True,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """One client per domain; answers are class names as the folders have them ("aircraft_carrier").
@@ -76,6 +78,9 @@ def domainnet(
         image_size: side of the pictures in pixels; other proportions are squeezed.
         in_memory: decode all chosen pictures once and keep them (0.15 MB each at 224 pixels); otherwise they are
             decoded whenever a batch asks.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
+            memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: chooses validation pictures, and training pictures under ``max_train``; test sets are the same for all.
 
     Raises:
@@ -97,8 +102,9 @@ def domainnet(
         role = "test" if domain in apart else "train"
         if not ((where == domain) & (roles == role)).any():
             raise ValueError(f"domainnet: {domain} has no {role} picture of the classes {', '.join(shown)}")
+    like = PictureFiles([], image_size, unreadable=unreadable, check=check)
     splits, tests = federate(
-        Pool(_examples(Path(root), rows, image_size), roles, where, {"domain": where}),
+        Pool(_examples(rows, like.of([Path(root) / row.path for row in rows])), roles, where, {"domain": where}),
         "domain",
         unseen=apart,
         validation=validation,
@@ -109,7 +115,7 @@ def domainnet(
     parts = [
         part for domain in chosen for part in (splits[domain].train, splits[domain].validation, splits[domain].test)
     ]
-    kept = _keep([*parts, *tests.values()], Path(root), rows, in_memory=in_memory)
+    kept = _keep([*parts, *tests.values()], Path(root), rows)
     clients = {domain: Split(*kept[3 * number : 3 * number + 3]) for number, domain in enumerate(chosen)}
     facts = {
         **_FACTS,
@@ -117,9 +123,9 @@ def domainnet(
         f"them of the {len(shown)} classes",
         **floors(clients),
     }
-    return FederatedDataset(
-        "domainnet", shown, clients, dict(zip(tests, kept[3 * len(chosen) :], strict=True)), words([QUESTION]), facts
-    )
+    places = dict(zip(tests, kept[3 * len(chosen) :], strict=True))
+    dataset = FederatedDataset("domainnet", shown, clients, places, words([QUESTION]), facts)
+    return with_held_pictures(leave_out_unreadable(dataset)) if in_memory else dataset
 
 
 def _known(option: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -202,9 +208,9 @@ def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequenc
     return tuple(sorted(chosen, key=lambda name: label[name]))
 
 
-def _examples(root: Path, rows: Sequence[_Row], size: int) -> Examples:
+def _examples(rows: Sequence[_Row], pictures: PictureFiles) -> Examples:
     return Examples(
-        PictureFiles([root / row.path for row in rows], size),
+        pictures,
         np.arange(len(rows)),
         [QUESTION] * len(rows),
         [row.name for row in rows],
@@ -213,11 +219,11 @@ def _examples(root: Path, rows: Sequence[_Row], size: int) -> Examples:
     )
 
 
-def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row], *, in_memory: bool) -> list[Examples]:
+def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row]) -> list[Examples]:
     """The same examples over one table of the pictures that they need; before, picture i is that of row i.
 
     Raises:
-        ValueError: a picture is missing (names list and line), or, where they are decoded now, unreadable.
+        ValueError: a picture is missing (names list and line).
     """
     files = cast(PictureFiles, parts[0].images)
     used = np.unique(np.concatenate([part.image_index for part in parts]))
@@ -227,8 +233,5 @@ def _keep(parts: Sequence[Examples], root: Path, rows: Sequence[_Row], *, in_mem
             raise ValueError(
                 f"{_list(root, rows[i].domain, rows[i].role)} line {rows[i].line}: the picture {file} is missing"
             )
-    table: np.ndarray | PictureFiles = PictureFiles(needed, files.size)
-    if in_memory:
-        table = empty_table(len(needed), files.size)
-        fill_table(table, map(read_picture, needed))
+    table = files.of(needed)
     return [replace(part, images=table, image_index=np.searchsorted(used, part.image_index)) for part in parts]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from confed.data.controls import controlled
-from confed.data.picture_tables import NoPictures, Pictures, StoredPictures, channels_first
+from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.presence import check_presence
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
@@ -205,6 +205,7 @@ class FederatedDataset:
         types: question types that there are besides those of the examples here.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
+        unreadable: what was left out because pictures cannot be read; None where nobody looked.
     """
 
     name: str
@@ -221,6 +222,7 @@ class FederatedDataset:
     public: Sequence[str] = ()
     types: tuple[str, ...] = ()
     elsewhere: Mapping[str, int] | None = None
+    unreadable: LeftOut | None = None
 
     @property
     def captioned(self) -> bool:

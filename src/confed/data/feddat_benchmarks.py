@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from confed.data.examples import FederatedDataset
+from confed.data.picture_files import Check
 from confed.data.vl_files import nlvr2, snli_ve
 from confed.data.vl_files.aqua import aqua_records
 from confed.data.vl_files.assemble import Amount, Source, assemble
@@ -70,6 +71,8 @@ def feddat_domain(
     max_test: int | None = 500,
     validation: float = 0.1,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """Five clients with a dataset each: paintings, clip-art scenes, photographs by the blind, COCO-QA and GQA.
@@ -90,6 +93,8 @@ def feddat_domain(
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out, where no official split is left for it.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
 
     Raises:
@@ -126,6 +131,7 @@ def feddat_domain(
     sources = _sources(base, makers, clients)
     return assemble(
         "feddat_domain", base, sources, answers=answers, validation=validation, image_size=image_size, seed=seed,
+        unreadable=unreadable, check=check,
         facts={**_FACTS, "origin": "AQUA, VQA abstract scenes, VizWiz, COCO-QA, GQA"},
     )  # fmt: skip
 
@@ -141,6 +147,8 @@ def feddat_function(
     validation: float = 0.1,
     shards: int | None = None,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """Five clients with one function of CLOVE each: attribute, knowledge, logical, object and relation.
@@ -159,6 +167,8 @@ def feddat_function(
         shards: of five equal shards of each function, how many take part, each a client: 5, 10, ... 25 clients
             (figure 6); by default each function is one client.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
 
     Raises:
@@ -168,6 +178,7 @@ def feddat_function(
     return _clove(
         "feddat_function", Path(root), makers, clients or _FUNCTIONS, _amounts(max_train, max_test),
         answers=answers, validation=validation, shards=shards, image_size=image_size, seed=seed,
+        unreadable=unreadable, check=check,
     )  # fmt: skip
 
 
@@ -182,6 +193,8 @@ def feddat_scene(
     validation: float = 0.1,
     shards: int | None = None,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """Six clients with one scene of CLOVE each, such as ShopAndDining and Outdoors.
@@ -199,6 +212,8 @@ def feddat_scene(
         shards: of five equal shards of each scene, how many take part, each a client: 6, 12, ... 30 clients
             (figure 6); by default each scene is one client.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
 
     Raises:
@@ -208,6 +223,7 @@ def feddat_scene(
     return _clove(
         "feddat_scene", Path(root), makers, clients, _amounts(max_train, max_test),
         answers=answers, validation=validation, shards=shards, image_size=image_size, seed=seed,
+        unreadable=unreadable, check=check,
     )  # fmt: skip
 
 
@@ -224,6 +240,8 @@ def feddat_task(
     max_test: int | None = None,
     validation: float = 0.1,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """Four clients with a task each: VQA, pairs of pictures (NLVR2), visual entailment, multiple choice (VCR).
@@ -247,6 +265,8 @@ def feddat_task(
         max_test: most validation and most test examples per client.
         validation: share of the training pictures held out in VQA v2 and VCR.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation examples; the test examples are the same for all seeds.
 
     Raises:
@@ -280,6 +300,7 @@ def feddat_task(
     sources = _sources(base, {"vqa": vqa, "nlvr2": pairs, "snli_ve": entailment, "vcr": vcr}, clients)
     return assemble(
         "feddat_task", base, sources, answers=answers, validation=validation, image_size=image_size, seed=seed,
+        unreadable=unreadable, check=check,
         facts={**_FACTS, "origin": "VQA v2, NLVR2, SNLI-VE, VCR; boxes are not drawn into the pictures of VCR"},
     )  # fmt: skip
 

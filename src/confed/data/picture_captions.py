@@ -4,6 +4,7 @@ Below ``root``: the file of captions, also in ``annotations/``, and the pictures
 file names them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from confed.data.ml_files.coco import COCO_GROUPS
 from confed.data.ml_files.pictures import LazyPictures, open_pictures
 from confed.data.ml_files.table import PackedTexts
 from confed.data.partitions import dirichlet, iid
-from confed.data.pictures import empty_table
+from confed.data.picture_files import Check, check_unreadable
+from confed.data.readable import leave_out_unreadable, with_held_pictures
 from confed.data.scenes.graph import generator
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
@@ -103,6 +105,8 @@ def coco_captions(
     min_count: int = 5,
     shots: int = 0,
     image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """COCO's photographs with five captions each.
@@ -125,13 +129,16 @@ def coco_captions(
         min_count: a word must stand in so many training captions to be in the vocabulary.
         shots: described training pictures of the client that are shown before a validation or test picture.
         image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
+            memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: see ``validation``.
 
     Raises:
         ValueError: a file is missing or faulty, a picture is not there, or an option is out of range.
     """
     sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
-    return _dataset("coco", Path(root), captions, sharing, min_count, image_size)
+    return _dataset("coco", Path(root), captions, sharing, min_count, image_size, unreadable, check)
 
 
 @register_dataset
@@ -149,6 +156,8 @@ def flickr30k(
     min_count: int = 5,
     shots: int = 0,
     image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
     """Flickr30k's photographs with five captions each; options as of :func:`coco_captions`.
@@ -166,17 +175,26 @@ def flickr30k(
         min_count: see there.
         shots: see there.
         image_size: see there.
+        unreadable: see there.
+        check: see there.
         seed: see there.
 
     Raises:
         ValueError: as there.
     """
     sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
-    return _dataset("flickr30k", Path(root), captions, sharing, min_count, image_size)
+    return _dataset("flickr30k", Path(root), captions, sharing, min_count, image_size, unreadable, check)
 
 
 def _dataset(
-    name: Literal["coco", "flickr30k"], root: Path, captions: str, sharing: Sharing, min_count: int, size: int
+    name: Literal["coco", "flickr30k"],
+    root: Path,
+    captions: str,
+    sharing: Sharing,
+    min_count: int,
+    size: int,
+    unreadable: float,
+    check: Check,
 ) -> FederatedDataset:
     file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
     if file is None:
@@ -185,8 +203,11 @@ def _dataset(
     if not records:
         raise ValueError(f"{file}: expected pictures with captions, found none")
     dataset = "coco_captions" if name == "coco" else name
+    check_unreadable(unreadable, check)
     pictures = _pictures(root, [record.picture for record in records], size)
-    return share_captions(dataset, records, pictures, sharing, min_count, _FACTS[name])
+    pictures.unreadable, pictures.check = unreadable, check
+    shared = share_captions(dataset, records, pictures, sharing, min_count, _FACTS[name])
+    return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
 
 
 def share_captions(
@@ -323,8 +344,8 @@ def _asked(
     )  # fmt: skip
 
 
-def _pictures(root: Path, names: Sequence[str], size: int) -> np.ndarray | LazyPictures:
-    """The named pictures, in memory if they fit.
+def _pictures(root: Path, names: Sequence[str], size: int) -> LazyPictures:
+    """The named pictures.
 
     Raises:
         ValueError: one is not there.
@@ -335,8 +356,4 @@ def _pictures(root: Path, names: Sequence[str], size: int) -> np.ndarray | LazyP
     lost = next((name for row, name in enumerate(names) if not pictures.present(row)), None)
     if lost is not None:
         raise ValueError(f"the captions name the picture {lost!r}, which is not in {source}")
-    if len(names) * 3 * size * size > HELD:
-        return pictures
-    held = empty_table(len(names), size)
-    held[:] = pictures[np.arange(len(names))]
-    return held
+    return pictures

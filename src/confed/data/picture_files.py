@@ -4,13 +4,17 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from confed.data.pictures import read_picture, resize
 
-__all__ = ["PictureFiles", "find_pictures"]
+__all__ = ["Check", "PictureFiles", "check_unreadable", "find_pictures"]
+
+Check = Literal["decoded", "present"]
+"""How pictures are checked before a run; see :class:`PictureFiles`."""
 
 _ENDINGS = (".jpg", ".jpeg", ".png")
 
@@ -19,27 +23,39 @@ class PictureFiles:
     """M picture files as a table (M, S, S, 3); implements :class:`confed.data.examples.Pictures`.
 
     Every access decodes and resizes, so equal indices give equal bytes and nothing is kept. A batch is decoded
-    by as many threads as torch uses in this process (``run.threads``).
+    by as many threads as torch uses in this process (``run.threads``). A run leaves out the examples whose pictures
+    cannot be read (:mod:`confed.data.readable`).
 
     Args:
         files: one file per picture.
         size: side of the square pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that a run may leave out because they cannot be read.
+        check: "decoded" decodes all pictures once, before the first round; the verdict is remembered until a file
+            changes. "present" only looks whether they are there and not empty: a damaged one then leaves its client
+            out of rounds, or ends the run in an evaluation.
 
     Raises:
-        ValueError: ``size`` is not positive.
+        ValueError: ``size`` is not positive, the share is outside [0, 1], or the check is unknown.
     """
 
     dtype = np.dtype(np.uint8)
     ndim = 4
 
-    def __init__(self, files: Sequence[Path], size: int) -> None:
+    def __init__(self, files: Sequence[Path], size: int, *, unreadable: float = 0.01, check: Check = "decoded") -> None:
         if size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {size}")
+        check_unreadable(unreadable, check)
+        self.unreadable = unreadable
+        self.check: Check = check
         self.files, self.size = tuple(files), size
         self.shape = (len(self.files), size, size, 3)
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def of(self, files: Sequence[Path]) -> "PictureFiles":
+        """Other files with the same options."""
+        return PictureFiles(files, self.size, unreadable=self.unreadable, check=self.check)
 
     def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
         """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
@@ -62,6 +78,14 @@ class PictureFiles:
 
 def _decode(file: Path, size: int) -> np.ndarray:
     return resize(read_picture(file), size)
+
+
+def check_unreadable(at_most: float, check: str) -> None:
+    """Raises ValueError if the share of pictures that may be left out is outside [0, 1], or the check is unknown."""
+    if not 0 <= at_most <= 1:
+        raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
+    if check not in ("decoded", "present"):
+        raise ValueError(f"check must be decoded or present, got {check!r}")
 
 
 def find_pictures(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:

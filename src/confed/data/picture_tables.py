@@ -1,12 +1,14 @@
 """Tables of pictures, in memory, elsewhere, or not there at all."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["NoPictures", "Pictures", "StoredPictures", "channels_first"]
+__all__ = ["LeftOut", "NoPictures", "Pictures", "StoredPictures", "by_place", "channels_first"]
 
 
 class Pictures(Protocol):
@@ -32,6 +34,32 @@ class Pictures(Protocol):
     def __getitem__(self, index: Any) -> np.ndarray:
         """One picture (H, W, 3), or those of an array of B indices (B, H, W, 3)."""
         ...
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Pictures that cannot be read, and how many examples were left out with them.
+
+    Attributes:
+        pictures: their files, or their names in an archive.
+        of: how many pictures were checked.
+        examples: client or unseen place -> role ("unseen" for a place) -> examples left out; only where there are some.
+    """
+
+    pictures: tuple[str, ...]
+    of: int
+    examples: Mapping[str, Mapping[str, int]]
+
+    def __str__(self) -> str:
+        total = sum(count for roles in self.examples.values() for count in roles.values())
+        said = f"{len(self.pictures)} of {self.of} pictures cannot be read and are left out with {total} examples"
+        return f"{said} ({by_place(self.examples)})" if total else said
+
+
+def by_place(examples: Mapping[str, Mapping[str, int]]) -> str:
+    """Counts as "park 2 train, 1 test; lake 1 unseen"."""
+    each = (", ".join(f"{count} {role}" for role, count in roles.items()) for roles in examples.values())
+    return "; ".join(f"{place} {counts}" for place, counts in zip(examples, each, strict=True))
 
 
 class StoredPictures:

@@ -16,6 +16,7 @@ import numpy as np
 from confed.attacks.dual_key import DualKey, Plan, plan, poison, stamped_pictures, stamped_regions
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.readable import leave_out_unreadable
 from confed.data.regions import HeldRegions, Regions, join
 from confed.registry import datasets, register_dataset
 
@@ -128,7 +129,8 @@ def _constructed(of: Mapping[str, Any], seed: int) -> FederatedDataset:
         raise ValueError(f"data.of.{missing[0]} must be given")
     if "seed" in parameters:
         values["seed"] = seed
-    return constructor(**values)
+    # Before stamped pictures are made of some, which must be readable.
+    return leave_out_unreadable(constructor(**values))
 
 
 Extended = tuple[np.ndarray | Pictures, Regions | None, Mapping[int, int]]

@@ -15,7 +15,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors, words
 from confed.data.partitions import hold_out
-from confed.data.picture_files import PictureFiles, find_pictures
+from confed.data.picture_files import Check, PictureFiles, find_pictures
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.region_files import StoredRegions
 from confed.data.region_prepare import REGIONS, image_number
@@ -45,6 +45,8 @@ def vqa_v2(
     regions: Path | str | None = None,
     images: tuple[str, ...] = (),
     image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     min_answers: int = 9,
     validation: float = 0.02,
     max_train: int | None = None,
@@ -69,6 +71,8 @@ def vqa_v2(
             there.
         images: folders of COCO's pictures, train2014 and val2014; empty: no pictures.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         min_answers: least occurrences of an answer of the vocabulary.
         validation: share of every client's training pictures held out to choose settings on. (The paper has none.)
         max_train: most training questions per client.
@@ -87,7 +91,9 @@ def vqa_v2(
     answers = vocabulary([*train, *test], min_answers)
     known = frozenset(answers)
     learned = [(record, answer) for record in train if (answer := _label(record, known)) is not None]
-    row_of, table = _table([*train, *test], features, images, image_size)
+    row_of, table = _table(
+        [*train, *test], features, images, PictureFiles([], image_size, unreadable=unreadable, check=check)
+    )
     first = _examples([r for r, _ in learned], [a for _, a in learned], row_of, table, features)
     last = _examples(test, [record.answer for record in test], row_of, table, features)
     rng = np.random.default_rng([0, seed])
@@ -149,9 +155,9 @@ def _label(record: Record, known: frozenset[str]) -> str | None:
 
 
 def _table(
-    records: Sequence[Record], features: StoredRegions | None, folders: Sequence[str], image_size: int
+    records: Sequence[Record], features: StoredRegions | None, folders: Sequence[str], like: PictureFiles
 ) -> tuple[dict[int, int], Pictures]:
-    """Picture number -> its row, and the table of pictures."""
+    """Picture number -> its row, and the table of pictures, with the options of an empty one."""
     asked = sorted({image_number(record.pictures[0]) for record in records})
     numbers = asked if features is None else features.index.images
     row_of = {image: row for row, image in enumerate(numbers)}
@@ -169,7 +175,7 @@ def _table(
     lacking = [image for image in numbers if image not in found]
     if lacking:
         raise ValueError(f"{', '.join(folders)}: {len(lacking)} pictures are missing, first {lacking[0]}")
-    return row_of, PictureFiles([found[image] for image in numbers], image_size)
+    return row_of, like.of([found[image] for image in numbers])
 
 
 def _examples(

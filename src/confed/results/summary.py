@@ -4,6 +4,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from confed.data.examples import FederatedDataset
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.materials import Materials
@@ -147,12 +148,14 @@ def summarise_run(
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
         + _cut_note(materials)
+        + _unreadable_note(materials)
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
         **(
             {"texts_cut": dict(zip(("cut", "texts"), materials.texts_cut, strict=True))}
             if materials.texts_cut[0]
             else {}
         ),
+        **_left_out(materials),
         **({"left": left} if left else {}),
         **_with_subsets(examined, metrics, keys),
         **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
@@ -171,6 +174,17 @@ def _texts_cut(materials: Materials) -> dict[str, Any]:
 def _cut_note(materials: Materials) -> list[str]:
     cut, texts = materials.texts_cut
     return [f"{cut} of {texts} different texts are longer than the model reads and lose their end"] if cut else []
+
+
+def _unreadable_note(materials: Materials) -> list[str]:
+    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+    return [str(out)] if out is not None and out.pictures else []
+
+
+def _left_out(materials: Materials) -> dict[str, Any]:
+    """Client or unseen place -> role -> examples whose pictures cannot be read; nothing where none is left out."""
+    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+    return {"left_out": {name: dict(roles) for name, roles in out.examples.items()}} if out and out.examples else {}
 
 
 def _with_subsets(examined: Examination, metrics: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from confed.results import formats
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
 from confed.results.hurting import by_seed, hurting, reference_row
 from confed.results.label_tables import controls_key, is_labelled, label_table, label_tables, label_value
+from confed.results.left_out import left_out_note, with_left_out
 from confed.results.looks import looks_note, marked
 from confed.results.marks import BOUNDS, is_bound, marks, spread_cell
 from confed.results.measured import metric_note, metric_of
@@ -137,15 +138,16 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
         Column("time", unit="s"),
     )
     quality = [[_quality(summary, clients, names) for summary in runs] for _, runs in federated]
+    bounded = [[_quality(summary, clients, names) for summary in runs] for _, runs in bounds]
     ranks = _ranks(quality)
     sections = (
         tuple(
-            _row(label, runs, rows, names, [column[i] for column in ranks], parameters=finetuned)
+            _row(label, runs, rows, clients, names, [column[i] for column in ranks], parameters=finetuned)
             for i, ((label, runs), rows) in enumerate(zip(federated, quality, strict=True))
         ),
         tuple(
-            _row(label, runs, [_quality(summary, clients, names) for summary in runs], names, parameters=finetuned)
-            for label, runs in bounds
+            _row(label, runs, rows, clients, names, parameters=finetuned)
+            for (label, runs), rows in zip(bounds, bounded, strict=True)
         ),
     )
     notes = _notes(methods, many, bool(bounds))
@@ -174,6 +176,7 @@ def _row(
     label: str,
     runs: Sequence[Summary],
     rows: Sequence[Sequence[float | None]],
+    clients: Sequence[str],
     names: Sequence[str],
     ranks: Sequence[Mark] = (),
     *,
@@ -185,6 +188,7 @@ def _row(
     for place, name in enumerate(names, len(cells) - len(names)):
         if name.endswith("_mean"):
             cells[place] = marked(cells[place], runs, PARTS[name])
+    cells[: len(clients)] = with_left_out(cells[: len(clients)], clients, runs)
     sent = average([number(summary.get("bytes_total")) for summary in runs])
     seconds = average([number(summary.get("seconds")) for summary in runs])
     cost = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds))
@@ -211,6 +215,7 @@ def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], many: bool, bounds:
     if len(set(sizes.values())) > 1:
         notes.append("Seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
     notes += _left([summary for _, runs in methods for summary in runs])
+    notes += left_out_note(summary for _, runs in methods for summary in runs)
     if bounds:
         notes.append("Below the rule: all data in one place, which privacy forbids; a bound, not ranked.")
     if many:
@@ -275,6 +280,11 @@ def paper_table(study: Study) -> Table:
         cells[middle - 2] = marked(cells[middle - 2], summaries, kind)
         if len(columns) - 1 > middle - 1:
             cells[-1] = marked(cells[-1], summaries, "global_unseen")
+        first, last = len(study.clients), len(study.clients) + 1
+        cells[:first] = with_left_out(cells[:first], study.clients, summaries)
+        cells[last : last + len(study.scenes)] = with_left_out(
+            cells[last : last + len(study.scenes)], study.scenes, summaries
+        )
         hurt = (worse.get(method, Cell(formats.MISSING)),) if worse else ()
         return (Cell(rows[method]), *costs[method], *cells[: middle - 1], *hurt, *cells[middle - 1 :])
 
@@ -363,6 +373,7 @@ def _paper_notes(
     if len(set(sizes.values())) > 1:
         notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
     notes += [*study.failed, *_left([run.summary for runs in done.values() for run in runs])]
+    notes += left_out_note(run.summary for runs in done.values() for run in runs)
     if bounds:
         notes.append(
             f"Below the rule, {formats.names([rows[method] for method in bounds])}: all data in one place, which "

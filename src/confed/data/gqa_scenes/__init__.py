@@ -15,7 +15,7 @@ from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.gqa_scenes.places import SCENES
 from confed.data.gqa_scenes.prepare import FORMAT, digest
-from confed.data.picture_files import PictureFiles, find_pictures
+from confed.data.picture_files import Check, PictureFiles, find_pictures
 from confed.registry import register_dataset
 
 __all__ = ["SCENARIOS", "gqa_scenes"]
@@ -50,6 +50,8 @@ def gqa_scenes(
     max_test: int | None = None,
     validation: float = 0.1,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     unanswerable: Literal["wrong", "drop"] = "wrong",
     seed: int = 0,
 ) -> FederatedDataset:
@@ -69,6 +71,8 @@ def gqa_scenes(
         max_test: most test questions per client and unseen scene.
         validation: share of a client's training pictures held out (the paper mentions no validation set).
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         unanswerable: what becomes of test questions whose answer is outside the vocabulary: counted as wrong, or
             dropped, which makes accuracy too high by their share.
         seed: chooses validation pictures and training questions under ``max_train``.
@@ -95,7 +99,9 @@ def gqa_scenes(
             roles += [role] * len(kept)
             if role == "test":
                 outside[scene] = f"{len(own) - len(answerable)} of {len(own)}"
-    examples = _examples(rows, _pictures(images, base, manifest), image_size)
+    examples = _examples(
+        rows, _pictures(images, base, manifest), PictureFiles([], image_size, unreadable=unreadable, check=check)
+    )
     pool = Pool(examples, np.array(roles), np.array(scenes), {"scene": np.array(scenes)})
     splits, tests = federate(
         pool,
@@ -175,7 +181,7 @@ def _pictures(images: Path | None, base: Path, manifest: Mapping[str, Any]) -> P
     return base / "images" if (base / "images").is_dir() else Path(manifest["images"])
 
 
-def _examples(rows: Sequence[Mapping[str, str]], folder: Path, image_size: int) -> Examples:
+def _examples(rows: Sequence[Mapping[str, str]], folder: Path, like: PictureFiles) -> Examples:
     ids = sorted({row["image_id"] for row in rows})
     found = find_pictures(folder, ids)
     missing = [image for image in ids if image not in found]
@@ -186,7 +192,7 @@ def _examples(rows: Sequence[Mapping[str, str]], folder: Path, image_size: int) 
         )
     index = {image: number for number, image in enumerate(ids)}
     return Examples(
-        PictureFiles([found[image] for image in ids], image_size),
+        like.of([found[image] for image in ids]),
         np.array([index[row["image_id"]] for row in rows], dtype=np.int64),
         [row["question"] for row in rows],
         [row["answer"] for row in rows],

@@ -11,19 +11,18 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from confed.data.bounded_files import check_pixels, hdf5_array, tar_members
 from confed.data.ml_files.integrity import faults
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import Check, PictureFiles, check_unreadable
 from confed.data.pictures import empty_table, read_picture, resize
 
-__all__ = ["Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
+__all__ = ["Check", "Hdf5Pictures", "LazyPictures", "NamedPictures", "TarPictures", "drop_unreadable", "open_pictures"]
 
-Check = Literal["decoded", "present"]
 _CHANGED = "it could be read when all pictures were checked"
 
 
@@ -37,6 +36,9 @@ class LazyPictures:
 
     Attributes:
         advice: what errors about pictures end with.
+        unreadable: for questions and captions, share of the pictures that a run may leave out; see
+            :mod:`confed.data.readable`.
+        check: how that is found out before a run; see :class:`confed.data.picture_files.PictureFiles`.
 
     Raises:
         ValueError: ``size`` is not positive, or there is nothing at ``source``.
@@ -45,6 +47,8 @@ class LazyPictures:
     dtype = np.dtype(np.uint8)
     ndim = 4
     advice = ""
+    unreadable: float = 0.01
+    check: Check = "decoded"
 
     def __init__(self, source: Path, names: PackedTexts, size: int) -> None:
         if size < 1:
@@ -255,10 +259,7 @@ def drop_unreadable(
         ValueError: more than ``at_most`` cannot be read (names the first one), the share is outside [0, 1], the check
             is unknown, or there is nothing at ``source``.
     """
-    if not 0 <= at_most <= 1:
-        raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
-    if check not in ("decoded", "present"):
-        raise ValueError(f"check must be decoded or present, got {check!r}")
+    check_unreadable(at_most, check)
     pictures = open_pictures(source, table.pictures, size)
     held = empty_table(len(table), size) if len(table) * size * size * 3 <= hold else None
     if held is not None:

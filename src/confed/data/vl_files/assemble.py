@@ -11,7 +11,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors, words
 from confed.data.partitions import hold_out, iid
-from confed.data.picture_files import PictureFiles
+from confed.data.picture_files import Check, PictureFiles
 from confed.data.vl_files.records import Record
 
 __all__ = ["Amount", "Source", "assemble", "frequent_answers"]
@@ -104,6 +104,8 @@ def assemble(
     answers: int = 100,
     validation: float = 0.1,
     image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
     shards: int | None = None,
     shard_count: int = 5,
     seed: int = 0,
@@ -123,6 +125,8 @@ def assemble(
         answers: size of the pools that are made.
         validation: share of the training pictures held out, where a dataset has no validation questions.
         image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         shards: clients per dataset; by default one, with all of it.
         shard_count: shards that a dataset is dealt into, where ``shards`` is given.
         seed: see above.
@@ -140,7 +144,7 @@ def assemble(
         raise ValueError(f"seed must not be negative, got {seed}")
     kept: dict[str, dict[str, list[Record]]] = {}
     pools, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
-    table = _Pictures(root, image_size)
+    table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
     for source_name, make in sources.items():
         part = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
         for client, roles in part.clients.items():
@@ -263,10 +267,10 @@ def _seen(splits: Mapping[str, Split]) -> str:
 
 
 class _Pictures:
-    """One table of all pictures, of which each is looked for once."""
+    """One table of all pictures, of which each is looked for once; ``like`` is one without pictures."""
 
-    def __init__(self, root: Path, size: int) -> None:
-        self._root, self._size = root, size
+    def __init__(self, root: Path, like: PictureFiles) -> None:
+        self._root, self._like = root, like
         self._numbers: dict[Path, int] = {}
         self._places: dict[tuple[tuple[str, ...], str], int] = {}
         self._of: dict[tuple[Path, int], list[int]] = {}
@@ -303,7 +307,7 @@ class _Pictures:
     def examples(self, records: Sequence[Record]) -> Examples:
         """These questions over the table, after :meth:`add` of all records."""
         if self._table is None:
-            self._table = PictureFiles(list(self._numbers), self._size)
+            self._table = self._like.of(list(self._numbers))
         index = np.array([self._of[record.file, record.row] for record in records], dtype=np.int64)
         several = any(record.annotations is not None for record in records)
         offered = [record.choices for record in records if record.choices is not None]

@@ -1,0 +1,178 @@
+"""Examples whose picture files cannot be read, left out of questions and captions before a run begins.
+
+Examples are left out after they were dealt to clients, so that a damaged picture changes nobody else's. Tables of
+pictures in memory are complete already, and tables of one's own kinds are left alone: only
+:class:`~confed.data.picture_files.PictureFiles` and :class:`~confed.data.ml_files.pictures.LazyPictures` are checked.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.federate import floors
+from confed.data.ml_files.integrity import faults
+from confed.data.ml_files.pictures import LazyPictures, NamedPictures
+from confed.data.ml_files.table import PackedTexts
+from confed.data.picture_files import PictureFiles
+from confed.data.picture_tables import LeftOut
+from confed.data.pictures import empty_table
+
+__all__ = ["leave_out_unreadable", "with_held_pictures"]
+
+_Files = PictureFiles | LazyPictures
+
+
+def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
+    """Leaves out the examples of all roles that show a picture which cannot be read; warns of them in one line.
+
+    All pictures of a table are checked, not only those of the examples at hand, so that the verdict serves every seed.
+    Where no region features come with the pictures, tables are made anew without those that were left out.
+
+    Args:
+        dataset: questions or captions. One that was checked already, or is elsewhere, is returned as it is.
+
+    Returns:
+        The dataset with what was left out in ``unreadable`` and its facts; as it was where no pictures are files.
+
+    Raises:
+        ValueError: a table has more pictures that cannot be read than it says may be left out (names the first one), or
+            a client loses all its training examples.
+    """
+    if dataset.elsewhere is not None or dataset.unreadable is not None:
+        return dataset
+    parts: dict[tuple[str, str], Examples] = {}
+    for name, split in dataset.clients.items():
+        parts |= {(name, "train"): split.train, (name, "validation"): split.validation, (name, "test"): split.test}
+    parts |= {(name, "unseen"): examples for name, examples in dataset.unseen.items()}
+    tables = {id(part.images): part.images for part in parts.values() if isinstance(part.images, _Files)}
+    if not tables:
+        return dataset
+    lost = {key: _unreadable(images) for key, images in tables.items()}
+    names = [name for key, rows in lost.items() for name in _names(tables[key], rows)]
+    count = sum(map(len, tables.values()))
+    if not names:
+        return replace(dataset, unreadable=LeftOut((), count, {}))
+    smaller = {key: _without(tables[key], rows) for key, rows in lost.items() if rows}
+    kept: dict[tuple[str, str], Examples] = {}
+    left: dict[str, dict[str, int]] = {}
+    for (name, role), part in parts.items():
+        kept[name, role] = _readable(part, *smaller[id(part.images)]) if id(part.images) in smaller else part
+        if fewer := len(part) - len(kept[name, role]):
+            left.setdefault(name, {})[role] = fewer
+        if role == "train" and len(part) and not len(kept[name, role]):
+            raise ValueError(f"client {name!r} has no training example whose picture can be read: {_first(lost)}")
+    out = LeftOut(tuple(names), count, left)
+    warnings.warn(f"{dataset.name}: {out}; the first: {_first(lost)}", stacklevel=2)
+    clients = {n: Split(kept[n, "train"], kept[n, "validation"], kept[n, "test"]) for n in dataset.clients}
+    # What is said of all examples is said of those that are left.
+    counts = floors(clients) if "question-only floor" in dataset.facts else {}
+    return replace(
+        dataset,
+        clients=clients,
+        unseen={name: kept[name, "unseen"] for name in dataset.unseen},
+        facts={**dataset.facts, **counts, "unreadable": str(out)},
+        unreadable=out,
+    )
+
+
+def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
+    """The same with all pictures in memory; they are one table of files.
+
+    Raises:
+        ValueError: a picture cannot be read (names it).
+    """
+    files = next(iter(dataset.clients.values())).train.images
+    table = empty_table(len(files), files.shape[1])
+    for row in range(len(files)):
+        table[row] = files[row]
+
+    def held(part: Examples) -> Examples:
+        return replace(part, images=table)
+
+    clients = {name: Split(held(s.train), held(s.validation), held(s.test)) for name, s in dataset.clients.items()}
+    return replace(dataset, clients=clients, unseen={name: held(part) for name, part in dataset.unseen.items()})
+
+
+def _first(lost: Mapping[int, Mapping[int, str]]) -> str:
+    return next(rows[min(rows)] for rows in lost.values() if rows)
+
+
+def _unreadable(images: _Files) -> dict[int, str]:
+    """Why pictures cannot be read, by their rows.
+
+    Raises:
+        ValueError: they are more than may be left out.
+    """
+    if not len(images):
+        return {}
+    files = _named(images)
+    if images.check == "decoded":
+        lost = faults(files)
+    else:
+        absent = (row for row in range(len(files)) if not files.present(row))
+        lost = {row: f"picture {files.names[row]}: it is missing or empty" for row in absent}
+    if len(lost) > images.unreadable * len(images):
+        raise ValueError(
+            f"{len(lost)} of {len(images)} pictures in {files.source} cannot be read, more than the share of "
+            f"{images.unreadable:g} that may be left out (data.unreadable); the first: {lost[min(lost)]}"
+        )
+    return lost
+
+
+def _named(images: _Files) -> LazyPictures:
+    """The same pictures, files by their names below the folder that all of them lie in."""
+    if isinstance(images, LazyPictures):
+        return images
+    files = [file.absolute() for file in images.files]
+    try:
+        folder = Path(os.path.commonpath([file.parent for file in files]))
+    except ValueError:  # they lie on several drives
+        folder = files[0].parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    # An absolute name stays what it is below any folder.
+    names = (str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file) for file in files)
+    return NamedPictures(folder, PackedTexts.of(names), images.size)
+
+
+def _names(images: _Files, rows: Mapping[int, str]) -> list[str]:
+    named = _named(images).names if rows else PackedTexts.of([])
+    return [named[row] for row in sorted(rows)]
+
+
+def _without(images: _Files, lost: Mapping[int, str]) -> tuple[_Files, np.ndarray]:
+    """The table without some rows, and the new row of each old one, -1 for those."""
+    readable = np.ones(len(images), dtype=bool)
+    readable[list(lost)] = False
+    rows = np.flatnonzero(readable)
+    new = np.where(readable, np.cumsum(readable) - 1, -1)
+    if isinstance(images, LazyPictures):
+        fewer = type(images)(images.source, images.names.take(rows), images.size)
+        fewer.advice, fewer.unreadable, fewer.check = images.advice, images.unreadable, images.check
+        return fewer, new
+    return images.of([images.files[row] for row in rows.tolist()]), new
+
+
+def _readable(part: Examples, images: _Files, new: np.ndarray) -> Examples:
+    """The examples none of whose pictures is lost, also of those that are shown before them."""
+    there = np.ones(len(part), dtype=bool)
+    if part.present is not None and "image" in part.present:
+        there = part.present["image"]
+    each = there.reshape(-1, *[1] * (np.ndim(part.image_index) - 1))
+    index = np.where(each, new[np.where(each, part.image_index, 0)], 0)
+    sound = np.array(np.all(index >= 0, axis=tuple(range(1, index.ndim))))
+    for row, turns in enumerate(part.before or ()):
+        sound[row] &= all(turn.picture < 0 or new[turn.picture] >= 0 for turn in turns)
+    rows = np.flatnonzero(sound)
+    fewer = part.take(rows)
+    if part.regions is not None:  # they belong to the rows of the whole table
+        return fewer
+    turned = None
+    if fewer.before is not None:
+        turned = [[Turn(int(new[p]) if p >= 0 else p, text) for p, text in turns] for turns in fewer.before]
+    return replace(fewer, images=images, image_index=index[rows], before=turned)
