@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ pytest.importorskip("flwr")
 from confed import folder_lock
 from confed.cli import main
 from confed.engines.flower_line import Line, read_key
+from confed.engines.flower_loopback import LoopbackGrid
 from confed.engines.roll import Roll
 from confed.folder_lock import exclusive
 from confed.founding import SITES, make_key, read_sites
@@ -59,6 +62,11 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
     modes: list[str] = []
     seen = set[str]()
 
+    @contextmanager
+    def link(*_: Any, waiting: Path, **__: Any) -> Iterator[tuple[LoopbackGrid, int]]:
+        waiting.mkdir()  # as the real one does, which takes seconds to close
+        yield LoopbackGrid({}), 1
+
     def nobody_comes(roll: Roll, *_: Any) -> list[Any]:
         roll.log("out", "warm", "fit", b"", b"")
         state = federation / "state"
@@ -68,13 +76,14 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
         modes.extend(open_to_others(*folders))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("confed.engines.flower_link.link", link)
     monkeypatch.setattr(Roll, "gather", nobody_comes)
     before = os.umask(0o022)
     try:
         assert ended(server(federation)) == 130
     finally:
         assert os.umask(before) == 0o022
-    assert seen >= {"state", "state.replies", "reply", "audit.jsonl", "recipe.toml"}
+    assert seen >= {"state", "state.post", "state.replies", "reply", "audit.jsonl", "recipe.toml"}
     assert not modes
 
 
