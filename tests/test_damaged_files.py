@@ -5,24 +5,32 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
+from confed.cells import Event
+from confed.cli.federation_page import StatusPage
 from confed.data.card_files import read_card
+from confed.engines.agreement import Fingerprint
 from confed.engines.diary import Diary
+from confed.engines.envelope import Limits
+from confed.engines.roll import Patience, Roll, SiteStatus
+from confed.experiment import Progress
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state
 from confed.plain_text import cell_text, visible
+from confed.progress import Display, GridDisplay
 from confed.recipe import load_recipe
 from confed.results import page
 from confed.results.drawing import Drawing
-from confed.results.folder import is_study, read_jsonl, run_folders
+from confed.results.folder import RunFolder, is_study, read_jsonl, run_folders
 from confed.results.writers import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
-from confed.study import read_study
+from confed.study import Job, read_study
 
 DEEP = "[" * 100_000
 OTHER = (
@@ -146,6 +154,7 @@ def test_a_book_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
 
 
 HOSTILE = "\x1b[2J\x9b31m\u202e\x00\ud800=x"
+NOBODY: Any = None
 
 
 def test_control_characters_are_made_visible() -> None:
@@ -178,6 +187,39 @@ def test_tables_pages_and_drawings_hold_no_control_characters() -> None:
         assert not set(text) & set("\x1b\x9b\u202e\x00\ud800")
         text.encode()
     assert "\n'=2+2,-1" in to_csv(table)
+
+
+def test_status_pages_and_logs_hold_no_control_characters(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    said = io.StringIO()
+    console = Console(width=400, file=said, color_system=None)
+    page = StatusPage(console, tmp_path / HOSTILE.replace("\x00", "").replace("\ud800", ""))
+    for text in (HOSTILE, f"{HOSTILE} left out"):
+        page.watch(Progress(0, 1, text))
+    sites = {HOSTILE: SiteStatus(HOSTILE, HOSTILE)}
+    page.status(sites)
+    console.print(page._table(sites))
+    job = Job(HOSTILE, 0, "x")
+    with Display(console, tmp_path) as display:
+        update = display(0, 2, job)
+        update(Progress(0, 1, f"loss {HOSTILE}"))
+    with GridDisplay(console) as grid:
+        listen = grid([HOSTILE], 0)
+        listen(Event("progress", 0, 0, 0, 1, f"{HOSTILE} damaged"))
+        listen(Event("failed", 0, 0, text=HOSTILE))
+    assert said.getvalue().count("u009b31m") >= 9
+    assert not set(said.getvalue()) & set("\x1b\x9b\u202e\x00\ud800")
+    roll = Roll(NOBODY, Fingerprint("", "", "", ""), Patience(), Limits(), tmp_path / "audit.jsonl", lambda: None)
+    roll.log("in", f"{HOSTILE}\x7f", HOSTILE, b"", b"")
+    folder = RunFolder(tmp_path)
+    folder.append(folder.metrics, {"errors": {HOSTILE: HOSTILE}})
+    folder.write_json(folder.summary, {HOSTILE: HOSTILE})
+    for name in ("audit.jsonl", "metrics.jsonl", "summary.json"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert not set(text) & set("\x1b\x9b\u202e\x00\x7f\ud800")
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["site"] == f"{HOSTILE}\x7f"
+    assert json.loads((tmp_path / "summary.json").read_text()) == {HOSTILE: HOSTILE}
 
 
 def test_what_the_command_says_holds_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C end commands in good order, with exit codes that say which it was."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,9 +12,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from confed.algorithms.fedavg import FedAvg
 from confed.cli import federating
 from confed.cli.app import INTERRUPTED, TERMINATED, main
-from confed.engines.workers import _serve
+from confed.engines.local import InProcess, Simulation
+from confed.engines.workers import Workers, _serve
+from confed.federation.state import MemoryStore
+from confed.toy import toy_setup
 
 SMALL = (
     "study.methods=[]", "algorithm.name=fedavg", "data.name=toy_federation:squares", "data.train=8", "data.test=4",
@@ -59,6 +64,27 @@ def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkey
         signal.raise_signal(number)
     assert stop.is_set()
     assert left.value.exit_code == code
+
+
+def test_an_evaluation_that_is_interrupted_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while replies are read: the frames that hold the generator live on until the workers are closed."""
+    said: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", said.append)
+    setup = toy_setup(FedAvg(), rounds=1)
+    with Simulation(setup, MemoryStore(), Workers(setup, 2)) as simulation:
+        shared = simulation.start(InProcess(setup).workspace)["main"].params
+        jobs = [(client.id, shared, {}) for client in simulation.clients()] * 4
+        replies = simulation.examine(jobs, 1)
+        handlers = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            next(replies)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, handlers)
+    del replies
+    gc.collect()
+    assert not said
 
 
 def test_a_worker_whose_parent_is_gone_in_the_middle_of_a_call_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:

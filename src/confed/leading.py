@@ -294,6 +294,7 @@ class _Leader(Runner):
         """A federation in which sites may be away."""
         simulation = super().simulation(store, answerer)
         simulation.lenient = True
+        simulation.attempt = self.remote.attempt
         return simulation
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:

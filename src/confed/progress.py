@@ -9,17 +9,23 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as markup
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from confed.cells import Event, Listen
 from confed.data.preparation import Show, shown
 from confed.experiment import Progress, Watch
+from confed.plain_text import visible
 from confed.results.folder import is_study
 from confed.study import Job, StudyWatch
 
-__all__ = ["Display", "GridDisplay", "headline"]
+__all__ = ["Display", "GridDisplay", "escape", "headline"]
+
+
+def escape(text: str) -> str:
+    """Text of others as markup that a terminal shows and does not obey: titles, names of clients, what went wrong."""
+    return markup(visible(text))
 
 
 class Display(StudyWatch):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from confed.engines.roll import SiteStatus
 from confed.experiment import Progress
+from confed.progress import escape
 from confed.results import formats
 
 __all__ = ["StatusPage"]

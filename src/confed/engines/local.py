@@ -1,10 +1,11 @@
 """The simulator: one workspace, clients one after the other, the loop in plain sight."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from confed.engines.presence import Presence
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
-from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply, Scalar, drive
+from confed.federation.messages import Call, ClientInfo, Exchange, Flow, Message, Reply, Scalar, drive
 from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
@@ -94,6 +95,18 @@ class RoundRecord:
     timeline: Sequence[Span] = ()
 
 
+@dataclass
+class _Books:
+    """What is written down of a round while it lasts; see :class:`RoundRecord`."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    errors: dict[str, str] = field(default_factory=dict[str, str])
+    losses: dict[str, float] = field(default_factory=dict[str, float])
+
+
+_Part = tuple[ServerState, _Books]
+
+
 class Simulation(AbstractContextManager["Simulation"]):
     """A federation on this machine: a setup, somewhere to keep client states, and who answers calls.
 
@@ -108,6 +121,7 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     Attributes:
         unanswered: clients that were left out of the last evaluation, and why.
+        attempt: drives a part of a round; by default once, so that a method's own errors are seen as they are.
     """
 
     def __init__(
@@ -124,6 +138,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             raise ValueError("a federation needs at least one client, got 0")
         self.setup, self.store, self.lenient = setup, store, lenient
         self.unanswered = dict[str, str]()
+        self.attempt: Callable[[Callable[[], _Part]], _Part] = lambda part: part()
         self.answerer = InProcess(setup) if answerer is None else answerer
         size = len(setup.population) if cohort is None else cohort
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
@@ -330,7 +345,7 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
     for round in range(start, setup.rounds + 1):
         began = time.perf_counter()
         simulation.store.begin(round + 1)
-        ledger, errors, losses = Ledger(), dict[str, str](), dict[str, float]()
+        books = _Books()
         # Of a session's many short calls a reader wants to see who waits for whom; the first of them show it.
         timeline = Timeline(SPANS if round == 0 and len(setup.algorithm.phases()) > 1 else 0)
         simulation.answerer.timeline = timeline
@@ -339,16 +354,36 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
             known = {"clients": there, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():
                 server = replace(servers[name], **known, local=setup.local)
-                plain = simulation.exchange(round, ledger, errors, losses, name, timeline)
-                exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round, errors=errors)
-                servers[name] = replace(drive(flow(server, cohort), exchange), local=None)
+                servers[name], books = _drive(simulation, partial(flow, server, cohort), round, books, name, timeline)
         else:
             name = next(iter(servers))
-            exchange = simulation.exchange(round, ledger, errors, losses)
             if type(setup.algorithm).finish is Algorithm.finish:
                 return
-            servers[name] = drive(setup.algorithm.finish(servers[name], simulation.present(round)), exchange)
+            flow = partial(setup.algorithm.finish, servers[name], simulation.present(round))
+            servers[name], books = _drive(simulation, flow, round, books)
         yield RoundRecord(
-            round + 1, dict(servers), losses, errors, ledger.up, ledger.down, time.perf_counter() - began,
-            ledger.actions, timeline.spans,
+            round + 1, dict(servers), books.losses, books.errors, books.ledger.up, books.ledger.down,
+            time.perf_counter() - began, books.ledger.actions, timeline.spans,
         )  # fmt: skip
+
+
+def _drive(
+    simulation: Simulation,
+    flow: Callable[[], Flow],
+    round: int,
+    before: _Books,
+    server: str = "",
+    timeline: Timeline | None = None,
+) -> _Part:
+    """The server's state after a part of a round, and the books; of the finish, which has no ``server``, too."""
+    setup = simulation.setup
+
+    def part() -> _Part:
+        books = copy.deepcopy(before)  # another attempt begins with the same ones
+        plain = simulation.exchange(round, books.ledger, books.errors, books.losses, server or "main", timeline)
+        if not server:
+            return drive(flow(), plain), books
+        exchange = protect(setup.algorithm, plain, seed=setup.seed, round=round, errors=books.errors)
+        return replace(drive(flow(), exchange), local=None), books
+
+    return simulation.attempt(part)

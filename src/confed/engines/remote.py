@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,13 +32,13 @@ from confed.engines.local import InProcess
 from confed.engines.open_files import patiently
 from confed.engines.perform import Setup, Workspace
 from confed.engines.reply_checks import check_content
-from confed.engines.roll import Bounded, Patience, Post, Roll
+from confed.engines.roll import Bounded, Patience, Post, Registered, Roll
+from confed.engines.round_retry import Attempts, Done
 from confed.engines.timeline import Timeline
 from confed.engines.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
 from confed.federation.checkpoint import private_folder
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
-from confed.federation.protocols import ClientData
 from confed.federation.state import Store
 from confed.privacy.guards import check_reply
 from confed.privacy.protections import ANALYSIS, UPDATE
@@ -49,24 +50,6 @@ LINE = 500
 
 TRIES = 3
 """How often a site may lose a request before it is left out of a round."""
-
-
-class Registered:
-    """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
-
-    def __init__(self, clients: Sequence[ClientInfo]) -> None:
-        self._clients = list(clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def info(self, number: int) -> ClientInfo:
-        """See :class:`confed.engines.perform.Population`."""
-        return self._clients[number]
-
-    def data(self, client_id: str) -> ClientData:
-        """Raises ValueError: a server has no client's examples."""
-        raise ValueError(f"the examples of client {client_id!r} are at its site")
 
 
 class Remote:
@@ -129,6 +112,7 @@ class Remote:
         self._start = 0
         self._bases: dict[str, int] = {}
         self._steps: dict[tuple[str, int], int] = {}
+        self._attempts: Attempts | None = None
 
     def begin(self, start: int, kept: Sequence[int]) -> None:
         """Says where the run begins or goes on: sites go back to that, too.
@@ -146,6 +130,30 @@ class Remote:
         if self._spool is not None:
             shutil.rmtree(self._spool, ignore_errors=True)
 
+    def attempt(self, part: Callable[[], Done]) -> Done:
+        """A part of a round; again, without the site whose reply the method had in hand, where that ends in an error.
+
+        Args:
+            part: drives the part from the state that it begins with, which it leaves as it is.
+
+        Raises:
+            RuntimeError: the part cannot be driven again.
+        """
+        algorithm = self._setup.algorithm
+        with closing(Attempts(self._steps, self._bases, self._spool, algorithm.secure_sum is not None)) as attempts:
+            self._attempts = attempts
+            try:
+                return attempts.drive(part, type(algorithm).__name__, self._begin_again)
+            finally:
+                self._attempts = None
+
+    def _begin_again(self, attempts: Attempts) -> None:
+        for batch in attempts.batches:  # what is on its way is not asked for a second time
+            while batch.waiting or batch.running:
+                self._step(batch)
+                time.sleep(self.patience.interval)
+        self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
+
     # Calls ---------------------------------------------------------------------------------------------------
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
@@ -154,7 +162,8 @@ class Remote:
             return self._some_here(calls, store, round)
         replies = self._replies(calls, round)
         next(replies)
-        return replies  # pyright: ignore[reportReturnType]  # behind the first None there are replies only
+        found: Iterator[Reply] = replies  # pyright: ignore[reportAssignmentType]  # no other None comes
+        return found if self._attempts is None else self._attempts.handed(found)
 
     def _some_here(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """Places that take no part are the server's own: it answers for them."""
@@ -165,8 +174,10 @@ class Remote:
             yield from self._local([call], store, round) if here else (next(replies),)
 
     def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
-        with tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool) as spool:
+        with self._folder() as spool:
             batch = Batch(calls, round, Path(spool), list(range(len(calls))))
+            if self._attempts is not None:
+                self._attempts.begin(batch)
             self._step(batch)
             yield None
             bounded = self._has_norms(calls)
@@ -179,6 +190,12 @@ class Remote:
                     yield self._counted(batch, *batch.done.pop(position))
             if bounded:
                 yield from self._bounded(batch)
+
+    def _folder(self) -> AbstractContextManager[str]:
+        """Where replies wait until their turn comes, or until the part of the round is over."""
+        if self._attempts is not None:
+            return nullcontext(self._attempts.folder())
+        return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool)
 
     def _counted(self, batch: Batch, ask: Ask, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
@@ -267,8 +284,17 @@ class Remote:
                 busy.add(call.client.id)
                 batch.waiting.remove(position)
                 batch.running[position] = self._ask(call, batch.round)
+                self._recall(batch, position)
         for position, ask in list(batch.running.items()):
             self._advance(batch, position, ask, now)
+
+    def _recall(self, batch: Batch, position: int) -> None:
+        """Takes what came of a call in an earlier attempt at the same part of the round."""
+        ask = batch.running[position]
+        if self._attempts is not None and (result := self._attempts.known(ask)) is not None:
+            del batch.running[position]
+            batch.done[position] = (ask, result)
+            batch.lost += isinstance(result, str)
 
     def _ask(self, call: Call, round: int) -> Ask:
         name = call.client.id
@@ -320,8 +346,7 @@ class Remote:
             why += "; the round cannot go on without it"
         else:
             batch.lost += 1
-            del batch.running[position]
-            batch.done[position] = (ask, why)
+            self._end(batch, position, ask, why)
         self.roll.note(name, self._idle(name), why)
 
     def _forget(self, ask: Ask) -> None:
@@ -339,13 +364,22 @@ class Remote:
         path = batch.spool / str(position)
         with patiently(lambda: path.open("wb")) as file:
             file.writelines((len(head).to_bytes(8, "little"), head, body))
-        del batch.running[position]
-        batch.done[position] = (ask, path)
+        self._end(batch, position, ask, path)
         self.roll.note(name, "idle")
+
+    def _end(self, batch: Batch, position: int, ask: Ask, result: Path | str) -> None:
+        del batch.running[position]
+        batch.done[position] = (ask, result)
+        if self._attempts is not None:
+            self._attempts.keep(ask, result)
 
     def _read(self, ask: Ask, result: Path | str) -> Reply:
         """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
         client = ask.call.client
+        if self._attempts is not None:
+            self._attempts.reading(ask)
+            if ask.request.id in self._attempts.refused:
+                return self._failed(client, self._attempts.refused[ask.request.id])
         if isinstance(result, str):
             return Reply(client, Message(), printable(result, LINE))
         try:
@@ -360,7 +394,7 @@ class Remote:
         client = ask.call.client
         with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
-        if not self._keep:
+        if not self._keep and (self._attempts is None or self._attempts.single):
             result.unlink()
         try:
             answer = Answer.from_bytes(head, self._limits)

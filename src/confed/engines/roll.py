@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -24,8 +24,10 @@ from confed.engines.envelope import (
 from confed.engines.open_files import patiently
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.ownership import MODALITIES
+from confed.federation.protocols import ClientData
+from confed.plain_text import visible
 
-__all__ = ["Bounded", "Connection", "Patience", "Post", "Roll", "SiteStatus"]
+__all__ = ["Bounded", "Connection", "Patience", "Post", "Registered", "Roll", "SiteStatus"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,24 @@ class SiteStatus:
     note: str = ""
     up: int = 0
     down: int = 0
+
+
+class Registered:
+    """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
+
+    def __init__(self, clients: Sequence[ClientInfo]) -> None:
+        self._clients = list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def info(self, number: int) -> ClientInfo:
+        """See :class:`confed.engines.perform.Population`."""
+        return self._clients[number]
+
+    def data(self, client_id: str) -> ClientData:
+        """Raises ValueError: a server has no client's examples."""
+        raise ValueError(f"the examples of client {client_id!r} are at its site")
 
 
 class Roll:
@@ -291,4 +311,4 @@ class Roll:
             line |= {"bytes": len(head) + len(body), "digest": digest(head, body)}
             audit = self._audit
             with patiently(lambda: audit.open("a", encoding="utf-8")) as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(visible(json.dumps(line)) + "\n")

@@ -36,6 +36,7 @@ from confed.federation.client import Signer
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.params import Params, Scope
 from confed.federation.state import ClientState
+from confed.plain_text import visible
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
@@ -292,4 +293,4 @@ class Site:
                 **more,
             }
             with self._audit.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(visible(json.dumps(line)) + "\n")

@@ -51,6 +51,7 @@ class Workers:
         self.timeline = Timeline(0)
         self._homes: dict[str, int] = {}
         self._round = -1
+        self._closed = False
         # Forking is safe while this process has started no thread pool and no CUDA context of its own.
         self._context = multiprocessing.get_context("fork")
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
@@ -65,6 +66,7 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes."""
+        self._closed = True
         # All pipes before any wait: a worker forked later holds copies of the earlier ones' ends.
         everybody = [*self._workers, *self._spares.values()]
         for _, pipe in everybody:
@@ -98,11 +100,11 @@ class Workers:
                 yield self._reply(calls[position], done.pop(position), store)
         finally:
             # A flow that stops listening leaves replies behind; the next calls must not take them for theirs.
-            while running:
+            while running and not self._closed:
                 self._collect(running, done)
             for early in done.values():
                 if isinstance(early, Path):
-                    early.unlink()
+                    early.unlink(missing_ok=True)
 
     def _feed(
         self,

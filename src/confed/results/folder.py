@@ -18,6 +18,7 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import path_of
 from confed.federation.reading import faults_of
 from confed.folder_lock import without_lock
+from confed.plain_text import visible
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
 
@@ -67,7 +68,7 @@ class RunFolder:
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Adds one line of JSON, on disk when this returns: a checkpoint must never be ahead of its history."""
         with path.open("ab") as file:
-            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            file.write(visible(json.dumps(line, ensure_ascii=False)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -86,7 +87,7 @@ class RunFolder:
 
     def write_json(self, path: Path, value: Any) -> None:
         """Writes JSON atomically."""
-        write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode())
+        write_atomically(path, visible(json.dumps(value, indent=1, ensure_ascii=False)).encode())
 
     def write_tensors(self, path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
         """Writes a safetensors file atomically."""
