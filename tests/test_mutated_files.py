@@ -103,7 +103,7 @@ def test_a_client_state_whose_index_does_not_fit_is_refused(change: dict[str, st
 
 @pytest.mark.parametrize("scalars", [DEEP, "[1]", "7"])
 def test_scalars_of_a_message_that_are_none(scalars: str) -> None:
-    with pytest.raises(ValueError, match="scalars must be|must be a message"):
+    with pytest.raises(ValueError, match=r"scalars must be|must be a message"):
         decode(save({"w": torch.ones(1)}, {"scalars": scalars}))
 
 
