@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from confed.data.missing import missing_of
+from confed.results.comparable import OtherExamples
 from confed.results.deployed import VIEWS
 from confed.results.label_resamples import LabelResamples
 from confed.results.runs import Run
@@ -91,7 +92,7 @@ class Scores:
             for (run, reference), (a, b) in zip(pairs, found, strict=True):
                 order = aligned(a[place], b[place], lambda one=run, other=reference: _reorders(one, other))
                 if isinstance(order, str):
-                    return f"{place}: {order} (seed {run.seed})"
+                    return type(order)(f"{place}: {order} (seed {run.seed})")
                 seeds.append(Rows(a[place].scores - b[place].scores[order], a[place].names))
             joined = over_seeds(seeds, [run for run, _ in pairs])
             if isinstance(joined, str):
@@ -126,7 +127,7 @@ def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -
         int64, shape (N,): ``other.scores[order]`` are of ``base``'s examples; or why there is no such order.
     """
     if len(base.scores) != len(other.scores):
-        return f"other test examples, {len(base.scores)} and {len(other.scores)} of them"
+        return OtherExamples(f"other test examples, {len(base.scores)} and {len(other.scores)} of them")
     order = np.arange(len(base.scores))
     if base.names is None or other.names is None:
         if reason := reorders():
@@ -136,7 +137,7 @@ def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -
             return "examples in another order, whose names are not unique"
         here, there = np.argsort(base.names), np.argsort(other.names)
         if not np.array_equal(base.names[here], other.names[there]):
-            return "other test examples"
+            return OtherExamples("other test examples")
         order[here] = there
     if base.truth is not None and other.truth is not None and not np.array_equal(base.truth, other.truth[order]):
         return "examples of the same names with other right answers"
@@ -153,14 +154,9 @@ def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     Returns:
         float64, shape (S, N), NaN where a seed has no such example; or why they cannot be put together.
     """
-    first = seeds[0]
     names = [rows.names for rows in seeds if rows.names is not None]
     if len(names) < len(seeds):
-        if reason := next(filter(None, (_reorders(runs[0], run) for run in runs)), ""):
-            return reason
-        if any(len(rows.scores) != len(first.scores) for rows in seeds):
-            return "predictions carry no names of examples, and the seeds have other test examples"
-        return np.stack([rows.scores for rows in seeds])
+        return _unstackable(seeds, runs) or np.stack([rows.scores for rows in seeds])
     if all(np.array_equal(names[0], own) for own in names):
         return np.stack([rows.scores for rows in seeds])
     if any(len(np.unique(own)) < len(own) for own in names):
@@ -170,6 +166,18 @@ def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     for row, own, rows in zip(found, names, seeds, strict=True):
         row[np.searchsorted(every, own)] = rows.scores
     return found
+
+
+def _unstackable(seeds: Sequence[Rows], runs: Sequence[Run]) -> str:
+    """Why rows of several seeds, some without names, may not be put together by position; "" if they may."""
+    if reason := next(filter(None, (_reorders(runs[0], run) for run in runs)), ""):
+        return reason
+    if any(len(rows.scores) != len(seeds[0].scores) for rows in seeds):
+        return "predictions carry no names of examples, and the seeds have other test examples"
+    names = [rows.names for rows in seeds if rows.names is not None]
+    if any(not np.array_equal(names[0], own) for own in names[1:]):
+        return "some predictions carry no names of examples, and the others have other examples or another order"
+    return ""
 
 
 def _reorders(first: Run, second: Run) -> str:
