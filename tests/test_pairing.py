@@ -201,6 +201,14 @@ def test_orders_of_names() -> None:
     assert not isinstance(order, str)
     assert moved.scores[order].tolist() == [0, 1, 2, 3]
     assert aligned(base, Rows(scores, names, np.zeros(4))) == "examples of the same names with other right answers"
+    # Positions in pools of other training data say nothing; hashes of the answers' texts do.
+    pool = Rows(scores, names, np.arange(4) + 1)
+    assert isinstance(aligned(base, pool), str)
+    assert not isinstance(aligned(base, pool, same_pool=False), str)
+    hashed = [Rows(scores, names, pool, name_hashes(texts)) for pool, texts in ((names, "wxyz"), (scores, "wxyz"))]
+    assert not isinstance(aligned(hashed[0], hashed[1]), str)
+    other = Rows(scores, names, names, name_hashes("wxyy"))
+    assert aligned(hashed[0], other, same_pool=False) == "examples of the same names with other right answers"
     twice = name_hashes("aabb")
     assert aligned(Rows(scores, twice), Rows(scores, twice[::-1])) == (
         "examples in another order, whose names are not unique"

@@ -6,7 +6,7 @@ A refused pair keeps its values and loses every test: p-values, intervals, equiv
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confed.results.measured import SEVERAL, metrics_of, strict_scores
+from confed.results.measured import ONE_ANSWER, SEVERAL, metrics_of, strict_scores
 from confed.results.runs import Run, counted
 
 __all__ = ["OtherExamples", "other_data", "other_places", "refusal", "refusal_of", "refusals"]
@@ -85,8 +85,10 @@ def _other_metric(run: Run, reference: Run, strict: Callable[[Run], bool]) -> st
     # An older run with several metrics does not say which place has which.
     unknown = (SEVERAL,) if run.metric == reference.metric == SEVERAL else ()
     differ = [p for p in a if p in b and a[p] != b[p] and a[p] not in unknown and b[p] not in unknown]
-    # Where every score is 0 or 1, soft and strict accuracy are the same share of right answers.
-    if not differ or (strict(run) and strict(reference)):
+    # Where every score is 0 or 1, soft and strict accuracy are the same share of right answers; other metrics, such as
+    # the share of answers that any annotator gave, are always 0 or 1 and yet no such share.
+    same = all(m in ONE_ANSWER for p in differ for m in (a[p], b[p]))
+    if not differ or (same and strict(run) and strict(reference)):
         return ""
     place = differ[0]
     return f"the metrics differ ({a[place]}, not {b[place]})"

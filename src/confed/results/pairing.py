@@ -35,11 +35,13 @@ class Rows:
         scores: float64, shape (N,).
         names: hashes of their names, int64, shape (N,); None in an older folder.
         truth: positions of the right answers, int64, shape (N,); None where it was not kept.
+        answers: hashes of the right answers' texts, int64, shape (N,); None in an older folder.
     """
 
     scores: np.ndarray
     names: np.ndarray | None = None
     truth: np.ndarray | None = None
+    answers: np.ndarray | None = None
 
 
 class Scores:
@@ -90,7 +92,12 @@ class Scores:
         for place in sorted(sides[0]):
             seeds: list[Rows] = []
             for (run, reference), (a, b) in zip(pairs, found, strict=True):
-                order = aligned(a[place], b[place], lambda one=run, other=reference: _reorders(one, other))
+                order = aligned(
+                    a[place],
+                    b[place],
+                    lambda one=run, other=reference: _reorders(one, other),
+                    same_pool=_data(run) == _data(reference),
+                )
                 if isinstance(order, str):
                     return type(order)(f"{place}: {order} (seed {run.seed})")
                 seeds.append(Rows(a[place].scores - b[place].scores[order], a[place].names))
@@ -109,19 +116,23 @@ class Scores:
                 start, _, rest = key.partition("/")
                 place = rest.removesuffix("/correct")
                 if rest.endswith("/correct") and value.ndim == 1:
-                    names, truth = kept.get(f"names/{place}"), kept.get(f"truth/{place}")
-                    views.setdefault(start, {})[place] = Rows(value.astype(np.float64), names, truth)
+                    names, truth, answers = (kept.get(f"{what}/{place}") for what in ("names", "truth", "answers"))
+                    views.setdefault(start, {})[place] = Rows(value.astype(np.float64), names, truth, answers)
             self._read[run.folder] = views
         return self._read[run.folder]
 
 
-def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -> np.ndarray | str:
+def aligned(
+    base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "", *, same_pool: bool = True
+) -> np.ndarray | str:
     """The order in which one run's rows are those of another.
 
     Args:
         base: some rows.
         other: rows of the same place.
         reorders: asked where names are not known: why positions cannot be relied upon; "" if they can.
+        same_pool: whether both have the same answers in the same order, so that positions of right answers can be
+            compared where their texts' hashes are not known; pools are made from training data.
 
     Returns:
         int64, shape (N,): ``other.scores[order]`` are of ``base``'s examples; or why there is no such order.
@@ -139,7 +150,9 @@ def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -
         if not np.array_equal(base.names[here], other.names[there]):
             return OtherExamples("other test examples")
         order[here] = there
-    if base.truth is not None and other.truth is not None and not np.array_equal(base.truth, other.truth[order]):
+    hashed = base.answers is not None and other.answers is not None
+    a, b = (base.answers, other.answers) if hashed else (base.truth, other.truth)
+    if (hashed or same_pool) and a is not None and b is not None and not np.array_equal(a, b[order]):
         return "examples of the same names with other right answers"
     return order
 
