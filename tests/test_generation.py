@@ -70,8 +70,16 @@ def test_candidates_are_scored_as_classes():
     assert values == {"exact": [0.0, 0.0], "soft": [pytest.approx(0.3)] * 2, "any": [1.0, 1.0]}
     assert Generation(3).metric == "accuracy"
     assert Generation(3, "soft").metric == "vqa_accuracy"
-    total, weight = Generation(3, "any").tally(output, batch)["vqa_accuracy"]
+    total, weight = Generation(3, "any").tally(output, batch)["vqa_any"]
     assert (total, weight) == (2.0, 2.0)
+    anybody = Generation(3, "any", ("colour",))
+    found = anybody.tally(output, {**batch, "type": torch.tensor([0, 0])})
+    assert anybody.metric == "vqa_any"
+    assert found["vqa_any/colour"] == (2.0, 2.0)
+    assert {"vqa_any", "vqa_any/colour"} <= anybody.measures.keys()
+    # What is told is declared, and nothing goes by the name of the soft score.
+    assert {key.partition("/")[0] for key in found} <= {key.partition("/")[0] for key in anybody.measures}
+    assert not any("vqa_accuracy" in key for key in (*found, *anybody.measures))
     # The softmax over candidates of -1 and -2: e / (e + 1) and 1 / (e + 1); the loss is over candidates, too.
     assert Generation(3).tally(output, batch)["loss"][0] == pytest.approx(
         math.log(1 + math.e) + 5 + math.log(math.exp(-5) + math.exp(-4) + math.exp(-0.5)), rel=1e-4

@@ -61,6 +61,7 @@ def test_predictions_say_which_example_each_row_is_and_what_is_right(finished: P
     for place, split in dataset.clients.items():
         assert kept[f"names/{place}"].tolist() == name_hashes(split.test.names).tolist()
         assert [dataset.answers[label] for label in kept[f"truth/{place}"].tolist()] == [*split.test.answers]
+        assert kept[f"answers/{place}"].tolist() == name_hashes(split.test.answers).tolist()
         right = kept[f"personal/{place}/prediction"] == kept[f"truth/{place}"]
         assert kept[f"personal/{place}/correct"].tolist() == right.float().tolist()
     # The same hash everywhere and for ever: folders of other machines and versions are paired by it.

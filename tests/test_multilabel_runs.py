@@ -23,11 +23,13 @@ from confed.metrics.multilabel import flair_metrics, multilabel_metrics
 from confed.models.tokenizer import WordTokenizer
 from confed.preparing import prepare
 from confed.recipe import Recipe, load_recipe
+from confed.results.comparable import OtherExamples
 from confed.results.compare import compare_runs
 from confed.results.label_resamples import LabelResamples
 from confed.results.label_tables import label_tables, label_value
 from confed.results.multilabel import PooledCounts
-from confed.results.runs import load
+from confed.results.paired import differences
+from confed.results.runs import Run, load
 from confed.results.tables import main_tables, study_table
 from confed.tune import validation_scores
 
@@ -355,6 +357,16 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     moved = {key: value[::-1].copy() if key == f"names/{places[0]}" else value for key, value in kept.items()}
     save_file(moved, other / "predictions.safetensors")
     assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
+    reason = unpaired(other, first)
+    assert (reason, isinstance(reason, OtherExamples)) == ("test examples in another order (seed 0)", False)
+    moved[f"names/{places[0]}"] = moved[f"names/{places[0]}"] + 1
+    save_file(moved, other / "predictions.safetensors")
+    assert isinstance(reason := unpaired(other, first), OtherExamples)
+    assert reason == "other test examples (seed 0)"
+    # Then nothing is tested over seeds either.
+    runs = {"fedavg": dict.fromkeys(range(5), first), "other": dict.fromkeys(range(5), load(other).runs[0])}
+    found = next(d for d in differences(runs, "fedavg") if d.measure == "C-AP")
+    assert (found.refused, found.over_seeds, found.unpaired) == (reason, None, "")
     older = {key: value for key, value in kept.items() if not key.startswith("names/")}
     save_file(older, other / "predictions.safetensors")
     assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is not None
@@ -362,6 +374,13 @@ def test_differences_are_tested_over_test_examples(finished: Path, tmp_path: Pat
     kept[f"labels/{places[0]}"] = 1 - kept[f"labels/{places[0]}"]
     save_file(kept, other / "predictions.safetensors")
     assert LabelResamples().over_examples([(load(other).runs[0], first)], "C-AP") is None
+    assert unpaired(other, first) == "test examples with other labels (seed 0)"
+    (other / "predictions.safetensors").unlink()
+    assert unpaired(other, first) == "probabilities of both on test examples are missing"
+
+
+def unpaired(other: Path, first: Run) -> str:
+    return LabelResamples().unpaired([(load(other).runs[0], first)], "C-AP")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from confed.metrics.stratified import stratified_bootstrap
+from confed.metrics.stratified import sign_flip, stratified_bootstrap
 from confed.results.compare import Comparison, compare
 from confed.results.example_names import name_hashes
-from confed.results.paired import Difference
+from confed.results.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
 from confed.results.pairing import Rows, aligned, over_seeds
 from confed.results.runs import load
 from test_results_runs import CLIENTS, make_run
@@ -127,7 +127,57 @@ def test_other_examples_of_the_same_number_are_refused(tmp_path: Path) -> None:
     d = personal(compare([tmp_path / "a", tmp_path / "b"]))
     assert d.over_examples is None
     assert d.by_place == {}
-    assert d.unpaired == "home: other test examples (seed 0)"
+    assert (d.refused, d.unpaired) == ("home: other test examples (seed 0)", "")
+
+
+def test_means_of_other_examples_are_not_tested_over_seeds(tmp_path: Path) -> None:
+    for seed in range(5):
+        for method, right in (("fedavg", 5), ("fedp3", 6 + seed % 2)):
+            folder = make_run(tmp_path / f"{method}-{seed}", method, seed)
+            rewritten(folder, {"home": shares(right, 10)}, lambda _, m=method: [f"{m}/{i}" for i in range(10)])
+    d = personal(compare([*tmp_path.iterdir()]))
+    assert d.refused == "home: other test examples (seed 0)"
+    assert (d.over_seeds, d.seeds_p, d.equivalence, d.pairs) == (None,) * 4
+    assert not d.significant
+
+
+def test_means_over_other_places_are_not_tested(tmp_path: Path) -> None:
+    # On the two clients that both have nothing differs; the third one is easy.
+    for seed in range(5):
+        own = {"x": shares(30 + seed, 60), "y": shares(20, 60)}
+        rewritten(make_run(tmp_path / f"a{seed}", "fedavg", seed), own)
+        rewritten(make_run(tmp_path / f"b{seed}", "fedp3", seed), {**own, "z": shares(59, 60)})
+    comparison = compare([*tmp_path.iterdir()])
+    d = personal(comparison)
+    assert d.points > 0.1
+    assert d.refused == "the means are of other places (only one has z, seed 0)"
+    assert (d.over_seeds, d.equivalence, d.over_examples, d.signs, d.pairs) == (None,) * 5
+    assert not d.significant
+    assert comparison.refused["fedp3"]["fedavg"].startswith("the means are of other places (only one has z")
+
+
+def test_seeds_partly_without_names_are_stacked_only_where_known_names_agree(tmp_path: Path) -> None:
+    runs = [load(make_run(tmp_path / str(seed), "fedavg", seed)).runs[0] for seed in range(3)]
+    scores, names = np.arange(4.0), name_hashes("abcd")
+    same = [Rows(scores, names), Rows(scores, None), Rows(scores, names)]
+    assert not isinstance(over_seeds(same, runs), str)
+    reason = over_seeds([*same[:2], Rows(scores, names[::-1])], runs)
+    assert reason == "some predictions carry no names of examples, and the others have other examples or another order"
+
+
+def test_tests_by_place_can_pass_the_correction(tmp_path: Path) -> None:
+    # Seeds of other sizes of differences: too many outcomes to count, and 10,001 draws times 560 tests is above 5 %.
+    rng = np.random.default_rng(3)
+    differences = rng.uniform(0.2, 1.0, (2, 40))
+    assert sign_flip([differences], 0).p * 560 > LEVEL
+    found = by_place_test(differences, 0, 560)
+    assert not found.exact
+    assert found.p * 560 <= LEVEL
+    # What is not small is not asked again, and few tests need no more draws.
+    assert by_place_test(differences, 0, 5) == sign_flip([differences], 0)
+    even = rng.normal(size=(2, 40))
+    assert by_place_test(even, 0, 560) == sign_flip([even], 0)
+    assert by_place_test(differences, 0, 10**6).smallest_p == pytest.approx(1 / (MOST_SIGNS + 1))
 
 
 def test_seeds_may_have_other_examples(tmp_path: Path) -> None:
@@ -151,6 +201,14 @@ def test_orders_of_names() -> None:
     assert not isinstance(order, str)
     assert moved.scores[order].tolist() == [0, 1, 2, 3]
     assert aligned(base, Rows(scores, names, np.zeros(4))) == "examples of the same names with other right answers"
+    # Positions in pools of other training data say nothing; hashes of the answers' texts do.
+    pool = Rows(scores, names, np.arange(4) + 1)
+    assert isinstance(aligned(base, pool), str)
+    assert not isinstance(aligned(base, pool, same_pool=False), str)
+    hashed = [Rows(scores, names, pool, name_hashes(texts)) for pool, texts in ((names, "wxyz"), (scores, "wxyz"))]
+    assert not isinstance(aligned(hashed[0], hashed[1]), str)
+    other = Rows(scores, names, names, name_hashes("wxyy"))
+    assert aligned(hashed[0], other, same_pool=False) == "examples of the same names with other right answers"
     twice = name_hashes("aabb")
     assert aligned(Rows(scores, twice), Rows(scores, twice[::-1])) == (
         "examples in another order, whose names are not unique"

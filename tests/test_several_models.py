@@ -281,6 +281,10 @@ def test_metrics_of_two_names_are_compared_where_all_scores_are_right_or_wrong(t
     assert comparison.metric == "score"
     assert comparison.differences
     assert any("Metrics have several names" in note for note in paper_table(study).notes)
+    # An answer that any annotator gave is worth 1 too, and is another quantity.
+    renamed(other, "vqa_any")
+    assert {d.refused for d in compare([tmp_path]).differences} == {"the metrics differ (vqa_any, not accuracy)"}
+    assert metric_note(load(tmp_path).runs).startswith("Warning: the metrics differ")
     renamed(other, "vqa_accuracy", soft=True)
     comparison = compare([tmp_path])
     assert any("Warning: the metrics differ" in remark for remark in comparison.remarks)

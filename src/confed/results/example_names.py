@@ -1,8 +1,9 @@
 """Which test example each row of a run's predictions is: hashes of names, and right answers, in stored order.
 
-``predictions.safetensors`` holds ``names/<place>``, int64 (N,), and of questions with answers ``truth/<place>``, int64
-(N,), beside the rows of every view. Rows may stand in another order for another seed (examples that lack modalities are
-sorted by what they have), so comparisons pair them by these hashes and never by position.
+``predictions.safetensors`` holds ``names/<place>``, int64 (N,), and of questions with answers ``truth/<place>`` and
+``answers/<place>``, int64 (N,), beside the rows of every view. Rows may stand in another order for another seed
+(examples that lack modalities are sorted by what they have), so comparisons pair them by these hashes and never by
+position.
 """
 
 import hashlib
@@ -12,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.labelled import LabelDataset
+from confed.data.labelled import LabelExamples
 from confed.materials import Materials
 from confed.results.examine import Examination
 
-__all__ = ["NAMES", "TRUTH", "examples_tried", "name_hashes"]
+__all__ = ["ANSWERS", "NAMES", "TRUTH", "examples_tried", "name_hashes"]
 
 NAMES = "names"
 TRUTH = "truth"
+ANSWERS = "answers"
 
 
 def name_hashes(names: Iterable[str]) -> np.ndarray:
@@ -44,7 +46,9 @@ def examples_tried(materials: Materials, examined: Examination) -> dict[str, Ten
 
     Returns:
         ``names/<place>`` and, of questions with answers, ``truth/<place>``: the positions of the right answers among
-        the place's, -1 for one outside. Nothing of a place whose rows were not kept, as across machines.
+        the place's, -1 for one outside, and ``answers/<place>``: hashes of their texts, the same whatever the
+        place's answers are and however they are ordered. Nothing of a place whose rows were not kept, as across
+        machines.
     """
     dataset, found = materials.dataset, dict[str, Tensor]()
     kept = {
@@ -55,9 +59,10 @@ def examples_tried(materials: Materials, examined: Examination) -> dict[str, Ten
         if len(examples) != count:
             continue
         found[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
-        if not isinstance(dataset, LabelDataset):
+        if not isinstance(examples, LabelExamples):
             table = (materials.unseen if place in materials.unseen else materials.clients)[place].tables[2]
             columns: Mapping[str, Tensor] = table.columns
             if "label" in columns:
                 found[f"{TRUTH}/{place}"] = columns["label"]
+                found[f"{ANSWERS}/{place}"] = torch.from_numpy(name_hashes(examples.answers))
     return found

@@ -11,6 +11,7 @@ import numpy as np
 
 from confed.metrics.label_resampling import RESAMPLES, resampled_class_precision, resampled_overall_f1
 from confed.metrics.resampling import Bootstrap, bootstrap_of
+from confed.results.comparable import OtherExamples
 from confed.results.label_tables import label_value
 from confed.results.multilabel import VALIDATION
 from confed.results.runs import Run
@@ -28,6 +29,7 @@ class _Resampled:
     examples: int
     test_set: int
     names: bytes
+    members: bytes
 
 
 class LabelResamples:
@@ -69,12 +71,28 @@ class LabelResamples:
         differences = np.stack([a.values - b.values for a, b in found], axis=1)
         return bootstrap_of(_observed(found), (differences * drawn).sum(1) / n, n)
 
+    def unpaired(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> str:
+        """Why a measure has no tests over examples; "" if it has. Arguments as for :meth:`over_examples`."""
+        for run, reference in pairs:
+            a, b = self._of(run, measure), self._of(reference, measure)
+            if a is None or b is None:
+                return "probabilities of both on test examples are missing"
+            if a.names and b.names and a.members != b.members:
+                return OtherExamples(f"other test examples (seed {run.seed})")
+            if a.names and b.names and a.names != b.names:
+                return f"test examples in another order (seed {run.seed})"
+            if a.test_set != b.test_set:
+                return f"test examples with other labels (seed {run.seed})"
+        return ""
+
     def _pairs(self, pairs: Sequence[tuple[Run, Run]], measure: str) -> list[tuple[_Resampled, _Resampled]]:
         """All pairs resampled, or none of them."""
+        if self.unpaired(pairs, measure):
+            return []
         found: list[tuple[_Resampled, _Resampled]] = []
         for run, reference in pairs:
             a, b = self._of(run, measure), self._of(reference, measure)
-            if a is None or b is None or a.test_set != b.test_set or (a.names and b.names and a.names != b.names):
+            if a is None or b is None:
                 return []
             found.append((a, b))
         return found
@@ -104,12 +122,12 @@ def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
         values = resampled_class_precision(scores, truth, about.get("undefined", "zero"), seed=test_set)
     else:
         values = resampled_overall_f1(scores, truth, float(about.get("threshold", 0.5)), seed=test_set)
-    return _Resampled(value, values, len(truth), test_set, names)
+    return _Resampled(value, values, len(truth), test_set, _digest(names), _digest([np.sort(own) for own in names]))
 
 
-def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, bytes] | None:
-    """Probabilities and labels (N, C) of one view's test examples, places in the order of their names, and a digest of
-    the examples' names; b"" of a run that did not keep these."""
+def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
+    """Probabilities and labels (N, C) of one view's test examples, places in the order of their names, and hashes of
+    each place's examples; none of a run that did not keep these everywhere."""
     kept = run.predictions()
     ending, places = "/probabilities", list[str]()
     for key in sorted(kept):
@@ -120,13 +138,13 @@ def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, bytes] | Non
             places.append(place)
     if not places:
         return None
+    names = [kept[f"names/{place}"] for place in places if f"names/{place}" in kept]
     return (
         np.concatenate([kept[f"{view}/{place}{ending}"] for place in places]),
         np.concatenate([kept[f"labels/{place}"] for place in places]),
-        _digest([kept.get(f"names/{place}") for place in places]),
+        names if len(names) == len(places) else [],
     )
 
 
-def _digest(names: Sequence[np.ndarray | None]) -> bytes:
-    known = [own for own in names if own is not None]
-    return hashlib.sha256(np.concatenate(known).tobytes()).digest() if len(known) == len(names) else b""
+def _digest(names: Sequence[np.ndarray]) -> bytes:
+    return hashlib.sha256(np.concatenate(names).tobytes()).digest() if names else b""

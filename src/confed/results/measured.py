@@ -6,13 +6,25 @@ import numpy as np
 
 from confed.results.runs import Run
 
-__all__ = ["SEVERAL", "metric_note", "metric_of", "metrics_of", "place_metric", "strict_scores", "types_in_order"]
+__all__ = [
+    "ONE_ANSWER",
+    "SEVERAL",
+    "metric_note",
+    "metric_of",
+    "metrics_of",
+    "place_metric",
+    "strict_scores",
+    "types_in_order",
+]
 
 SEVERAL = "score"
 """What a run's metric is called where places have several."""
 
-HEADLINES = ("accuracy", "vqa_accuracy", "cider")
+HEADLINES = ("accuracy", "vqa_accuracy", "vqa_any", "cider")
 """Metrics that head results of tasks on questions."""
+
+ONE_ANSWER = ("accuracy", "vqa_accuracy", SEVERAL)
+"""Metrics that are the same share of right answers where every question has one."""
 
 ANSWER_TYPES = ("yes/no", "number", "other")
 """The types of VQA-v2, in the order in which its tables have them."""
@@ -42,7 +54,7 @@ def metric_note(runs: Sequence[Run]) -> str:
         return ""
     of = {name: list(dict.fromkeys(run.label for run in complete if run.metric == name)) for name in names}
     words = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in of.items())
-    if all(strict_scores(run) for run in complete):
+    if {*names} <= {*ONE_ANSWER} and all(strict_scores(run) for run in complete):
         return f"Metrics have several names ({words}), but every score is 0 or 1: all are shares of right answers."
     return f"Warning: the metrics differ ({words}), so values in one column are not the same quantity."
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from confed.data.missing import missing_of
+from confed.results.comparable import OtherExamples
 from confed.results.deployed import VIEWS
 from confed.results.label_resamples import LabelResamples
 from confed.results.runs import Run
@@ -34,11 +35,13 @@ class Rows:
         scores: float64, shape (N,).
         names: hashes of their names, int64, shape (N,); None in an older folder.
         truth: positions of the right answers, int64, shape (N,); None where it was not kept.
+        answers: hashes of the right answers' texts, int64, shape (N,); None in an older folder.
     """
 
     scores: np.ndarray
     names: np.ndarray | None = None
     truth: np.ndarray | None = None
+    answers: np.ndarray | None = None
 
 
 class Scores:
@@ -89,9 +92,14 @@ class Scores:
         for place in sorted(sides[0]):
             seeds: list[Rows] = []
             for (run, reference), (a, b) in zip(pairs, found, strict=True):
-                order = aligned(a[place], b[place], lambda one=run, other=reference: _reorders(one, other))
+                order = aligned(
+                    a[place],
+                    b[place],
+                    lambda one=run, other=reference: _reorders(one, other),
+                    same_pool=_data(run) == _data(reference),
+                )
                 if isinstance(order, str):
-                    return f"{place}: {order} (seed {run.seed})"
+                    return type(order)(f"{place}: {order} (seed {run.seed})")
                 seeds.append(Rows(a[place].scores - b[place].scores[order], a[place].names))
             joined = over_seeds(seeds, [run for run, _ in pairs])
             if isinstance(joined, str):
@@ -108,25 +116,29 @@ class Scores:
                 start, _, rest = key.partition("/")
                 place = rest.removesuffix("/correct")
                 if rest.endswith("/correct") and value.ndim == 1:
-                    names, truth = kept.get(f"names/{place}"), kept.get(f"truth/{place}")
-                    views.setdefault(start, {})[place] = Rows(value.astype(np.float64), names, truth)
+                    names, truth, answers = (kept.get(f"{what}/{place}") for what in ("names", "truth", "answers"))
+                    views.setdefault(start, {})[place] = Rows(value.astype(np.float64), names, truth, answers)
             self._read[run.folder] = views
         return self._read[run.folder]
 
 
-def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -> np.ndarray | str:
+def aligned(
+    base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "", *, same_pool: bool = True
+) -> np.ndarray | str:
     """The order in which one run's rows are those of another.
 
     Args:
         base: some rows.
         other: rows of the same place.
         reorders: asked where names are not known: why positions cannot be relied upon; "" if they can.
+        same_pool: whether both have the same answers in the same order, so that positions of right answers can be
+            compared where their texts' hashes are not known; pools are made from training data.
 
     Returns:
         int64, shape (N,): ``other.scores[order]`` are of ``base``'s examples; or why there is no such order.
     """
     if len(base.scores) != len(other.scores):
-        return f"other test examples, {len(base.scores)} and {len(other.scores)} of them"
+        return OtherExamples(f"other test examples, {len(base.scores)} and {len(other.scores)} of them")
     order = np.arange(len(base.scores))
     if base.names is None or other.names is None:
         if reason := reorders():
@@ -136,9 +148,11 @@ def aligned(base: Rows, other: Rows, reorders: Callable[[], str] = lambda: "") -
             return "examples in another order, whose names are not unique"
         here, there = np.argsort(base.names), np.argsort(other.names)
         if not np.array_equal(base.names[here], other.names[there]):
-            return "other test examples"
+            return OtherExamples("other test examples")
         order[here] = there
-    if base.truth is not None and other.truth is not None and not np.array_equal(base.truth, other.truth[order]):
+    hashed = base.answers is not None and other.answers is not None
+    a, b = (base.answers, other.answers) if hashed else (base.truth, other.truth)
+    if (hashed or same_pool) and a is not None and b is not None and not np.array_equal(a, b[order]):
         return "examples of the same names with other right answers"
     return order
 
@@ -153,14 +167,9 @@ def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     Returns:
         float64, shape (S, N), NaN where a seed has no such example; or why they cannot be put together.
     """
-    first = seeds[0]
     names = [rows.names for rows in seeds if rows.names is not None]
     if len(names) < len(seeds):
-        if reason := next(filter(None, (_reorders(runs[0], run) for run in runs)), ""):
-            return reason
-        if any(len(rows.scores) != len(first.scores) for rows in seeds):
-            return "predictions carry no names of examples, and the seeds have other test examples"
-        return np.stack([rows.scores for rows in seeds])
+        return _unstackable(seeds, runs) or np.stack([rows.scores for rows in seeds])
     if all(np.array_equal(names[0], own) for own in names):
         return np.stack([rows.scores for rows in seeds])
     if any(len(np.unique(own)) < len(own) for own in names):
@@ -170,6 +179,18 @@ def over_seeds(seeds: Sequence[Rows], runs: Sequence[Run]) -> np.ndarray | str:
     for row, own, rows in zip(found, names, seeds, strict=True):
         row[np.searchsorted(every, own)] = rows.scores
     return found
+
+
+def _unstackable(seeds: Sequence[Rows], runs: Sequence[Run]) -> str:
+    """Why rows of several seeds, some without names, may not be put together by position; "" if they may."""
+    if reason := next(filter(None, (_reorders(runs[0], run) for run in runs)), ""):
+        return reason
+    if any(len(rows.scores) != len(seeds[0].scores) for rows in seeds):
+        return "predictions carry no names of examples, and the seeds have other test examples"
+    names = [rows.names for rows in seeds if rows.names is not None]
+    if any(not np.array_equal(names[0], own) for own in names[1:]):
+        return "some predictions carry no names of examples, and the others have other examples or another order"
+    return ""
 
 
 def _reorders(first: Run, second: Run) -> str:

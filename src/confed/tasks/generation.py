@@ -1,7 +1,8 @@
 """Visual question answering by writing the answer: trained on tokens, scored on a list of answers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +13,11 @@ from confed.registry import register_task
 from confed.tasks.vqa import VQA
 
 __all__ = ["Generation", "Scores", "token_loss"]
+
+_T = TypeVar("_T")
+
+ANY = "vqa_any"
+"""The share of answers that at least one annotator gave."""
 
 Scores = Literal["exact", "soft", "any"]
 """What an answer is worth: 1 if it is the label; its soft score of 10 annotators; 1 if any annotator gave it."""
@@ -69,8 +75,8 @@ class Generation:
 
     @property
     def metric(self) -> str:
-        """``accuracy`` with exact scores, else ``vqa_accuracy``."""
-        return self._ranked.metric
+        """``accuracy`` with exact scores, ``vqa_accuracy`` with soft ones, ``vqa_any`` if any annotator's counts."""
+        return ANY if self.scores == "any" else self._ranked.metric
 
     def labels(self, batch: Batch) -> Tensor:
         """The right answers among the candidates, int64, shape (B,)."""
@@ -99,12 +105,12 @@ class Generation:
     @property
     def measures(self) -> dict[str, tuple[float, float]]:
         """See :class:`confed.federation.reports.Measured`."""
-        return self._ranked.measures
+        return self._named(self._ranked.measures)
 
     def tally(self, output: Output, batch: Batch) -> Tally:
         """Sums and weights as :meth:`confed.tasks.vqa.VQA.tally`; of token scores ``loss`` and the metric."""
         if output.logits.ndim == 2:
-            return self._ranked.tally(*self._scored(output, batch))
+            return self._named(self._ranked.tally(*self._scored(output, batch)))
         written = self.predictions(output, batch)
         count = float(len(written))
         loss = self.loss(output, batch).item() * count if count else 0.0
@@ -123,6 +129,16 @@ class Generation:
             return written
         weight = batch["answer_weight"].float()
         return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
+
+    def _named(self, found: Mapping[str, _T]) -> dict[str, _T]:
+        """The same values under the metric's own name; a share of answers that anybody gave is no soft score."""
+        old = self._ranked.metric
+        if self.metric == old:
+            return dict(found)
+        return {
+            self.metric + key.removeprefix(old) if key == old or key.startswith(f"{old}/") else key: value
+            for key, value in found.items()
+        }
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
         """What :class:`VQA` reads: for soft scores, log-odds of the candidates' probabilities, so that sigmoids are
