@@ -14,7 +14,7 @@ from confed.data.examples import Table, TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.question_words import WordAnswers
 from confed.experiment import load_data, run
-from confed.metrics.controls import LEVEL, no_better, verdict
+from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipe import load_recipe
 from confed.results.compare import compare_runs
 from confed.results.looks import SIGN, controls_in, controls_table, fails
@@ -268,3 +268,19 @@ def test_nothing_is_tested_between_two_models_that_fail_their_controls():
     text = comparison.markdown()
     assert SIGN in text
     assert "Not shown to use its input" in text
+
+
+def test_labels_are_judged_by_how_probabilities_sort_and_not_by_a_threshold():
+    truth = (torch.rand(60, 4, generator=torch.Generator().manual_seed(0)) < 0.3).numpy()
+    sorted_well = 0.05 + 0.3 * truth  # no probability reaches one half, so that example F1 is 0
+    constant = np.broadcast_to(truth.mean(0), truth.shape)
+    found = label_verdict(sorted_well, {"permuted_image": np.roll(sorted_well, 7, 0), "constant": constant}, truth)
+    assert found.passed
+    assert found.reasons == ()
+    assert found.values["right"] == 1.0 > found.values["permuted_image"]
+    assert found.p["permuted_image"] == pytest.approx(1 / 201)
+    same = label_verdict(sorted_well, {"permuted_image": sorted_well, "constant": constant}, truth)
+    assert same.reasons == ("no better than with permuted pictures (one-sided p = 1)",)
+    flat = label_verdict(constant, {"constant": constant}, truth)
+    assert len(flat.reasons) == 1
+    assert "no better than the most frequent training answer (C-AP" in flat.reasons[0]
