@@ -14,14 +14,18 @@ from confed.data.examples import Table, TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.question_words import WordAnswers
 from confed.experiment import load_data, run
-from confed.metrics.controls import LEVEL, no_better, verdict
+from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipe import load_recipe
 from confed.results.compare import compare_runs
 from confed.results.looks import SIGN, controls_in, controls_table, fails
+from confed.results.model_tables import model_tables
+from confed.results.over_models import model_studies
 from confed.results.report import render
-from confed.results.runs import Run, load
+from confed.results.runs import Run, Study, load
+from confed.results.scaling import Stage, sweep_table
 from confed.results.tables import paper_table, results_table
 from confed.results.writers import to_csv
+from confed.sweep import Point, Sweep
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",
@@ -268,3 +272,68 @@ def test_nothing_is_tested_between_two_models_that_fail_their_controls():
     text = comparison.markdown()
     assert SIGN in text
     assert "Not shown to use its input" in text
+
+
+def test_labels_are_judged_by_how_probabilities_sort_and_not_by_a_threshold():
+    truth = (torch.rand(60, 4, generator=torch.Generator().manual_seed(0)) < 0.3).numpy()
+    sorted_well = 0.05 + 0.3 * truth  # no probability reaches one half, so that example F1 is 0
+    constant = np.broadcast_to(truth.mean(0), truth.shape)
+    found = label_verdict(sorted_well, {"permuted_image": np.roll(sorted_well, 7, 0), "constant": constant}, truth)
+    assert found.passed
+    assert found.reasons == ()
+    assert found.values["right"] == 1.0 > found.values["permuted_image"]
+    assert found.p["permuted_image"] == pytest.approx(1 / 201)
+    same = label_verdict(sorted_well, {"permuted_image": sorted_well, "constant": constant}, truth)
+    assert same.reasons == ("no better than with permuted pictures (one-sided p = 1)",)
+    flat = label_verdict(constant, {"constant": constant}, truth)
+    assert len(flat.reasons) == 1
+    assert "no better than the most frequent training answer (C-AP" in flat.reasons[0]
+
+
+def test_two_models_that_fail_are_not_compared_client_by_client():
+    runs = [*_runs("blind", False, 0.4), *_runs("other", False, 0.5), *_runs("good", True, 0.6)]
+    comparison = compare_runs(runs, "blind")
+    table = comparison.relative("blind")
+    shown = {cell.text for row in table.rows for cell in row}
+    assert "good" in shown
+    assert "other" not in shown
+    assert "Not compared with other: neither model is shown to use its input." in table.notes
+    stage = Stage(Point({"data.shards": "1"}, "1"), Study(Path(), "", tuple(runs)), comparison)
+    assert stage.improvement("other") == {}
+    assert stage.improvement("good")
+
+
+def test_a_sweep_marks_models_that_fail_and_says_at_which_values():
+    def stage(value: str, passed: bool) -> Stage:
+        runs = [*_runs("a", passed, 0.4), *_runs("b", passed, 0.5)]
+        return Stage(Point({"k": value}, value), Study(Path(), "", tuple(runs)), compare_runs(runs, "a"))
+
+    found = [stage("1", True), stage("2", False)]
+    table = sweep_table(Sweep("r", "k", tuple(s.point for s in found)), found)
+    place = [column.title for column in table.columns].index("value")
+    assert [row[place].text.endswith(SIGN) for row in table.rows] == [False, False, True, True]
+    (note,) = (text for text in table.notes if "Not shown to use its input" in text)
+    assert note.startswith("k=2 (2 clients): ")
+    everywhere = [text for text in found[0].comparison.remarks if text in found[1].comparison.remarks]
+    assert all(table.notes.count(text) == 1 for text in everywhere)
+    only = [text for text in found[0].comparison.remarks if text not in everywhere]
+    assert all(f"k=1 (2 clients): {text}" in table.notes for text in only)
+    alone = sweep_table(Sweep("r", "k", ()), found[1:])
+    assert any(text.startswith(f"{SIGN} Not shown") for text in alone.notes)
+
+
+def test_a_model_counts_for_no_pair_of_methods_that_fail_with_it():
+    studies: dict[str, Study] = {}
+    for model, passed in (("small", False), ("medium", True), ("large", True)):
+        runs = [*_runs("a", passed, 0.4), *_runs("b", passed, 0.5), *_runs("c", True, 0.55 + len(model) / 100)]
+        studies[model] = Study(Path(), "", tuple(runs))
+    models = model_studies(studies)
+    tables = model_tables(models)
+    by_key = {(row[0].text, row[1].text): row[2].text for row in tables["pairs"].rows}
+    assert by_key == {("a", "b"): "2", ("a", "c"): "3", ("b", "c"): "3"}
+    marks = {row[0].text: [SIGN in cell.text for cell in row[1:]] for row in tables["models"].rows}
+    assert marks["small"] == [True, True, False]
+    assert not any(marks["medium"] + marks["large"])
+    notes = tables["models"].notes
+    assert any("a and b: not tested with small, where neither is shown to use its input." in text for text in notes)
+    assert sum(text.startswith(f"{SIGN} Not shown") for text in notes) == 1

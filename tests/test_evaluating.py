@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from confed.cli import main
 from confed.data.examples import Examples, FederatedDataset, Split, encode
 from confed.data.scenes import scenes
-from confed.evaluating import evaluate, write_evaluation
+from confed.evaluating import Evaluation, Tried, evaluate, write_evaluation
+from confed.evaluation_tests import blind_notes, corrected_tests, left_out, paired_test
 from confed.experiment import run
 from confed.models.tokenizer import WordTokenizer
 from confed.recipe import load_recipe
@@ -137,3 +139,42 @@ def test_the_command_writes_and_prints(runs: tuple[Path, Path], capfd: pytest.Ca
     content = json.loads(capfd.readouterr().out)
     assert content["files"]["evaluation.csv"].endswith("evaluations/1/evaluation.csv")
     assert {row["examples"] for row in content["results"]} == {10}
+
+
+def _tried(model: str, place: str, scores: list[float], names: list[int], run: str = "r") -> Tried:
+    correct = torch.tensor(scores)
+    return Tried(run, model, place, "accuracy", {"accuracy": float(correct.mean())}, correct, correct.long(),
+                 torch.tensor(names, dtype=torch.int64), None)  # fmt: skip
+
+
+def test_tests_of_several_models_are_corrected_and_what_is_left_out_is_said():
+    base = [_tried("global", "a", [1.0] * 8, [*range(8)]), _tried("global", "b", [1.0] * 2, [0, 1])]
+    others = [
+        [_tried("personal:a", "a", [0.0] * 8, [*range(8)]), _tried("personal:a", "b", [1.0] * 2, [1, 0])],
+        [_tried("personal:b", "a", [0.0] * 7 + [1.0], [*range(8)]), _tried("personal:b", "b", [1.0], [])],
+        [_tried("personal:c", "c", [1.0], [0])],
+    ]
+    pairs = [(base, other) for other in others]
+    first, second = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))])
+    assert first["p_holm"] == pytest.approx(2 * first["p"])
+    assert second["p_holm"] == pytest.approx(max(2 * first["p"], second["p"]))
+    assert left_out(pairs) == [
+        "global and personal:a are not compared on 'b': the examples differ",
+        "global and personal:b are not compared on 'b': a model saw only some of the examples",
+        "1 of 3 pairs of models have no place in common and are not compared",
+    ]
+    found = Evaluation({}, (*base,), (first, second))
+    assert "after Holm's correction over 2 tests" in found.table().notes[0]
+
+
+def test_names_of_examples_outlast_a_model_that_saw_only_some_of_them(tmp_path: Path):
+    rows = (_tried("global", "a", [1.0, 0.0], [5, 6]), _tried("personal:b", "a", [1.0], []))
+    files = write_evaluation(Evaluation({}, rows), tmp_path)
+    assert load_file(files["predictions.safetensors"])["names/a"].tolist() == [5, 6]
+
+
+def test_two_runs_whose_models_fail_their_controls_are_warned_about():
+    bad, good = ({"controls": {"global_seen": {"passed": passed}}} for passed in (False, True))
+    (note,) = blind_notes((bad, bad), ["global"])
+    assert note.startswith("† The global models of the two runs: neither model is shown to use its input")
+    assert blind_notes((bad, good), ["global"]) == []

@@ -450,6 +450,12 @@ def test_controls_of_labels_are_sorted_against_the_frequencies_of_labels(tmp_pat
     assert found["C-AP"]["constant"] == pytest.approx(np.mean(share), abs=1e-6)
     assert found["C-AP"]["permuted_image"] != found["C-AP"]["right"] != found["C-AP"]["blank_image"]
     assert "validation" not in summary["controls"]["global_unseen"]["right"]
+    # C-AP decides, not the score at a threshold.
+    for view in ("personal", "global_seen", "global_unseen"):
+        own = summary["controls"][view]
+        above = own["C-AP"]["right"] > own["C-AP"]["constant"]
+        assert own["passed"] == (above and own["p"]["permuted_image"] <= 0.05) == (not own["reasons"])
+        assert own["p"]["permuted_image"] * 201 == pytest.approx(round(own["p"]["permuted_image"] * 201))
 
 
 def test_a_finished_run_is_evaluated_with_its_metrics(tmp_path: Path):

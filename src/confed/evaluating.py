@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,13 +19,13 @@ from torch import Tensor
 from confed.data.examples import Examples, FederatedDataset, Split, TableData
 from confed.data.labelled import LabelDataset
 from confed.engines.local import InProcess
+from confed.evaluation_tests import blind_notes, by_model, corrected_tests, left_out, paired_test
 from confed.federation.algorithm import read_tallies
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.state import MemoryStore
 from confed.inference import FinishedRun
 from confed.materials import Materials, encoded
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
-from confed.metrics.stratified import sign_flip, stratified_bootstrap
 from confed.preparing import tasks_of
 from confed.recipe import load_recipe
 from confed.results.example_names import NAMES, TRUTH, name_hashes
@@ -80,8 +79,8 @@ class Evaluation:
         data: the new section ``[data]``.
         tried: a line per run, model and place.
         tests: differences of means over places, each with ``a``, ``b``, ``places``, ``difference``, ``low`` and
-            ``high`` (95 % bootstrap interval within places), ``p`` (two-sided stratified sign flips), ``won`` and
-            ``lost`` examples.
+            ``high`` (95 % bootstrap interval within places), ``p`` (two-sided stratified sign flips), ``p_holm`` (after
+            Holm's correction over these tests), ``won`` and ``lost`` examples.
         notes: what did not fit, and how it counts.
     """
 
@@ -124,7 +123,12 @@ class Evaluation:
         )  # fmt: skip
         tests = tuple(
             f"{t['a']} minus {t['b']}: {100 * t['difference']:+.1f} points on {_places(t['places'])} (95 % CI "
-            f"{100 * t['low']:+.1f} to {100 * t['high']:+.1f}; sign flips within places, p = {t['p']:.2g})."
+            f"{100 * t['low']:+.1f} to {100 * t['high']:+.1f}; sign flips within places, p = {t['p']:.2g}"
+            + (
+                f", after Holm's correction over {len(self.tests)} tests {t['p_holm']:.2g})."
+                if len(self.tests) > 1
+                else ")."
+            )
             for t in self.tests
         )
         return Table("Finished models on new data", columns, (rows, means), (*tests, *self.notes))
@@ -157,19 +161,22 @@ def evaluate(
     source = load_source(json.dumps(section, default=str), seed)
     tried, notes = first.on(source, models)
     if against is not None:
-        others, more = _Trial(against).on(source, models)
+        second = _Trial(against)
+        others, more = second.on(source, models)
         notes = list(dict.fromkeys([*notes, *more]))
-        tests = [
-            _tested([t for t in tried if t.model == model], [t for t in others if t.model == model])
-            for model in dict.fromkeys(t.model for t in tried)
-            if any(t.model == model for t in others)
-        ]
+        of, against_of = by_model(tried), by_model(others)
+        for model in [m for m in (*of, *against_of) if (m in of) != (m in against_of)]:
+            notes.append(f"{model} is a model of one run only and not compared")
+        pairs = [(own, against_of[model]) for model, own in of.items() if model in against_of]
         tried = [*tried, *others]
+        summaries = first.run.summary, second.run.summary
+        notes += blind_notes(summaries, [own[0].model for own, _ in pairs])
     else:
-        each = {model: [t for t in tried if t.model == model] for model in dict.fromkeys(t.model for t in tried)}
-        base, *rest = each.values()
-        tests = [_tested(base, other) for other in rest]
-    return Evaluation(section, tuple(tried), tuple(t for t in tests if t), tuple(notes))
+        base, *rest = by_model(tried).values()
+        pairs = [(base, other) for other in rest]
+    notes += left_out(pairs)
+    tests = corrected_tests([test for a, b in pairs if (test := paired_test(a, b))])
+    return Evaluation(section, tuple(tried), tuple(tests), tuple(notes))
 
 
 def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
@@ -194,7 +201,9 @@ def write_evaluation(found: Evaluation, out: Path) -> dict[str, Path]:
     runs = list(dict.fromkeys(t.run for t in found.tried))
     for t in found.tried:
         start = f"{runs.index(t.run)}/{t.model}/{t.place}"  # runs are numbered as evaluation.json lists them
-        tensors |= {f"{start}/correct": t.correct, f"{start}/prediction": t.prediction, f"{NAMES}/{t.place}": t.names}
+        tensors |= {f"{start}/correct": t.correct, f"{start}/prediction": t.prediction}
+        if len(t.names):  # a model that reads only some of the modalities does not say which examples it saw
+            tensors[f"{NAMES}/{t.place}"] = t.names
         if t.truth is not None:
             tensors[f"{runs.index(t.run)}/{TRUTH}/{t.place}"] = t.truth
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, files[names[3]])
@@ -370,22 +379,6 @@ class _Trial:
         unknown = ids[0, 1] if ids.shape[1] > 1 else ids[0, 0]
         rows = (ids[1:] == unknown).any(1).tolist()
         return {word for word, strange in zip(words, rows, strict=True) if strange}
-
-
-def _tested(a: Sequence[Tried], b: Sequence[Tried]) -> dict[str, Any]:
-    """One model against another on the places that both were tried on; empty without any."""
-    other = {t.place: t for t in b}
-    pairs = [(t, other[t.place]) for t in a if t.place in other]
-    pairs = [(x, y) for x, y in pairs if len(x.names) and x.names.equal(y.names) and x.metric == y.metric]
-    if not pairs:
-        return {}
-    strata = [(x.correct.double() - y.correct.double()).numpy()[None] for x, y in pairs]
-    found, signs = stratified_bootstrap([np.asarray(d) for d in strata])[0], sign_flip(strata)
-    names = [f"{t.model} of {t.run}" if a[0].run != b[0].run else t.model for t in (a[0], b[0])]
-    return {
-        "a": names[0], "b": names[1], "places": [x.place for x, _ in pairs], "difference": signs.difference,
-        "low": found.low, "high": found.high, "p": signs.p, "won": signs.won, "lost": signs.lost,
-    }  # fmt: skip
 
 
 def _places(names: Sequence[str]) -> str:

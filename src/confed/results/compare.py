@@ -16,13 +16,13 @@ from confed.processor import machine_differences
 from confed.results.comparable import refusals
 from confed.results.deployed import with_deployed_of
 from confed.results.difference_tables import client_table, difference_table, extra_table, seed_table
-from confed.results.looks import MEANING, fails, with_marks
+from confed.results.looks import MEANING, blind_pair, fails, with_marks
 from confed.results.measured import metric_note, metric_of
 from confed.results.paired import MARGIN, MEASURES, Difference, Methods, differences, references_of, values_of
 from confed.results.pairing import BY_POSITION, Scores
 from confed.results.relative import Values, relative_drawing, relative_table
 from confed.results.remarks import remarks, table_remarks
-from confed.results.runs import Run, counted, distinct_labels, load
+from confed.results.runs import Run, Summary, counted, distinct_labels, load
 from confed.results.settings import differing_keys, named_apart
 from confed.results.tables import LABELS, view_key
 from confed.results.writers import Table, in_files, joined, to_csv, to_latex, to_markdown, to_rich
@@ -50,7 +50,7 @@ class Comparison:
         clients_of: method -> client -> seed -> value of what is deployed at the client, where the study says so, or of
             its personal model.
         places_of: measure -> method -> place -> seed -> value, of measures that are means over places.
-        refused: method -> other method -> why the two are not tested against each other.
+        refused: method -> other method -> why the two are not tested against each other, nor compared client by client.
         blind: measure and method of models that do not beat their controls (:mod:`confed.results.looks`).
     """
 
@@ -221,6 +221,7 @@ def compare_runs(
         for method in there
         if fails(summaries[method], view_key(name, summaries[method][0]))
     )
+    view = "deployed" if values["deployed_mean"] else "personal"
     sentences = [*filter(None, [metric_note(ended)]), *[MEANING] * bool(blind), *remarks(found, methods)]
     return Comparison(
         references=references,
@@ -232,11 +233,23 @@ def compare_runs(
         warnings=(*_warnings(methods, references[0]), *_failures(methods)),
         remarks=(*sentences, *[BY_POSITION] * scores.by_position),
         table_remarks=tuple(table_remarks(found, margin)),
-        clients_of=_clients_of(methods, "deployed" if values["deployed_mean"] else "personal"),
+        clients_of=_clients_of(methods, view),
         places_of={name: _clients_of(methods, m.key) for name, m in MEASURES.items() if m.key and values[name]},
-        refused=refusals(methods, scores.strict),
+        refused=_refused(methods, scores, summaries, view),
         blind=blind,
     )
+
+
+def _refused(
+    methods: Methods, scores: Scores, summaries: Mapping[str, Sequence[Summary]], view: str
+) -> dict[str, dict[str, str]]:
+    """Why methods are not compared client by client: other data, or neither uses its input."""
+    found = refusals(methods, scores.strict)
+    for a in methods:
+        for b in methods:
+            if a != b and (reason := blind_pair(summaries[a], summaries[b], view)):
+                found.setdefault(a, {}).setdefault(b, reason)
+    return found
 
 
 def _clients_of(methods: Methods, view: str) -> dict[str, dict[str, dict[int, float]]]:

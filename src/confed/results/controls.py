@@ -15,7 +15,8 @@ training answer; of multi-label data the frequency of every label; ``words`` ans
 (:class:`confed.data.question_words.WordAnswers`). Both learn from the training data that the model had: a personal
 model's from its client's, a global one's from all. ``passed`` follows from
 :func:`confed.metrics.controls.verdict` and from nothing else. Of multi-label data ``C-AP`` says besides what the mean
-average precision of all places' examples together is under each condition.
+average precision of all places' examples together is under each condition, and this decides
+(:func:`confed.metrics.controls.label_verdict`): ``p``, ``passed`` and ``reasons`` are of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +37,7 @@ from confed.data.question_words import WordAnswers
 from confed.engines.perform import Setup
 from confed.federation.protocols import Output
 from confed.materials import Materials
-from confed.metrics.controls import mean_over_places, verdict
-from confed.metrics.multilabel import class_average_precision, mean_over_classes
+from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
 from confed.results.examine import Examination
 from confed.results.multilabel import VALIDATION
 
@@ -89,15 +89,20 @@ def _of_view(
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
-    judged = verdict(right, permuted, blind, _decisive(materials, places))
+    decisive = _decisive(materials, places)
+    if isinstance(materials.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
+        constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
+        judged = _over_classes(own, places, constant, setup, decisive)
+    else:
+        judged = verdict(right, permuted, blind, decisive)
     columns = {"right": right, **shown, **blind}
     found: dict[str, Any] = {
         name: {place: float(scores.mean()) for place, scores in column.items()} for name, column in columns.items()
     }
     found["means"] = {name: mean_over_places(column) for name, column in columns.items()}
     found |= {"p": dict(judged.p), "passed": judged.passed, "reasons": [*judged.reasons]}
-    if isinstance(materials.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
-        found["C-AP"] = _over_classes(own, places, floors.frequencies(view, next(iter(places))), setup)
+    if isinstance(judged, LabelVerdict):
+        found["C-AP"] = dict(judged.values)
     return found
 
 
@@ -119,21 +124,22 @@ def _table(materials: Materials, place: str) -> Table:
 
 
 def _over_classes(
-    own: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Kept], constant: Tensor, setup: Setup
-) -> dict[str, float]:
-    """C-AP of all places' examples together, under every condition that all of them have."""
+    own: Mapping[str, Mapping[str, Tensor]],
+    places: Mapping[str, Kept],
+    constant: Tensor,
+    setup: Setup,
+    decisive: Sequence[str],
+) -> LabelVerdict:
+    """C-AP of all places' examples together, under every condition that all of them have, and what follows from it."""
     undefined: Any = getattr(setup.task, "undefined", "zero")
     truth = torch.cat([tensors["labels"] for tensors in own.values()])
-    conditions = {"right": [tensors["probabilities"] for tensors in own.values()]}
+    right = torch.cat([tensors["probabilities"] for tensors in own.values()])
+    conditions: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for kept in places.values() for name in kept):
         if all(name in kept for kept in places.values()):
-            conditions[name] = [kept[name]["probabilities"] for kept in places.values()]
-    conditions["constant"] = [constant.float().expand(len(truth), -1)]
-    positives = truth.sum(0, dtype=torch.int64).numpy()
-    return {
-        name: mean_over_classes(class_average_precision(torch.cat(parts), truth), positives, undefined)
-        for name, parts in conditions.items()
-    }
+            conditions[name] = torch.cat([kept[name]["probabilities"] for kept in places.values()]).numpy()
+    conditions["constant"] = constant.numpy()
+    return label_verdict(right.numpy(), conditions, truth.numpy(), undefined, decisive)
 
 
 class _Floors:

@@ -31,8 +31,9 @@ SIGN = "†"
 
 MEANING = (
     f"{SIGN} Not shown to use its input: no better than with permuted pictures (one-sided sign-flip test within "
-    "places, 5 %), or no better than the most frequent training answer or than an answer from the question's words "
-    "alone; between two such models no difference is tested."
+    "places, 5 %; of multi-label data a paired bootstrap of C-AP over examples), or no better than the most frequent "
+    "training answer or than an answer from the question's words alone; between two such models no difference is "
+    "tested."
 )
 VIEWS: Mapping[str, str] = {
     "personal": "personal",
@@ -156,7 +157,8 @@ def controls_table(study: Study) -> Table | None:
     notes = (
         "Means over places of the test score. Permuted: each example is shown another one's input of the same place. "
         "Blank: every picture is grey. The last columns are answers without any picture, learned from the training "
-        "data. p: one-sided sign-flip test of own input against permuted; of several seeds the largest.",
+        "data. p: one-sided sign-flip test of own input against permuted, of multi-label data a paired bootstrap of "
+        "C-AP; of several seeds the largest.",
         *looks_note(list(runs.values())),
     )
     return Table("Whether models use their input: test score in % under control conditions", columns,

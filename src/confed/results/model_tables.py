@@ -4,16 +4,18 @@ BiCSL's table 2 is one: seven models, centralised and split contrastive learning
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from confed.metrics.statistics import smallest_p
 from confed.results import formats
 from confed.results.deployed import deployed_note, personal_note
+from confed.results.looks import MEANING, SIGN
 from confed.results.measured import metric_note, metric_of
 from confed.results.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
 from confed.results.runs import average
 from confed.results.tables import marks, spread_cell
-from confed.results.writers import Cell, Column, Table, joined, to_csv, to_latex, to_markdown
+from confed.results.writers import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
 
 __all__ = ["difference_of_models", "files", "model_table", "model_tables", "pair_table", "pairs_of", "shown_first"]
 
@@ -39,7 +41,13 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         values = {method: list(cells[method].get(model, {}).values()) for method in models.labels}
         means = [average(values[method]) for method in ranked]
         ranks = dict(zip(ranked, marks([None if m is None else 100 * m for m in means]), strict=True))
-        return (Cell(model), *(spread_cell(values[method], ranks.get(method, "")) for method in models.labels))
+        return (Cell(model), *(cell(model, method, values[method], ranks.get(method, "")) for method in models.labels))
+
+    def cell(model: str, method: str, values: Sequence[float], rank: Mark) -> Cell:
+        shown = spread_cell(values, rank)
+        return (
+            replace(shown, text=f"{shown.text} {SIGN}") if values and method in models.blind.get(model, ()) else shown
+        )
 
     sections = [tuple(row(model) for model in models.studies)]
     shown = [method for method in models.labels if cells[method]]
@@ -56,7 +64,7 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
     of = "" if measure == OVERALL else f", questions of type {measure}"
     recipe = next((study.recipe for study in models.studies.values() if study.recipe), "")
     title = f"{recipe + ': ' if recipe else ''}test {metric_of(runs)} in % after the last round{of}{over}"
-    return Table(title, columns, tuple(sections), tuple(notes))
+    return Table(title, columns, tuple(sections), (*notes, *[MEANING] * bool(models.blind)))
 
 
 def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -148,7 +156,7 @@ def model_tables(models: ModelStudies, references: Sequence[str] | None = None) 
         found[f"models{suffix}"] = model_table(models, measure, notes)
     for measure, cells in models.measures.items():
         suffix = "" if measure == OVERALL else f" {measure}"
-        pairs = pairs_over_models(cells, asked)
+        pairs = pairs_over_models(cells, asked, models.blind)
         if pairs:
             found[f"pairs{suffix}"] = pair_table(models, pairs, measure)
             found[f"differences{suffix}"] = difference_of_models(models, pairs, measure)
@@ -237,6 +245,12 @@ def _value_notes(models: ModelStudies) -> tuple[str, ...]:
     for a, b in refused:
         text = f"{models.labels[a]} and {models.labels[b]}: {models.refused[a][b]}"
         notes.append(f"Not tested against each other: {text}.")
+    notes += [
+        f"{models.labels[a]} and {models.labels[b]}: not tested with {formats.names(both)}, where neither is shown to "
+        "use its input."
+        for a, b in combinations(models.labels, 2)
+        if (both := [model for model, own in models.blind.items() if a in own and b in own])
+    ]
     sizes = {len(values) for of in models.measures[OVERALL].values() for values in of.values()}
     if len(sizes) > 1:
         notes.append(f"Cells have {min(sizes)} to {max(sizes)} finished seeds.")

@@ -3,13 +3,14 @@
 A model counts once, with its mean over seeds, so that n models give n pairs. Differences are first minus second.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
 from confed.metrics.unpaired import UnpairedT, unpaired_t
 from confed.results.comparable import refusals
 from confed.results.deployed import is_shown, with_deployed_of
+from confed.results.looks import fails
 from confed.results.measured import types_in_order
 from confed.results.paired import references_of
 from confed.results.runs import Run, Study, average, numbers
@@ -63,6 +64,8 @@ class ModelStudies:
         measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
         absent: label of a model without any run -> why.
         refused: method -> other method -> why the two are not tested against each other.
+        blind: label of a model -> methods whose models at the clients do not beat their controls there
+            (:mod:`confed.results.looks`); between two of them the model does not count.
     """
 
     studies: Mapping[str, Study]
@@ -71,6 +74,7 @@ class ModelStudies:
     measures: Mapping[str, Cells]
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    blind: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -120,19 +124,38 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     for study in found.values():
         for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
             refused.setdefault(method, {}).update(others)
-    return ModelStudies(found, labels, kind, measures, refused=refused)
+    blind = {
+        model: tuple(m for m in labels if fails([run.summary for run in study.of(m) if run.complete], kind))
+        for model, study in found.items()
+    }
+    return ModelStudies(
+        found, labels, kind, measures, refused=refused, blind={m: own for m, own in blind.items() if own}
+    )
 
 
-def pairs_over_models(cells: Cells, pairs: Sequence[tuple[str, str]]) -> list[ModelPair]:
+def pairs_over_models(
+    cells: Cells, pairs: Sequence[tuple[str, str]], blind: Mapping[str, Collection[str]] | None = None
+) -> list[ModelPair]:
     """Tests over models for pairs of methods.
 
     Args:
         cells: values of one measure.
         pairs: first and second method of each; those with fewer than two common models are left out.
+        blind: model -> methods that are not shown to use their input with it; a model counts for no pair of these.
     """
+    blind = blind or {}
     found: list[ModelPair] = []
     for first, second in pairs:
-        a, b = _common(cells.get(first, {}), cells.get(second, {}))
+        a, b = _common(
+            *(
+                {
+                    model: seeds
+                    for model, seeds in cells.get(m, {}).items()
+                    if not {first, second} <= {*blind.get(model, ())}
+                }
+                for m in (first, second)
+            )
+        )
         if len(a) < 2:
             continue
         x, y = list(a.values()), list(b.values())

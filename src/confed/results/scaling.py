@@ -16,6 +16,7 @@ from confed.results.difference_tables import p_cell
 from confed.results.drawing import HUES, Drawing, Look, Pen, dress, looks, style
 from confed.results.history import judged
 from confed.results.labels import End, at_ends
+from confed.results.looks import SIGN
 from confed.results.paired import MEASURES, Difference, corrected
 from confed.results.relative import improvement_cell, mean_improvement, no_mean
 from confed.results.runs import Study, load
@@ -167,6 +168,9 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
 
 def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     values, d = stage.values(method), stage.differences.get(method)
+    shown = spread_cell(list(values.values()))
+    if (stage.measure, method) in stage.comparison.blind:
+        shown = replace(shown, text=f"{shown.text} {SIGN}")
     start = (
         Cell(stage.value, number_of(stage.value)),
         *([Cell(stage.line(by))] if by else []),
@@ -174,7 +178,7 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         Cell(stage.rounds),
         Cell(stage.comparison.labels[method]),
         Cell(str(len(values)), len(values)),
-        spread_cell(list(values.values())),
+        shown,
     )
     if d is None:
         reference = method == stage.comparison.references[0]
@@ -212,10 +216,22 @@ def _notes(found: Sequence[Stage]) -> list[str]:
     # Mostly it is the reference that is at 0, so that all methods have the same sentence.
     said = ((stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found)
     notes += [f"{_named(stage)}: {text}" for stage, texts in said for text in sorted(texts) if text]
-    remarks = found[0].comparison.remarks  # they say how to read the tests, which are the same for all values
+    remarks = _remarks(found)
     warnings = [(stage, text) for stage in found for text in stage.comparison.warnings]
     gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
     return [*notes, *remarks, *(f"Warning, {text}" for text in _by_text(warnings, len(found))), *gaps]
+
+
+def _remarks(found: Sequence[Stage]) -> list[str]:
+    """How to read the tests: what holds for every value as it is, the rest with the values that it holds for."""
+    of: dict[str, list[Stage]] = {}
+    for stage in found:
+        for text in dict.fromkeys(stage.comparison.remarks):
+            of.setdefault(text, []).append(stage)
+    return [
+        text if len(stages) == len(found) else f"{'; '.join(map(_named, stages))}: {text}"
+        for text, stages in of.items()
+    ]
 
 
 def _by_text(said: Sequence[tuple[Stage, str]], stages: int) -> list[str]:
