@@ -108,6 +108,15 @@ def test_arrays_are_measured_before_memory_is_taken(content: bytes, expected: st
     assert load_npz(tmp_path / "a.npz", ["other"]) == {}
 
 
+def test_arrays_of_one_name_do_not_stand_in_for_one_another(tmp_path: Path) -> None:
+    for names in (("x", "x.npy"), ("x.npy", "x")):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            for name, shape in zip(names, ((10**6, 10**6), (1,)), strict=True):
+                archive.writestr(name, _npy(shape, b"12345678"))
+        with pytest.raises(ValueError, match=r"a\.npz must be .*: every array must have a name of its own"):
+            load_npz(tmp_path / "a.npz", ["x"])
+
+
 def test_sound_arrays_are_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(6).reshape(2, 3), y=np.zeros(100))
     np.save(tmp_path / "a.npy", np.arange(4))

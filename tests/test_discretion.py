@@ -21,6 +21,11 @@ from test_protected_federation import fit
         ("ValueError: Doe_1961.JPEG is torn", ""),
         ('KeyError: "a/b"', ""),
         ("ValueError: sound Doe.wav: 3 channels", "sound"),
+        ("ValueError: 'gradient/doe.png' is torn", ""),
+        ("ValueError: '/gradient/doe' is torn", ""),
+        ("ValueError: 'update/doe/1961' is torn", ""),
+        ("ValueError: 'scans/head.weight' is torn", ""),
+        ("ValueError: lacks 'gradient/head.weight' in '/data/doe'", "lacks 'gradient/head.weight' in"),
     ],
 )
 def test_names_of_files_stay_at_home(error: str, told: str) -> None:
@@ -35,6 +40,8 @@ def test_names_of_files_stay_at_home(error: str, told: str) -> None:
         "FloatingPointError: the loss is nan in step 3",
         "ValueError: answer 'mauve' is not in the vocabulary of 44; it isn't the only one",
         "KeyError: 'head.bias'",
+        "ValueError: 'gradient/head.weight' must be torch.float32 of shape (8, 4), got (8, 3)",
+        "ValueError: shared tensors missing: ['variate/a.0', 'variate/b'], unexpected: [\"update/c\"]",
     ],
 )
 def test_what_names_no_file_is_told_whole(error: str) -> None:

@@ -1,7 +1,7 @@
 """FedDyn, FedDC and SCAFFOLD: against NumPy on quadratics, where optima are known, and by what must stay true."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import sample_cohort
-from confed.federation.state import MemoryStore
+from confed.federation.state import MemoryStore, ServerState
 from confed.federation.train import Local
 from confed.toy import toy_clients, toy_model, toy_setup
 
@@ -292,6 +292,64 @@ def test_a_reply_without_its_rate_counts_as_failed() -> None:
         after = method.aggregate(server, [sound, bad])
         assert torch.equal(after.params["theta"], expected.params["theta"])
         assert torch.equal(after.slots["gradient"]["theta"], expected.slots["gradient"]["theta"])
+
+
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [
+        (FedDC(0.1), SGD),
+        (FedDC(0.1, "off"), SGD),
+        (FedDC(0.1), replace(SGD, momentum=0.9)),
+        (FedDC(0.1), replace(SGD, optimizer="adamw")),
+    ],
+)
+def test_one_clients_rate_moves_feddcs_gradient_by_no_more_than_it_may(method: FedDC, local: Local) -> None:
+    method = replace(method, statistics=())
+    start = method.init({"theta": torch.zeros(1, 2)}, {"theta": Scope.SHARED})["main"]
+    server = replace(start, clients=2, examples=210, rounds=4, local=local)
+    ends = torch.ones(1, 2)
+    sound = Reply(ClientInfo("a", 105), Message({"theta": ends}, {"rate": 0.0}))
+    expected = method.aggregate(server, [sound, Reply(ClientInfo("b", 105), Message(), "failed")])
+    honest = 1 / (2 * STEPS * RATE)  # 105 examples are two batches
+    corrected = method.correction == "auto" and local is SGD
+    for rate, taken in ((honest, corrected), (9.9 * honest, corrected), (10.1 * honest, False), (1e12, False)):
+        after = method.aggregate(
+            server, [sound, Reply(ClientInfo("b", 105), Message({"theta": 3 * ends}, {"rate": rate}))]
+        )
+        assert torch.equal(after.params["theta"], expected.params["theta"]) != taken
+        assert ("gradient" in after.slots) == taken
+    gone = method._rate(server, Reply(ClientInfo("b", 105), Message({"theta": ends}, {"rate": 1e12})))[0]
+    assert str(gone.error).startswith("ValueError: the message's scalar 'rate' must be at most ")
+
+
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_honest_rates_lie_within_feddcs_bound(warmup: float) -> None:
+    clients = toy_clients(sizes=(1, 2, 8, 40))  # with fewer examples than a batch, rates differ by more than ten times
+    local = replace(SGD, epochs=1, batch_size=8, lr=0.01, warmup=warmup)
+    records, _ = run(toy_setup(FedDC(0.1), clients=clients, local=local, rounds=2))
+    assert not any("'rate'" in str(error) for record in records for error in record.errors.values())
+    assert "gradient" in records[-1].servers["main"].slots
+
+
+@dataclass(frozen=True)
+class Overflowing(FedAvg):
+    """A method whose server's slot is infinite after the second round."""
+
+    def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
+        after = super().aggregate(server, replies)
+        return replace(after, slots={"g": {"theta": torch.tensor([1e38]) * (1.0 if after.round == 1 else 10.0)}})
+
+
+def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> None:
+    kept: list[int] = []
+    with Simulation(bowls(Overflowing(), 4), MemoryStore()) as simulation:
+        assert isinstance(simulation.answerer, InProcess)
+        records = simulate(simulation, simulation.start(simulation.answerer.workspace))
+        with pytest.raises(
+            RuntimeError, match="server 'main': 'theta' of its g holds a NaN or an infinity after round 2"
+        ):
+            kept.extend(record.round for record in records)
+    assert kept == [1]
 
 
 def test_feddc_without_correction_is_feddyn() -> None:

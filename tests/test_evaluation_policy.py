@@ -20,7 +20,8 @@ from confed.engines.perform import Setup, Workspace
 from confed.engines.roll import Patience
 from confed.engines.site import Site, client_named
 from confed.federation.messages import Message
-from confed.federation.state import MemoryStore
+from confed.federation.params import Params
+from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.toy import toy_setup
@@ -73,7 +74,7 @@ def test_constant_models_count_answers_exactly_unless_a_site_says_otherwise(tmp_
 
 def test_a_spent_limit_refuses_exact_evaluations(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    setup = toy_setup(FedAvg(update_privacy=NOISY), noisy=False)
+    setup = toy_setup(FedAvg(update_privacy=NOISY), rounds=12, noisy=False)
     site = opened(setup, tmp_path, limit=epsilon_of(4.0 / 2) * 1.0001)
     assert [count for _, count in counts(site, setup)] == truth(setup)
     shared = Message(dict(Workspace(setup.model()).initial))
@@ -86,6 +87,56 @@ def test_a_spent_limit_refuses_exact_evaluations(tmp_path: Path) -> None:
     assert [count for _, count in counts(opened(setup, tmp_path, "exact", limit=0.001), setup, 7)] == truth(setup)
     noised = counts(opened(setup, tmp_path, "noise=8", limit=epsilon_of(2.0) * 1.0001), setup, 10)
     assert all("and with one more evaluation" in str(error) for error, _ in noised)
+
+
+# What a refused evaluation leaves -------------------------------------------------------------------------------
+
+
+def final(site: Site, tensors: dict[str, Tensor], base: int, round: int) -> str | None:
+    request = Request(f"{base}", "client-0", "evaluate", round, version_of(round, 0), base)
+    head, _ = site.handle(request.to_bytes(), seal(Message(tensors, {"split": "test", "limit": 0})))
+    return Answer.from_bytes(head, Limits()).error
+
+
+@pytest.mark.parametrize("policy", ["off", "exact,in_all=0"])
+def test_a_refused_evaluation_changes_nothing_at_the_site(tmp_path: Path, policy: str) -> None:
+    setup, kept, said = toy_setup(FedAvg(), rounds=3, noisy=False), list[tuple[object, ...]](), list[str]()
+
+    def keep(shared: Params, state: ClientState) -> str:
+        kept.append((sorted(shared), state.scalars.get("age")))
+        if len(kept) == 2:
+            raise RuntimeError("the disk is in a mood")
+        return "run"
+
+    info = client_named(setup, "client-0")
+    site = Site(
+        setup, info, tmp_path, evaluations=EvaluationPolicy.parse(policy), tell=said.append, final=keep
+    )  # fmt: skip
+    for version in (1000000, 4000000):
+        site.store.begin(version)
+        site.store.save("client-0", ClientState(scalars={"age": version}))
+    shared = {n: t.clone() for n, t in Workspace(setup.model()).initial.items()}
+    for tensors, base, round in (({}, 0, 5), (shared, 0, 2), ({}, 4000000, 5), (shared, 4000000, 4)):
+        assert "this site answers" in str(final(site, tensors, base, round))
+        assert site.store.newest("client-0") == 4000000
+    assert kept == []
+    assert any("must hold all tensors that this site receives" in line for line in said)
+    assert "this site answers" in str(final(site, shared, 3999999, 5))
+    assert kept == [(sorted(shared), 1000000)]
+    assert "this site answers" in str(final(site, shared, 4000000, 5))
+    assert kept[1] == (sorted(shared), 4000000)
+    assert said.count("the final models could not be kept: the disk is in a mood") == 1
+    assert site.store.newest("client-0") == 4000000
+
+
+def test_rounds_beyond_the_end_give_no_further_evaluations(tmp_path: Path) -> None:
+    setup = toy_setup(FedAvg(), rounds=3, noisy=False)
+    site = opened(setup, tmp_path, "exact,per_round=1")
+    assert asked(site, setup, number=5)[0] is None
+    for number in (6, 1000, 1001):
+        error, message = asked(site, setup, number=number)
+        assert error == f"Refused: the round must be at most 5 in a run of 3, got {number}"
+        assert not message.scalars
 
 
 # Noise ----------------------------------------------------------------------------------------------------------

@@ -135,7 +135,12 @@ def test_without_locks_of_the_kernel_the_file_and_the_process_decide(
         pass
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    _elsewhere(tmp_path, 0, host=host, boot=boot, process=gone.pid)
+    # In another container it may be at work, unseen: its heart tells.
+    _elsewhere(tmp_path, 2 * folder_lock.BEAT, host=host, boot=boot, process=gone.pid)
+    expected = r"sign of life 10 s ago; if it is gone, try again in [23] s"
+    with pytest.raises(ValueError, match=expected), exclusive(tmp_path):
+        pass
+    _elsewhere(tmp_path, 2.5 * folder_lock.BEAT + 1, host=host, boot=boot, process=gone.pid)
     with exclusive(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} on"), exclusive(tmp_path):
         pass
 

@@ -22,7 +22,7 @@ from confed.engines.site import Site, client_named
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
-from confed.founding import Federation, found, read_sites
+from confed.founding import SITES, Federation, found, read_sites, write_sites
 from confed.joining import signer_by_kit, signer_by_list
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
@@ -299,6 +299,13 @@ def test_kits_of_flares_sign_for_each_other(tmp_path: Path) -> None:
     b.check("a", b"x", a.sign(b"x"))
     with pytest.raises(ValueError, match="the keys of 'b' are signed by 'a'"):
         b.check("b", b"x", a.sign(b"x"))
+    kit = tmp_path / "f" / "sites" / "a"  # whom FLARE's names stand for is what was signed, not what a file says
+    for names in ({"a": "a", "b": "c", "c": "b"}, {"a": "a", "x": "evil"}, {"x": "b", "y": "b"}):
+        write_sites(kit / SITES, names)
+        with pytest.raises(ValueError, match=r"sites\.json must name for every client a site of its own .*\(a, b, c\)"):
+            signer_by_kit(recipe, kit)
+    write_sites(kit / SITES, {"x": "b", "a": "a"})
+    assert signer_by_kit(recipe, kit) is not None
 
 
 # Blocks of few senders ------------------------------------------------------------------------------------------

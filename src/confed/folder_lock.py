@@ -3,7 +3,7 @@
 The lock is a file ``lock.json`` in the folder that names its holder (machine, process, start). A small process beside
 the holder sets the file's time of change every few seconds: a heartbeat, by the clock of the file system, so that the
 clocks of machines need not agree. A file whose heart stopped long ago is taken over; where the kernel locks files too
-(``flock``), a holder on the same machine that has died is known at once.
+(``flock``), a holder on the same machine that has died is known at once; elsewhere after two heartbeats without one.
 """
 
 import contextlib
@@ -27,6 +27,9 @@ LOCK = "lock.json"
 
 BEAT, STALE = 5.0, 60.0
 """Seconds between two heartbeats, and without one after which a holder on another machine is taken to be gone."""
+
+QUIET = 2.5 * BEAT
+"""Seconds without a heartbeat before a holder on this machine whose process is not to be seen is taken to be gone."""
 
 PATIENCE = 2.0
 """Seconds that one waits for the folder: processes whose parent was killed take a moment to end."""
@@ -235,8 +238,10 @@ def _put_aside(folder: Path, alone_here: bool) -> None:
     if silent is None:  # it has just been let go
         return
     here = (holder.get("host"), holder.get("boot")) == _machine()
-    if not (silent > STALE or (here and (alone_here or not _runs(holder.get("process"))))):
-        wait = max(STALE - silent, 0.0)
+    # Another container's process is not to be seen from here: where the kernel does not vouch, the heart decides.
+    gone = here and (alone_here or (silent > QUIET and not _runs(holder.get("process"))))
+    if not (silent > STALE or gone):
+        wait = max((QUIET if here and not _runs(holder.get("process")) else STALE) - silent, 0.0)
         more = f", last sign of life {silent:.0f} s ago; if it is gone, try again in {wait:.0f} s"
         raise _taken(folder, holder, more)
     aside = path.with_name(f".{LOCK}.{secrets.token_hex(4)}.tmp")

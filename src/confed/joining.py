@@ -11,6 +11,7 @@ from confed.federation.params import Params
 from confed.federation.state import ClientState
 from confed.founding import SITES, read_sites
 from confed.leading import common_ground
+from confed.manifest import MANIFEST, verified
 from confed.preparing import check_device, prepare
 from confed.privacy.evaluations import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
@@ -84,17 +85,27 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
     Args:
         recipe: the federation's.
         kit: this site's FLARE workspace; ``sites.json`` in it says what FLARE calls the site of each client, and where
-            there is none every site is called as its client.
+            there is none every site is called as its client. Where there is a signed manifest, both must agree.
 
     Returns:
         None where the recipe has no secure sum.
 
     Raises:
-        ValueError: it has, and the kit has no keys.
+        ValueError: it has, and the kit has no keys, or ``sites.json`` differs from what the coordinator signed.
     """
     if recipe.construct("algorithm").secure_sum is None:
         return None
-    return VouchedKeys(kit / "startup", read_sites(kit / SITES) if (kit / SITES).is_file() else {})
+    listed = read_sites(kit / SITES) if (kit / SITES).is_file() else {}
+    if (kit / MANIFEST).is_file():
+        signed = verified(kit, (kit / "startup" / "rootCA.pem").read_bytes()).sites
+        for client, flare in listed.items():
+            # A client's name that the coordinator signed stands for that site and no other.
+            if flare not in signed or (client in signed and flare != client) or list(listed.values()).count(flare) > 1:
+                raise ValueError(
+                    f"{kit / SITES} must name for every client a site of its own among those that the coordinator "
+                    f"signed ({', '.join(signed)}), got {flare!r} for {client!r}"
+                )
+    return VouchedKeys(kit / "startup", listed)
 
 
 def open_site(

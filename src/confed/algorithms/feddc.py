@@ -33,6 +33,7 @@ The server recomputes all changes from theta and the scalar v_k / (S eta): a cli
 authors' code sends both. The authors clip gradients at norm 10, which is ``local.clip = 10``.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -57,6 +58,8 @@ DRIFT, GRADIENT = "drift", "gradient"
 """h_k and g_k in a client's state; among the server's slots the sum of all h_k, and K g."""
 PREFIX = "gradient/"
 """What the names of g begin with in a message."""
+TOLERANCE = 10.0
+"""How many times the rate that the server reckons for a client the client's own may be."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class FedDC(Algorithm):
         def noted() -> Iterator[Reply]:
             nonlocal asked, answered, correcting, rates
             for given in replies:
-                reply, rate = self._rate(given)
+                reply, rate = self._rate(server, given)
                 asked += 1
                 answered += reply.error is None
                 if rate > 0:
@@ -152,14 +155,41 @@ class FedDC(Algorithm):
         params = mean | {n: mean[n] + h / clients for n, h in drift.items()}
         return replace(server, round=server.round + 1, params=params, slots=slots)
 
-    def _rate(self, reply: Reply) -> tuple[Reply, float]:
+    def _rate(self, server: ServerState, reply: Reply) -> tuple[Reply, float]:
         """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one."""
-        if reply.error is not None or self.correction == "off":
+        if reply.error is not None:
             return reply, 0.0
         try:
-            return reply, reply.message.positive("rate", zero=True)
+            if self.correction == "off" and "rate" not in reply.message.scalars:
+                return reply, 0.0
+            rate = reply.message.positive("rate", zero=True)
+            most = self._most(server, reply.client)
+            if rate > most:
+                raise ValueError(
+                    f"the message's scalar 'rate' must be at most {most:.6g} in this round, got {rate:.6g}"
+                )
         except ValueError as error:  # this client's fault alone
             return replace(reply, message=Message(), error=f"ValueError: {error}"), 0.0
+        return reply, rate
+
+    def _most(self, server: ServerState, client: ClientInfo) -> float:
+        """The largest rate that a client may have: a multiple of its v_k / (S eta) as the server reckons it.
+
+        What one client says here scales its part of g for good, and so may not be any number. It differs from what is
+        reckoned where batches are not those of N_k examples. Infinity where the server does not know how clients train.
+        """
+        local = server.local
+        if self.correction == "off" or (local is not None and not self._corrects(local)):
+            return 0.0
+        if local is None or not server.rounds:
+            return math.inf
+        steps = local.epochs * max(1, math.ceil(client.num_examples / local.batch_size))
+        # A step more or less matters where the rate of the first step of all is 0.
+        lengths = [local.travelled(server.round, server.rounds, s) for s in (steps, steps + 1)]
+        return max((TOLERANCE * server.share(client) / length for length in lengths if length > 0), default=0.0)
+
+    def _corrects(self, local: Local) -> bool:
+        return self.correction == "on" or (self.correction == "auto" and _plain(local))
 
     # Client ------------------------------------------------------------------------------------------------
 
@@ -171,7 +201,7 @@ class FedDC(Algorithm):
         client.load(shared)
         zeros = self._zeros(client)
         drift = client.state.tensors.get(DRIFT, zeros)
-        correcting = self.correction == "on" or (self.correction == "auto" and _plain(client.local))
+        correcting = self._corrects(client.local)
         own = client.state.tensors.get(GRADIENT, zeros)
         everyone = {n: message.tensors.get(PREFIX + n, z) / share for n, z in zeros.items()}
         pull = {n: everyone[n] - own[n] for n in zeros} if correcting else None

@@ -148,6 +148,8 @@ def load_npz(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             if len(archive.infolist()) > MOST_MEMBERS // 1000:
                 raise ValueError(f"at most {MOST_MEMBERS // 1000:,} arrays, got {len(archive.infolist()):,}")
             there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if len(there) < len(archive.infolist()):  # which of them NumPy would read is not which was measured
+                raise ValueError("every array must have a name of its own; some have the same, with or without .npy")
             for name in names:
                 if name in there:
                     _check_member(archive, there[name], f"{file}, {name}")

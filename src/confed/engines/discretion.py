@@ -11,12 +11,16 @@ _ENDINGS = (
 _NAME = rf"(?:[^'\"\n]*[/\\][^'\"\n]*|[^'\"\n]*\.(?:{_ENDINGS})\b[^'\"\n]*)"
 _FILE = re.compile(rf"'{_NAME}'|\"{_NAME}\"|\S*[/\\]|[\w\-.]+\.(?:{_ENDINGS})\b", re.IGNORECASE)
 
+# Names of tensors that have a part before a slash, such as 'gradient/head.weight'; nothing that ends as files do.
+_GROUPS = "update|gradient|variate|drift|read|class_mean|class_count"
+_TENSOR = re.compile(rf"(['\"])(?:{_GROUPS})/(?!(?:[\w.\-]*\.)?(?:{_ENDINGS})['\"])[\w.\-]+\1")
+
 
 def discreet(error: str, most: int = 500) -> str:
     """One line of an error, up to where it begins to name a file; the person at the machine reads all of it there.
 
-    What follows a name may belong to it, as names have spaces in them. An error of the operating system is cut behind
-    its own words.
+    What follows a name may belong to it, as names have spaces in them. The known names of tensors are no files. An
+    error of the operating system is cut behind its own words.
 
     Args:
         error: its text, with the type before a colon.
@@ -24,5 +28,6 @@ def discreet(error: str, most: int = 500) -> str:
     """
     known = re.match(r"\w+: \[Errno \d+\] [^:\n]*", error)
     text = known[0] if known else error.partition("\n")[0]
-    found = _FILE.search(text)
+    # Hidden at the same length, so that what is found has its place in the text.
+    found = _FILE.search(_TENSOR.sub(lambda name: "_" * len(name[0]), text))
     return (text if found is None else text[: found.start()].rstrip() + " [a file, named at the site]")[:most]

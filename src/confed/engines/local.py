@@ -21,11 +21,12 @@ from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
+from confed.privacy.guards import first_non_finite
 from confed.privacy.protections import protect
 
 __all__ = [
     "Answerer", "InProcess", "Ledger", "Members", "Population", "Presence", "RoundRecord", "Setup", "Simulation",
-    "Traffic", "Workspace", "perform", "simulate",
+    "Traffic", "Workspace", "check_finite", "perform", "simulate",
 ]  # fmt: skip
 
 MOST = 10_000
@@ -361,6 +362,8 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
                 return
             flow = partial(setup.algorithm.finish, servers[name], simulation.present(round))
             servers[name], books = _drive(simulation, flow, round, books)
+        for name, server in servers.items():
+            check_finite(name, server)
         yield RoundRecord(
             round + 1, dict(servers), books.losses, books.errors, books.ledger.up, books.ledger.down,
             time.perf_counter() - began, books.ledger.actions, timeline.spans,
@@ -387,3 +390,17 @@ def _drive(
         return replace(drive(flow(), exchange), local=None), books
 
     return simulation.attempt(part)
+
+
+def check_finite(name: str, server: ServerState) -> None:
+    """Checks a server's state before it is kept: from one that is not finite no run can go on.
+
+    Raises:
+        RuntimeError: a value among its parameters or slots is a NaN or an infinity; names the tensor.
+    """
+    for group, tensors in {"parameters": server.params, **server.slots}.items():
+        if (lost := first_non_finite(tensors)) is not None:
+            raise RuntimeError(
+                f"server {name!r}: {lost!r} of its {group} holds a NaN or an infinity after round {server.round}; the "
+                "last checkpoint is sound"
+            )

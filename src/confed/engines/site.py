@@ -64,6 +64,9 @@ def client_named(setup: Setup, client_id: str) -> ClientInfo:
 EVALUATE = "evaluate"
 """The action that tells sums over examples and nothing else; the site's policy says which."""
 
+AFTER = 2
+"""Behind a run's last round come the method's finish and the evaluation of the final models."""
+
 LARGEST = 1e6
 """How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
 
@@ -218,6 +221,8 @@ class Site:
         if (repeated := self._repeated(request, asked)) is not None:
             self._tell(f"{self._when(request)} was done already, the reply goes out again")
             return repeated
+        if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
+            raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
         message = open_body(body, self._limits, self._known, self._allowed)
         check_scale(message.tensors, self._most)
         privacy = self._privacy if request.action == UPDATE else None
@@ -225,12 +230,13 @@ class Site:
             self.diary.check(privacy)
         self.diary.asked = asked
         self._tell(self._when(request))
+        if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
+            try:
+                self.evaluations.check(request.round)
+            finally:  # also where the site's policy refuses the evaluation itself
+                self._keep_final(request, message)
         self.store.rewind(request.base)
         self.store.version, self.store.kept = request.version, request.kept
-        if request.action == EVALUATE:
-            if request.round > self._setup.rounds:
-                self._keep_final(message)  # also where the site's policy refuses the evaluation itself
-            self.evaluations.check(request.round)
         call = Call(self.client, request.action, message, session=request.session)
         reply = answer(self._setup, self._workspace, call, self.store, request.round)
         saved = self._newest() == request.version
@@ -249,13 +255,20 @@ class Site:
             self.store.scrub(self.client.id, GROUP, before=request.version)
         return Answer(request.id, None, saved, 0.0), data
 
-    def _keep_final(self, message: Message) -> None:
+    def _keep_final(self, request: Request, message: Message) -> None:
         """Keeps the final models for use at this site; a run never fails because this does."""
-        if message.scalars.get("split") != "test":
+        if request.round != self._setup.rounds + AFTER or message.scalars.get("split") != "test":
+            return
+        names = {name for name, scope in self._scopes.items() if scope is Scope.SHARED}
+        servers = {name for name, scope in self._scopes.items() if scope is Scope.SERVER}
+        if message.tensors.keys() - servers != names:
+            self._tell("the final models were not kept: the message must hold all tensors that this site receives")
             return
         try:
-            self._kept = self._final(message.tensors, self.store.load(self.client.id))
-        except (OSError, ValueError) as error:
+            store = DirectoryStore(self.store.root)  # one of its own, which removes nothing
+            store.begin(request.base)
+            self._kept = self._final(message.tensors, store.load(self.client.id))
+        except Exception as error:
             self._tell(f"the final models could not be kept: {error}")
 
     # The last reply ------------------------------------------------------------------------------------------

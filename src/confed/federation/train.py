@@ -100,6 +100,16 @@ class Local:
             return 0.5 * (1 + math.cos(math.pi * (1 - left)))
         return 1.0
 
+    def travelled(self, round: int, rounds: int, steps: int) -> float:
+        """The sum of the learning rates of a round's steps.
+
+        Args:
+            round: number of finished rounds.
+            rounds: rounds of the run.
+            steps: of one client in the round.
+        """
+        return self.lr * sum(self.factor((round + step / steps) / rounds) for step in range(steps))
+
 
 def epoch_steps(client: "Client") -> int:
     """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
@@ -116,9 +126,7 @@ def travelled(client: "Client") -> float:
 
     Plain SGD moves a client by this sum times its mean gradient.
     """
-    local = client.local
-    steps = local.epochs * epoch_steps(client)
-    return local.lr * sum(local.factor((client.round + step / steps) / client.rounds) for step in range(steps))
+    return client.local.travelled(client.round, client.rounds, client.local.epochs * epoch_steps(client))
 
 
 def train(client: "Client", objective: Objective, epochs: int | None = None, *, order: str = "order") -> float:
