@@ -9,8 +9,10 @@ import torch
 
 pytest.importorskip("flwr")
 
+from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedkd import FedKD
+from confed.algorithms.split_learning import SplitLearning
 from confed.engines.envelope import Limits, open_body, seal
 from confed.engines.flower import GridPost
 from confed.engines.remote import Remote
@@ -18,8 +20,10 @@ from confed.engines.roll import Patience
 from confed.engines.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Message
-from confed.leading import lead
+from confed.federation.secure_sum import SecureSum
+from confed.leading import MEMBERS, _weight_bound, lead
 from confed.loss_course import LossCourse
+from confed.results.folder import RunFolder
 from confed.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, rounds, same
 from test_hostile_replies import COLD, Tampering
@@ -64,6 +68,31 @@ def test_a_claim_of_very_many_examples_counts_as_several_sites() -> None:
     assert said.keys() == {"c"}
     assert bounded_members(members, 0) == (members, {})
     assert bounded_members(members[1:], 10) == (members[1:], {})
+
+
+def test_sites_that_go_by_their_own_number_of_examples_keep_it() -> None:
+    bounds = Bounds(weight=5)
+    assert _weight_bound(FedAvg(), bounds) == 5
+    assert _weight_bound(FedAvg(secure_sum=SecureSum()), bounds) == 0
+    assert _weight_bound(SplitLearning(), bounds) == 0
+    assert _weight_bound(BiCSL(), bounds) == 0
+
+
+def test_a_claim_is_bounded_in_the_mean_and_written_down_as_it_is(tmp_path: Path) -> None:
+    recipe, file = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    RunFolder.create(tmp_path / "state", recipe.to_toml())
+    claims = {"warm": 8, "cold": 800, "both": 8}  # as a run that goes on finds them
+    lines = [{"id": name, "num_examples": count, "modalities": [], "head": ""} for name, count in claims.items()]
+    (tmp_path / "state" / MEMBERS).write_text(json.dumps(lines))
+    told: list[str] = []
+    lead(
+        recipe, tmp_path / "state", GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3, interval=0.01),
+        watch=lambda progress: told.append(progress.text),
+    )  # fmt: skip
+    assert any("it has 800 examples, and counts as one with 80" in text for text in told)
+    written = json.loads((tmp_path / "state" / MEMBERS).read_text())
+    assert {line["id"]: line["num_examples"] for line in written} == claims
 
 
 @pytest.mark.parametrize(
