@@ -6,7 +6,9 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedper import FedPer
 from confed.engines.flower import GridPost
+from confed.engines.flower_body import WholeBody
 from confed.engines.flower_door import HEAD, DoorLimits, Guest, Guests
 from confed.engines.flower_link import link
 from confed.engines.open_files import patiently
@@ -195,3 +198,41 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
             idle.close()
     assert [record.errors for record in records] == [{}, {}]
     assert sum("connected to" in text for text in said) == 3
+
+
+def test_a_request_has_a_length_and_no_other_encoding(folder: Path) -> None:
+    with link(keys_of(folder), limits=LIMITS) as (_, port):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+            connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+            assert ended(connection, 8) < 4
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wait", "status"),
+    [([b"ab", b"cd"], 0.0, 200), ([b"abcd", b"e"], 0.0, 413), ([b"ab"], 9.0, 408)],
+    ids=["whole", "too long", "too slow"],
+)
+def test_a_body_is_counted_and_timed_as_it_comes(pieces: list[bytes], wait: float, status: int) -> None:
+    parts, sent, got = list(pieces), list[MutableMapping[str, Any]](), list[bytes]()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            body = parts.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(parts) or wait > 0}
+        await asyncio.sleep(wait)
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def app(scope: object, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        got.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200})
+
+    scope: dict[str, Any] = {"type": "http", "headers": [], "state": {}}
+    asyncio.run(WholeBody(app, 0.1, 4)(scope, receive, send))
+    assert sent[0]["status"] == status
+    assert got == ([b"abcd"] if status == 200 else [])
+    assert ("why" in scope["state"]) == (status != 200)

@@ -48,6 +48,7 @@ class DoorLimits:
         first: seconds until its first byte, and from the end of the TLS handshake to the first byte inside.
         handshake: seconds from the first byte to the end of the TLS handshake.
         head: seconds from the first byte of a request's head to the last.
+        body: seconds for a request's body of at most 8 MiB, of a site on the list.
     """
 
     most: int = 512
@@ -57,6 +58,7 @@ class DoorLimits:
     first: float = 5.0
     handshake: float = 5.0
     head: float = 5.0
+    body: float = 300.0
 
     def __post_init__(self) -> None:
         if self.each < 1 or not 0 <= self.reserved < self.most:
@@ -64,7 +66,7 @@ class DoorLimits:
                 f"each address needs a place, and fewer places must be reserved than there are, got each {self.each}, "
                 f"most {self.most}, reserved {self.reserved}"
             )
-        for name in ("grace", "handshake", "first", "head"):
+        for name in ("grace", "handshake", "first", "head", "body"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
 
