@@ -154,3 +154,17 @@ def test_a_loss_that_breaks_is_told_from_one_that_varies() -> None:
     assert course.jump({"a": math.nan}) == "the mean loss rose from 3 to nan"
     assert course.jump({}) is None
     assert course.jump({"a": 3.5}) is None
+
+
+def test_one_checkpoint_from_before_a_jump_is_kept_until_the_loss_falls_back() -> None:
+    course, found = LossCourse(), list[int | None]()
+    losses = {1: 2.0, 2: 2.0, 3: 2.0, 4: 100.0, 5: 90.0, 6: None, 7: 80.0, 8: 2.0, 9: 2.0, 10: 70.0}
+    for round, loss in losses.items():
+        kept = sorted({round - 2, round - 1, *([] if course.sound is None else [course.sound])} - {-1, 0})
+        course.note({} if loss is None else {"a": loss}, round, kept)
+        found.append(course.sound)
+    assert found == [None, None, None, 2, 2, 2, 2, None, None, 8]
+    early = LossCourse()
+    assert early.note({"a": math.nan}, 1, []) == "the mean loss is nan"
+    early.note({"a": math.nan}, 4, [1, 2, 3])
+    assert early.sound is None  # none of these is from before

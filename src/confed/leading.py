@@ -264,6 +264,7 @@ class _Leader(Runner):
         self.remote = remote
         self.bounded: dict[str, str] = {}
         self.course = LossCourse()
+        self.joins = frozenset(self.always)
 
     def run(self) -> dict[str, Any]:
         """See :class:`confed.experiment.Runner`; an error of a round says where one can go back to."""
@@ -290,11 +291,11 @@ class _Leader(Runner):
             self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
             for name, what in said.items():
                 self._tell(record.round, f"client {name!r}: {what}")
-        if (jump := self.course.jump(record.losses)) is not None:
-            # The last model that was trained from without a jump is the one before the round before.
-            sound = [round for round in self.checkpoints.rounds() if round <= record.round - 2]
-            self.always.update(sound[-1:])
-            self._tell(record.round, jump + (f"; {self._way_back(sound[-1])}" if sound else ""))
+        jump, sound = self.course.note(record.losses, record.round, self.checkpoints.rounds()), self.course.sound
+        self.always.intersection_update(self.joins)
+        self.always.update(() if sound is None else (sound,))
+        if jump is not None:
+            self._tell(record.round, jump + ("" if sound is None else f"; {self._way_back(sound)}"))
 
     def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """The sites."""
