@@ -49,7 +49,7 @@ def test_a_full_table_refuses_newcomers_and_keeps_sites() -> None:
     site = guests.admit("10.0.0.9")
     assert site is not None
     site.put_out = lambda: put_out.append(site)
-    guests.prove(site)
+    guests.prove(site, "a")
     assert len(admitted(guests, 5, "10.0.0.1")) == 3  # an address has its share
     assert len(admitted(guests, 5, "10.0.0.2")) == 3
     assert guests.admit("10.0.0.3") is None  # all places are taken that strangers may have
@@ -62,6 +62,22 @@ def test_a_full_table_refuses_newcomers_and_keeps_sites() -> None:
     assert not put_out
     guests.leave(site)
     assert len(guests) == 9
+
+
+def test_one_sites_key_does_not_take_the_places_of_others() -> None:
+    put_out, guests = list[int](), Guests(DoorLimits(most=20, reserved=10, each=20, of_site=3))
+    other, *own = admitted(guests, 6, "10.0.0.1")
+    other.put_out = lambda: put_out.append(-1)
+    guests.prove(other, "b")
+    for number, guest in enumerate(own):
+        guest.put_out = lambda number=number: put_out.append(number)
+        guests.prove(guest, "a")
+    guests.prove(own[-1], "a")  # the next request over the same connection
+    assert put_out == [0, 1]
+    assert len(guests) == 4
+    guests.leave(own[-1])
+    guests.prove(admitted(guests, 1, "10.0.0.1")[0], "a")
+    assert put_out == [0, 1]
 
 
 def test_networks_of_version_6_and_mapped_addresses_count_as_one_address() -> None:
@@ -201,12 +217,11 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
 
 
 def test_a_request_has_a_length_and_no_other_encoding(folder: Path) -> None:
-    with link(keys_of(folder), limits=LIMITS) as (_, port):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
-            connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
-            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
-            assert ended(connection, 8) < 4
+    with link(keys_of(folder), limits=LIMITS) as (_, port), socket.create_connection(("127.0.0.1", port)) as connection:
+        head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        assert ended(connection, 8) < 4
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
-from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_body import WholeBody
+from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
 from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
 from confed.federation.checkpoint import private_folder
@@ -262,7 +262,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
     if not verify_signature(bytes_to_public_key(public), signed, signature):
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
-    request.state.guests.prove(request.state.guest)
+    request.state.guests.prove(request.state.guest, name)
     return await call_next(request)
 
 
