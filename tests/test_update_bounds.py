@@ -11,14 +11,13 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
-from confed.algorithms.fedkd import FedKD
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.envelope import Limits, open_body, seal
 from confed.engines.flower import GridPost
 from confed.engines.remote import Remote
 from confed.engines.roll import Patience
 from confed.engines.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.secure_sum import SecureSum
 from confed.leading import MEMBERS, _weight_bound, lead
@@ -35,6 +34,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+class NoMean(FedAvg):
+    """A method for which a part of an update has no meaning."""
+
+    def refuses(self, protection: Protection) -> str:
+        return "a part of an update is none" if protection == "robust" else super().refuses(protection)
+
+
 def harmful(head: bytes, body: bytes) -> tuple[bytes, bytes]:
     """Every value a million."""
     message = open_body(body, Limits(), {}, frozenset())
@@ -46,6 +52,8 @@ def test_norms_and_what_is_left_of_an_update() -> None:
     call = Call(ClientInfo("a", 1), "fit", Message({"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(3)}))
     reply = Message({"w": torch.tensor([4.0, 5.0]), "n": torch.tensor(9), "c/w": torch.tensor([12.0])})
     assert norm_of(call, reply, ("c/*",)) == 13.0  # (3, 4, 12)
+    counted = Message({**reply.tensors, "read/w": torch.tensor([1e6])})
+    assert norm_of(call, counted, ("c/*",)) == 13.0  # a number of examples is no update
     half = scaled(call, reply, ("c/*",), 0.5)
     assert half.tensors["w"].tolist() == [2.5, 3.0]
     assert half.tensors["c/w"].tolist() == [6.0]
@@ -96,7 +104,7 @@ def test_a_claim_is_bounded_in_the_mean_and_written_down_as_it_is(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("method", "left"), [(FedAvg(), "scaled down"), (FedKD(), "left out")], ids=["plain", "compressed"]
+    ("method", "left"), [(FedAvg(), "scaled down"), (NoMean(), "left out")], ids=["plain", "not a mean"]
 )
 def test_an_update_that_goes_much_further_than_the_others_is_bounded(
     tmp_path: Path, method: Algorithm, left: str
