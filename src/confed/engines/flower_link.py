@@ -357,7 +357,12 @@ class LinkGrid(Grid):
         objects, wanted = get_all_nested_objects(message), set(missing)
         for object_id, part in objects.items():
             if object_id in wanted:
-                self._state.store_object(self._run_id, session, object_id, part.deflate())
+                content = part.deflate()
+                self._state.store_object(self._run_id, session, object_id, content)
+                if self._store.size([object_id]) != len(content):  # Flower notes the error in a log of its own
+                    self.notices.add("this server", "a request could not be stored, and was not sent")
+                    self.forget(message.metadata.message_id)
+                    return ""
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
