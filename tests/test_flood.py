@@ -6,7 +6,9 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedper import FedPer
 from confed.engines.flower import GridPost
+from confed.engines.flower_body import WholeBody
 from confed.engines.flower_door import HEAD, DoorLimits, Guest, Guests
 from confed.engines.flower_link import link
 from confed.engines.open_files import patiently
@@ -46,7 +49,7 @@ def test_a_full_table_refuses_newcomers_and_keeps_sites() -> None:
     site = guests.admit("10.0.0.9")
     assert site is not None
     site.put_out = lambda: put_out.append(site)
-    guests.prove(site)
+    guests.prove(site, "a")
     assert len(admitted(guests, 5, "10.0.0.1")) == 3  # an address has its share
     assert len(admitted(guests, 5, "10.0.0.2")) == 3
     assert guests.admit("10.0.0.3") is None  # all places are taken that strangers may have
@@ -59,6 +62,22 @@ def test_a_full_table_refuses_newcomers_and_keeps_sites() -> None:
     assert not put_out
     guests.leave(site)
     assert len(guests) == 9
+
+
+def test_one_sites_key_does_not_take_the_places_of_others() -> None:
+    put_out, guests = list[int](), Guests(DoorLimits(most=20, reserved=10, each=20, of_site=3))
+    other, *own = admitted(guests, 6, "10.0.0.1")
+    other.put_out = lambda: put_out.append(-1)
+    guests.prove(other, "b")
+    for number, guest in enumerate(own):
+        guest.put_out = lambda number=number: put_out.append(number)
+        guests.prove(guest, "a")
+    guests.prove(own[-1], "a")  # the next request over the same connection
+    assert put_out == [0, 1]
+    assert len(guests) == 4
+    guests.leave(own[-1])
+    guests.prove(admitted(guests, 1, "10.0.0.1")[0], "a")
+    assert put_out == [0, 1]
 
 
 def test_networks_of_version_6_and_mapped_addresses_count_as_one_address() -> None:
@@ -195,3 +214,40 @@ def test_sites_go_on_while_strangers_hold_all_they_can_get(folder: Path, tmp_pat
             idle.close()
     assert [record.errors for record in records] == [{}, {}]
     assert sum("connected to" in text for text in said) == 3
+
+
+def test_a_request_has_a_length_and_no_other_encoding(folder: Path) -> None:
+    with link(keys_of(folder), limits=LIMITS) as (_, port), socket.create_connection(("127.0.0.1", port)) as connection:
+        head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n"
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        assert ended(connection, 8) < 4
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wait", "status"),
+    [([b"ab", b"cd"], 0.0, 200), ([b"abcd", b"e"], 0.0, 413), ([b"ab"], 9.0, 408)],
+    ids=["whole", "too long", "too slow"],
+)
+def test_a_body_is_counted_and_timed_as_it_comes(pieces: list[bytes], wait: float, status: int) -> None:
+    parts, sent, got = list(pieces), list[MutableMapping[str, Any]](), list[bytes]()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            body = parts.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(parts) or wait > 0}
+        await asyncio.sleep(wait)
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def app(scope: object, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        got.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200})
+
+    scope: dict[str, Any] = {"type": "http", "headers": [], "state": {}}
+    asyncio.run(WholeBody(app, 0.1, 4)(scope, receive, send))
+    assert sent[0]["status"] == status
+    assert got == ([b"abcd"] if status == 200 else [])
+    assert ("why" in scope["state"]) == (status != 200)

@@ -1,7 +1,9 @@
 """What sites may send in at the server's door, and what is kept of it: the handlers, without sockets."""
 
+import errno
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -430,3 +432,25 @@ def test_a_reply_passes_through_bytes(door: Door) -> None:
     request, _ = door.reply(asked)
     bare = message_from_proto(PushMessagesRequest.FromString(request.SerializeToString()).messages_list[0])
     assert bare.metadata.message_id == request.message_object_trees[0].object_id
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE], ids=["disk full", "too many files"])
+def test_a_request_that_cannot_be_stored_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    door, write, failed = Door(tmp_path), Path.write_bytes, list[Path]()
+
+    def scarce(path: Path, content: bytes) -> int:
+        if len(failed) < 1:
+            failed.append(path)
+            raise OSError(number, os.strerror(number))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", scarce)
+    sent = door.post.send(door.nodes[0], "fit", b"{}", b"x", 60.0)
+    waits = number == errno.EMFILE
+    assert failed
+    assert (sent is not None) == waits
+    assert len(door.state.get_message_ins(door.nodes[0], 1)) == waits
+    assert bool(list(tmp_path.iterdir())) == waits
+    assert any("could not be stored" in why for _, why in door.grid.notices.counts) != waits

@@ -9,17 +9,20 @@ import torch
 
 pytest.importorskip("flwr")
 
+from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
-from confed.algorithms.fedkd import FedKD
+from confed.algorithms.split_learning import SplitLearning
 from confed.engines.envelope import Limits, open_body, seal
 from confed.engines.flower import GridPost
 from confed.engines.remote import Remote
 from confed.engines.roll import Patience
 from confed.engines.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
-from confed.federation.algorithm import Algorithm
+from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Call, ClientInfo, Message
-from confed.leading import lead
+from confed.federation.secure_sum import SecureSum
+from confed.leading import MEMBERS, _weight_bound, lead
 from confed.loss_course import LossCourse
+from confed.results.folder import RunFolder
 from confed.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, rounds, same
 from test_hostile_replies import COLD, Tampering
@@ -29,6 +32,13 @@ from test_leading import grid_of, recipe_of
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+class NoMean(FedAvg):
+    """A method for which a part of an update has no meaning."""
+
+    def refuses(self, protection: Protection) -> str:
+        return "a part of an update is none" if protection == "robust" else super().refuses(protection)
 
 
 def harmful(head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -42,6 +52,8 @@ def test_norms_and_what_is_left_of_an_update() -> None:
     call = Call(ClientInfo("a", 1), "fit", Message({"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(3)}))
     reply = Message({"w": torch.tensor([4.0, 5.0]), "n": torch.tensor(9), "c/w": torch.tensor([12.0])})
     assert norm_of(call, reply, ("c/*",)) == 13.0  # (3, 4, 12)
+    counted = Message({**reply.tensors, "read/w": torch.tensor([1e6])})
+    assert norm_of(call, counted, ("c/*",)) == 13.0  # a number of examples is no update
     half = scaled(call, reply, ("c/*",), 0.5)
     assert half.tensors["w"].tolist() == [2.5, 3.0]
     assert half.tensors["c/w"].tolist() == [6.0]
@@ -66,8 +78,33 @@ def test_a_claim_of_very_many_examples_counts_as_several_sites() -> None:
     assert bounded_members(members[1:], 10) == (members[1:], {})
 
 
+def test_sites_that_go_by_their_own_number_of_examples_keep_it() -> None:
+    bounds = Bounds(weight=5)
+    assert _weight_bound(FedAvg(), bounds) == 5
+    assert _weight_bound(FedAvg(secure_sum=SecureSum()), bounds) == 0
+    assert _weight_bound(SplitLearning(), bounds) == 0
+    assert _weight_bound(BiCSL(), bounds) == 0
+
+
+def test_a_claim_is_bounded_in_the_mean_and_written_down_as_it_is(tmp_path: Path) -> None:
+    recipe, file = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0"), tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    RunFolder.create(tmp_path / "state", recipe.to_toml())
+    claims = {"warm": 8, "cold": 800, "both": 8}  # as a run that goes on finds them
+    lines = [{"id": name, "num_examples": count, "modalities": [], "head": ""} for name, count in claims.items()]
+    (tmp_path / "state" / MEMBERS).write_text(json.dumps(lines))
+    told: list[str] = []
+    lead(
+        recipe, tmp_path / "state", GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3, interval=0.01),
+        watch=lambda progress: told.append(progress.text),
+    )  # fmt: skip
+    assert any("it has 800 examples, and counts as one with 80" in text for text in told)
+    written = json.loads((tmp_path / "state" / MEMBERS).read_text())
+    assert {line["id"]: line["num_examples"] for line in written} == claims
+
+
 @pytest.mark.parametrize(
-    ("method", "left"), [(FedAvg(), "scaled down"), (FedKD(), "left out")], ids=["plain", "compressed"]
+    ("method", "left"), [(FedAvg(), "scaled down"), (NoMean(), "left out")], ids=["plain", "not a mean"]
 )
 def test_an_update_that_goes_much_further_than_the_others_is_bounded(
     tmp_path: Path, method: Algorithm, left: str
@@ -125,3 +162,17 @@ def test_a_loss_that_breaks_is_told_from_one_that_varies() -> None:
     assert course.jump({"a": math.nan}) == "the mean loss rose from 3 to nan"
     assert course.jump({}) is None
     assert course.jump({"a": 3.5}) is None
+
+
+def test_one_checkpoint_from_before_a_jump_is_kept_until_the_loss_falls_back() -> None:
+    course, found = LossCourse(), list[int | None]()
+    losses = {1: 2.0, 2: 2.0, 3: 2.0, 4: 100.0, 5: 90.0, 6: None, 7: 80.0, 8: 2.0, 9: 2.0, 10: 70.0}
+    for round, loss in losses.items():
+        kept = sorted({round - 2, round - 1, *([] if course.sound is None else [course.sound])} - {-1, 0})
+        course.note({} if loss is None else {"a": loss}, round, kept)
+        found.append(course.sound)
+    assert found == [None, None, None, 2, 2, 2, 2, None, None, 8]
+    early = LossCourse()
+    assert early.note({"a": math.nan}, 1, []) == "the mean loss is nan"
+    early.note({"a": math.nan}, 4, [1, 2, 3])
+    assert early.sound is None  # none of these is from before

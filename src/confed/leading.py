@@ -157,20 +157,29 @@ def _led(
     there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known or coming else wait)}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**there, **known}[name] for name in expected if name in there or name in known]
-    members, heavy = bounded_members(members, remote.bounds.weight)
+    _write_members(root, members)
+    counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
     for name, said in heavy.items():
         remote.roll.note(name, remote.roll.status[name].state, f"it {said}")
         watch(Progress(0, setup.rounds, f"{name!r} {said}"))
-    _write_members(root, members)
     remote.roll.members = frozenset(info.id for info in members)
-    here = replace(setup, population=Registered(members), algorithm=_secretly(setup.algorithm))
+    here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
     leader = _Leader(recipe, here, materials, folder, watch, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
     leader.absent = absent
+    leader.examples = {info.id: {"train": info.num_examples} for info in members}
     leader.bounded.update({name: f"it {said}" for name, said in heavy.items()})
     summary = leader.run()
     remote.roll.farewell(10.0)
     return summary
+
+
+def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
+    """The bound on weights, or 0 where a site and the server must go by the same number of examples.
+
+    Under a secure sum a site checks its weight; in sessions the number of its batches follows from its examples.
+    """
+    return 0.0 if algorithm.secure_sum is not None or algorithm.in_sessions else bounds.weight
 
 
 def _secretly(algorithm: Algorithm) -> Algorithm:
@@ -241,10 +250,12 @@ class _Leader(Runner):
     Attributes:
         whole: whether models are evaluated.
         absent: unseen places of whose examples the server holds none.
+        examples: client -> the numbers of examples that it says it has, also where it counts as one with fewer.
     """
 
     whole = True
     absent: Sequence[str] = ()
+    examples: Mapping[str, Mapping[str, int]] = {}
 
     def __init__(
         self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch, remote: Remote
@@ -253,6 +264,7 @@ class _Leader(Runner):
         self.remote = remote
         self.bounded: dict[str, str] = {}
         self.course = LossCourse()
+        self.joins = frozenset(self.always)
 
     def run(self) -> dict[str, Any]:
         """See :class:`confed.experiment.Runner`; an error of a round says where one can go back to."""
@@ -279,11 +291,11 @@ class _Leader(Runner):
             self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
             for name, what in said.items():
                 self._tell(record.round, f"client {name!r}: {what}")
-        if (jump := self.course.jump(record.losses)) is not None:
-            # The last model that was trained from without a jump is the one before the round before.
-            sound = [round for round in self.checkpoints.rounds() if round <= record.round - 2]
-            self.always.update(sound[-1:])
-            self._tell(record.round, jump + (f"; {self._way_back(sound[-1])}" if sound else ""))
+        jump, sound = self.course.note(record.losses, record.round, self.checkpoints.rounds()), self.course.sound
+        self.always.intersection_update(self.joins)
+        self.always.update(() if sound is None else (sound,))
+        if jump is not None:
+            self._tell(record.round, jump + ("" if sound is None else f"; {self._way_back(sound)}"))
 
     def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """The sites."""
@@ -353,8 +365,7 @@ class _Leader(Runner):
         # Answers to single questions are not here; what reads this file finds none.
         self.folder.write_tensors(self.folder.predictions, {})
         if self.materials.dataset.elsewhere is not None:
-            members = map(self.setup.population.info, range(len(self.setup.population)))
-            summary["examples"] = {info.id: {"train": info.num_examples} for info in members}
+            summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
         summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
         self.folder.write_json(self.folder.summary, summary)
         self._tell(self.setup.rounds, "done")

@@ -80,6 +80,7 @@ class BiCSL(Algorithm):
 
     finetuning: ClassVar[str] = "contrastive"
     has_personal: ClassVar[bool] = False
+    in_sessions: ClassVar[bool] = True
     neutral: ClassVar[str] = "no client ever holds the whole network"
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ class SplitLearning(Algorithm):
 
     label: ClassVar[str] = "Split learning"
     has_personal: ClassVar[bool] = False
+    in_sessions: ClassVar[bool] = True
     neutral: ClassVar[str] = "no client ever holds the whole network"
 
     def __post_init__(self) -> None:

@@ -48,6 +48,8 @@ class DoorLimits:
         first: seconds until its first byte, and from the end of the TLS handshake to the first byte inside.
         handshake: seconds from the first byte to the end of the TLS handshake.
         head: seconds from the first byte of a request's head to the last.
+        body: seconds for a request's body of at most 8 MiB, of a site on the list.
+        of_site: connections over which one site has signed a request.
     """
 
     most: int = 512
@@ -57,14 +59,18 @@ class DoorLimits:
     first: float = 5.0
     handshake: float = 5.0
     head: float = 5.0
+    body: float = 300.0
+    of_site: int = 8
 
     def __post_init__(self) -> None:
+        if self.of_site < 1:
+            raise ValueError(f"of_site must be at least 1 connection, got {self.of_site}")
         if self.each < 1 or not 0 <= self.reserved < self.most:
             raise ValueError(
                 f"each address needs a place, and fewer places must be reserved than there are, got each {self.each}, "
                 f"most {self.most}, reserved {self.reserved}"
             )
-        for name in ("grace", "handshake", "first", "head"):
+        for name in ("grace", "handshake", "first", "head", "body"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
 
@@ -114,7 +120,7 @@ class Guests:
     def __init__(self, limits: DoorLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
         self._strangers: dict[Guest, None] = {}  # in the order in which they came
-        self._sites: set[Guest] = set()
+        self._sites: dict[Guest, str] = {}  # and whose it is, in the order in which they signed
         self._by_address: Counter[str] = Counter()  # strangers
         self._known: dict[str, float] = {}
 
@@ -153,11 +159,18 @@ class Guests:
                 return True
         return False
 
-    def prove(self, guest: Guest) -> None:
-        """A site on the list has signed a request over a connection."""
-        if guest in self._strangers:
+    def prove(self, guest: Guest, site: str) -> None:
+        """A site on the list has signed a request over a connection.
+
+        Where that site has its share of connections, the oldest of them ends: one key does not take all places.
+        """
+        if guest in self._strangers or self._sites.get(guest, site) != site:
             self.leave(guest)
-            self._sites.add(guest)
+            own = [there for there, whose in self._sites.items() if whose == site]
+            for oldest in own[: max(len(own) - self.limits.of_site + 1, 0)]:
+                self.leave(oldest)
+                oldest.put_out()
+            self._sites[guest] = site
         guest.site = True
         self._known[guest.address] = self._clock()
         if len(self._known) > 10_000:  # sites of one federation have few addresses
@@ -165,7 +178,7 @@ class Guests:
 
     def leave(self, guest: Guest) -> None:
         """A connection has ended."""
-        self._sites.discard(guest)
+        self._sites.pop(guest, None)
         if guest in self._strangers:
             del self._strangers[guest]
             self._by_address[guest.address] -= 1

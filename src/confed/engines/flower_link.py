@@ -59,6 +59,7 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
+from confed.engines.flower_body import WholeBody
 from confed.engines.flower_door import HEAD, Door, DoorLimits
 from confed.engines.flower_inbox import Inbox, Notices, TurnedAway, router
 from confed.engines.flower_pieces import PIECE, PieceStore, check_expansion
@@ -111,6 +112,7 @@ def link(
         raise ValueError("certificate and key belong together, got one of them")
     if certificate is not None and key is not None:
         _check_pair(certificate, key)
+    limits = DoorLimits() if limits is None else limits
     # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     named = keys if isinstance(keys, Mapping) else {}
@@ -119,11 +121,11 @@ def link(
     state = _state(names, store)
     grid = LinkGrid(state.state(), store, largest)
     config = uvicorn.Config(
-        _application(state, names, grid), host=host, port=port, log_level="error", access_log=False,
+        _application(state, names, grid, limits.body), host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
         h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
     )  # fmt: skip
-    server = Door(config, DoorLimits() if limits is None else limits, lambda why: grid.notices.add(SOMEBODY, why))
+    server = Door(config, limits, lambda why: grid.notices.add(SOMEBODY, why))
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     alive = threading.Event()
@@ -191,12 +193,13 @@ def _state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
     return factory
 
 
-def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "LinkGrid") -> FastAPI:
+def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "LinkGrid", seconds: float) -> FastAPI:
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
         Middleware(BaseHTTPMiddleware, dispatch=_bounded),
         Middleware(BaseHTTPMiddleware, dispatch=_listed),
+        Middleware(WholeBody, seconds=seconds),
         Middleware(ProtobufTranslationMiddleware),
         Middleware(NodeAuthMiddleware),
     ]
@@ -212,9 +215,9 @@ def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "L
     return app
 
 
-def _refuse(request: Request, status: int, why: str) -> Response:
+def _refuse(request: Request, status: int, why: str, closing: bool = False) -> Response:
     request.state.why = why
-    return JSONResponse({"detail": why}, status)
+    return JSONResponse({"detail": why}, status, {"connection": "close"} if closing else None)
 
 
 async def _turned_away(request: Request, error: Exception) -> Response:
@@ -236,6 +239,8 @@ async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Resp
     """Turns away what is too long, or for another of Flower's interfaces, before it is read."""
     if not request.url.path.startswith("/v1/fleet/"):
         return _refuse(request, 404, "not found")
+    if "transfer-encoding" in request.headers:  # counts instead of a length where both are given
+        return _refuse(request, 400, "a request has a length and no transfer encoding", closing=True)
     length = request.headers.get("content-length", "")
     if request.method != "POST" or not length.isdigit() or int(length) > PIECE:
         return _refuse(request, 413, f"a request is a POST of at most {PIECE} bytes")
@@ -257,7 +262,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
     if not verify_signature(bytes_to_public_key(public), signed, signature):
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
-    request.state.guests.prove(request.state.guest)
+    request.state.guests.prove(request.state.guest, name)
     return await call_next(request)
 
 
@@ -352,7 +357,12 @@ class LinkGrid(Grid):
         objects, wanted = get_all_nested_objects(message), set(missing)
         for object_id, part in objects.items():
             if object_id in wanted:
-                self._state.store_object(self._run_id, session, object_id, part.deflate())
+                content = part.deflate()
+                self._state.store_object(self._run_id, session, object_id, content)
+                if self._store.size([object_id]) != len(content):  # Flower notes the error in a log of its own
+                    self.notices.add("this server", "a request could not be stored, and was not sent")
+                    self.forget(message.metadata.message_id)
+                    return ""
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -124,7 +124,8 @@ class PieceStore(ObjectStore):
             if self._root is None:
                 self._memory[object_id] = object_content
             else:
-                (self._root / object_id).write_bytes(object_content)
+                path = self._root / object_id
+                patiently(lambda: path.write_bytes(object_content))
             self._sizes[object_id] = len(object_content)
 
     def get(self, object_id: str) -> bytes | None:

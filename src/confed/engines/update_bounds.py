@@ -4,7 +4,8 @@ One site's update with values of a million, or one that claims 10^12 examples, w
 updates come from other machines, an update whose norm is more than so many times the cohort's median is scaled down to
 that, and a client's number of examples counts up to so many times the median of all members. The factors are generous:
 sites that train honestly on data of different sizes stay below. A majority of sites with bad intentions moves the
-medians, and a secure sum shows no single update, so there no norm is bounded.
+medians, and a secure sum shows no single update, so there no norm is bounded. Nor is one where replies are no new
+values of what was sent (scores, factors of compressed updates), or are part of a session.
 """
 
 import math
@@ -46,19 +47,20 @@ class Bounds:
 def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
     """The Euclidean norm of what a reply changes, in double precision; integers do not count.
 
+    Tensors that nothing of their name and shape was sent of, and that are no changes, do not count either: numbers of
+    examples, summaries and the like differ between honest sites by more than updates do.
+
     Args:
         call: what was sent.
         message: the reply.
-        changes: globs of tensors that are changes already, as those count that nothing of their name and shape was
-            sent of.
+        changes: globs of tensors that are changes already.
     """
     total = 0.0
     for name, tensor in message.tensors.items():
         if tensor.is_floating_point():
-            wide = tensor.double()
-            with suppress(ValueError):  # a method's own: a change, a summary, a compressed update
-                wide = wide - origin(name, tensor, call.message.tensors, changes)
-            total += float((wide * wide).sum())
+            with suppress(ValueError):  # a method's own: a count, a summary, a compressed update
+                moved = tensor.double() - origin(name, tensor, call.message.tensors, changes)
+                total += float((moved * moved).sum())
     return math.sqrt(total)
 
 

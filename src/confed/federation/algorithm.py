@@ -58,6 +58,7 @@ class Algorithm:
             where a server's sums are those of all clients.
         counts_examples: the server needs the number of training examples of all registered clients together
             (:attr:`ServerState.examples`), which costs a look at every client.
+        in_sessions: clients train in sessions of many calls, as many as follow from their numbers of examples.
         finetuning: the kind of model the method is made for ("adapters", "lora", "modalities" for one that takes
             examples without some modality, ...); "" for any. The contract picks its toy model by it.
         neutral: hyper-parameters at which the method is FedAvg (checked by the contract), or a sentence that
@@ -86,6 +87,7 @@ class Algorithm:
     leavers: ClassVar[bool] = True
     partial: ClassVar[bool] = True
     counts_examples: ClassVar[bool] = False
+    in_sessions: ClassVar[bool] = False
     carried: ClassVar[tuple[str, ...]] = ()
     changes: ClassVar[tuple[str, ...]] = ()
     finetuning: ClassVar[str] = ""
