@@ -19,7 +19,7 @@ from confed.engines.diary import Diary
 from confed.engines.envelope import Limits
 from confed.engines.roll import Patience, Roll, SiteStatus
 from confed.experiment import Progress
-from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore
+from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, remove_unfinished
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state
@@ -81,7 +81,7 @@ def test_leftovers_of_killed_writes_are_cleared(tmp_path: Path) -> None:
     state = next((tmp_path / "checkpoint/clients").glob("*/*"))
     (state / ".000003.safetensors.99.tmp").touch()
     (tmp_path / ".summary.json.99.tmp").touch()
-    checkpoints.clear_leftovers()
+    remove_unfinished(tmp_path)
     assert list(tmp_path.rglob("*.tmp")) == []
     assert checkpoints.rounds() == [1, 2]
     assert checkpoints.latest(0)[0].round == 2

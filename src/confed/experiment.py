@@ -169,7 +169,6 @@ class Runner:
         )  # fmt: skip
 
     def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
-        self.checkpoints.clear_leftovers()
         remove_unfinished(self.folder.root)
         if self.checkpoints.rounds():
             check_same_recipe(self.folder, self.recipe)

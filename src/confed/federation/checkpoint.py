@@ -225,15 +225,6 @@ class Checkpoints:
         """Rounds of the checkpoints on disk, ascending."""
         return sorted(int(p.name[6:]) for p in self.root.glob("round-*") if p.is_dir() and p.name[6:].isdecimal())
 
-    def clear_leftovers(self) -> None:
-        """Removes what writes that were killed have left; nobody else may be writing here."""
-        within = (self.root.glob(".round-*.tmp"), self.root.glob("clients/*/*/.*.tmp"), self.root.parent.glob(".*.tmp"))
-        for path in [path for found in within for path in found]:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest."""
         target = self.root / f"round-{checkpoint.round:06d}"
