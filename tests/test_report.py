@@ -275,7 +275,7 @@ def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) ->
             path.write_text(json.dumps(summary | {"personal_mean": spread}))
     text = verdict(load(study))
     assert "FedProx (92.0 %)" in text
-    assert "within noise over seeds of FedAvg" in text
+    assert "within noise of FedAvg, ahead of" in text
     single = study / "fedavg" / "seed-0"
     assert verdict(load(single)) == ""
 
@@ -297,7 +297,7 @@ def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
     labels = {name: name.upper() for name in "abcde"}
     means = {"a": 0.804, "b": 0.80, "c": 0.504, "d": 0.4, "e": 0.3}  # e shares no seed with anybody
     text = _sentence(labels, "models", means, found)
-    assert text == "Best models: A (80.4 %); within noise over seeds of B, ahead of 1 by more. Not tested: D, E."
+    assert text == "Best models: A (80.4 %); within noise of B, ahead of C by more, over seeds. Not tested: D, E."
     alone = _sentence(labels, "models", {"a": 0.8, "d": 0.4}, found[2:3])
     assert alone == "Best models: A (80.0 %), 40.0 points ahead of D; nothing is tested."
 

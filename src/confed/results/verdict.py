@@ -57,17 +57,20 @@ def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float],
     # Where seeds are missing the difference over common ones may have another sign than that of the means.
     tested = {m: value for m, value in p.items() if value is not None}
     level = [labels[m] for m, value in tested.items() if value > LEVEL or with_best[m].points >= 0]
-    ahead = len(p) - len(untested) - len(level)
+    ahead = [labels[m] for m in tested if labels[m] not in level]
     if len(untested) == len(p):
         return f"{start}, {lead}; nothing is tested."
     seeds = min(len(with_best[m].seeds) for m in tested)
-    kind = "over seeds" if seeds >= MIN_SEEDS else "on these test examples"
+    few = f"on these test examples, which says nothing of other seeds ({formats.counted(seeds, 'seed')})"
+    kind = "over seeds" if seeds >= MIN_SEEDS else few
     end = f" Not tested: {formats.names(untested)}." if untested else ""
     if not level:
-        return f"{start}, {lead}, and ahead of {'all' if not untested else ahead} by more than noise {kind}.{end}"
+        others = "all" if not untested else formats.names(ahead)
+        return f"{start}, {lead}, and ahead of {others} by more than noise {kind}.{end}"
     if not ahead:
         return f"{start}, but no difference to any other method is more than noise {kind}.{end}"
-    return f"{start}; within noise {kind} of {formats.names(level)}, ahead of {ahead} by more.{end}"
+    more = f"ahead of {formats.names(ahead)} by more"
+    return f"{start}; within noise of {formats.names(level)}, {more}, {kind}.{end}"
 
 
 def _p(difference: Difference, pairs: int) -> float | None:
