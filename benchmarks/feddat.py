@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from confed.federation.branches import Branches
+from confed.federation.families.branches import Branches
 from confed.federation.protocols import Batch
 from confed.losses.mutual import divergence
 from confed.models.vilt import vilt_mini, vilt_tiny

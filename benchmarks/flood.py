@@ -24,16 +24,16 @@ from statistics import median
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.flower import GridPost
-from confed.engines.flower_line import read_public
-from confed.engines.flower_link import link
+from confed.deployment.provision import SITES, Federation, found, read_sites
+from confed.engines.flower.superlink import link
+from confed.engines.flower.supernode import read_public
+from confed.engines.flower.transport import GridPost
 from confed.engines.local import Simulation, simulate
-from confed.engines.remote import Registered, Remote
-from confed.engines.roll import Patience
+from confed.engines.remote.server import Registered, Remote
+from confed.engines.remote.sites import Patience
 from confed.federation.messages import ClientInfo
 from confed.federation.state import MemoryStore
-from confed.founding import SITES, Federation, found, read_sites
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from measure import finish
 from server_memory import model, resident
 

@@ -12,10 +12,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from confed.demonstration import demonstrate
-from confed.experiment import run
-from confed.recipe import load_recipe
+from confed.deployment.demo import demonstrate
+from confed.recipes.recipe import load_recipe
 from confed.results.folder import read_jsonl
+from confed.runs.run import run
 from measure import finish
 
 SETTINGS = (

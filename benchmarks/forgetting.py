@@ -1,7 +1,7 @@
 """Does approximate forgetting leave what a run without the client leaves? A membership attack over five seeds.
 
 Per seed: FedAvg on the built-in benchmark, setting C; one client is forgotten exactly (run again without it) and
-approximately (:mod:`confed.forget`, its defaults). The attack's AUC on that client, approximate against exact, is
+approximately (:mod:`confed.unlearning.exact`, its defaults). The attack's AUC on that client, approximate against exact, is
 tested for equivalence (TOST, paired over seeds) within a margin of 0.05, fixed beforehand; as a control the same
 test is made of the run that never forgot. The figures to read are the two intervals.
 
@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from statistics import mean
 
-from confed.experiment import run
-from confed.forget import Approximation, forget
 from confed.metrics.equivalence import tost
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
+from confed.unlearning.exact import Approximation, forget
 
 MARGIN = 0.05
 COLUMNS = ("auc", "accuracy", "global_seen", "personal", "global_unseen")

@@ -80,7 +80,7 @@ def _file(path: Path, work: Callable[[Path], Any]) -> Callable[[bytes], None]:
 
 
 def _messages() -> list[Reader]:
-    from confed.engines.envelope import Answer, Limits, Request, open_body, schema_of
+    from confed.engines.remote.protocol import Answer, Limits, Request, open_body, schema_of
     from confed.privacy.secure_sum.plan import Block, Plan
 
     tensors = {"a.weight": torch.ones(3, 4), "b": torch.arange(5), "c": torch.ones(2, dtype=torch.bfloat16)}
@@ -123,7 +123,7 @@ def _messages() -> list[Reader]:
 
 def _stored(root: Path) -> list[Reader]:
     from confed.data.region_files import StoredRegions
-    from confed.exported import read_tensors
+    from confed.inference.load import read_tensors
 
     state = encode_state(ClientState({"private": {"w": torch.ones(2, 3), "n": torch.arange(4)}, "e": {}}, {"k": 1.5}))
     store = DirectoryStore(root / "clients")
@@ -219,13 +219,13 @@ def _federations(root: Path) -> list[Reader]:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     from confed.data.card_files import Card, CardClient, read_card
-    from confed.engines.diary import Diary
-    from confed.engines.evaluation_book import EvaluationBook, kept_policy
-    from confed.engines.flower_line import public_of, read_key, read_public
+    from confed.deployment.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
+    from confed.deployment.provision import make_key, read_sites
+    from confed.engines.flower.supernode import public_of, read_key, read_public
+    from confed.engines.remote.evaluation_record import EvaluationBook, kept_policy
+    from confed.engines.remote.journal import Diary
     from confed.federation.update_privacy import UpdatePrivacy
-    from confed.founding import make_key, read_sites
-    from confed.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
-    from confed.privacy.evaluations import EvaluationPolicy
+    from confed.privacy.evaluation_policy import EvaluationPolicy
 
     public = make_key(root / "site.key")
     private, authority = _authority()
@@ -314,9 +314,9 @@ def _authority() -> tuple[bytes, bytes]:
 
 
 def _runs(root: Path) -> list[Reader]:
-    from confed.recipe import load_recipe
+    from confed.recipes.recipe import load_recipe
     from confed.results.runs import load
-    from confed.tuned import read_tuned
+    from confed.studies.tuned import read_tuned
 
     recipe = load_recipe("fedvqa_scenes").to_toml().encode()
     summary = {
@@ -378,7 +378,7 @@ def _data(root: Path) -> list[Reader]:
     from confed.data.ml_files.coco import coco_records
     from confed.data.ml_files.records import line_records
     from confed.data.pictures import read_picture, read_tar
-    from confed.data.sensor_series import sensor_series
+    from confed.datasets.sensor_series import sensor_series
 
     rng = np.random.default_rng(0)
     pictures: list[bytes] = []

@@ -42,8 +42,8 @@ def summary(probabilities: torch.Tensor, truth: torch.Tensor) -> dict[str, Any]:
     """What a run that has only the place "test" says of it."""
     from confed.algorithms.fedavg import FedAvg
     from confed.data.labelled import LabelDataset
-    from confed.results.examine import Examination
-    from confed.results.multilabel import summarise_labels
+    from confed.runs.evaluate import Examination
+    from confed.runs.pooled_metrics import summarise_labels
     from confed.tasks.multilabel import Multilabel
 
     labels = tuple(map(str, range(CLASSES)))

@@ -71,7 +71,7 @@ class MadeUp:
 
 
 def many_users(*, users: int = USERS, seed: int = 0) -> Any:
-    """As :func:`confed.data.flair.flair` makes them, from arrays instead of files; tests are of other people."""
+    """As :func:`confed.datasets.flair.flair` makes them, from arrays instead of files; tests are of other people."""
     from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
     from confed.data.ml_files.table import MultiLabelTable, PackedTexts
 
@@ -150,9 +150,9 @@ class Federation:
         from confed.engines.usage import keep_freed_memory
         from confed.federation.checkpoint import Checkpoints
         from confed.models.tokenizer import WordTokenizer
-        from confed.preparing import prepare
-        from confed.recipe import load_recipe
+        from confed.recipes.recipe import load_recipe
         from confed.registry import datasets, models
+        from confed.runs.build import prepare
 
         torch.set_num_threads(1)
         keep_freed_memory()

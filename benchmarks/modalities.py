@@ -21,8 +21,8 @@ from confed.federation.messages import Call, Message
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.train import make_optimizer
 from confed.federation.wire import size
-from confed.preparing import prepare
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
 from measure import finish, side_by_side
 
 CLIENT = "only_image"

@@ -22,18 +22,18 @@ import torch
 from torch import nn
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.envelope import GOODBYE, HELLO, Answer, Limits, Request, open_body, seal
-from confed.engines.flower import GridPost, client_app
-from confed.engines.flower_line import Line, read_key, read_public
-from confed.engines.flower_link import link
+from confed.deployment.provision import SITES, Federation, found, read_sites
+from confed.engines.flower.superlink import link
+from confed.engines.flower.supernode import Line, read_key, read_public
+from confed.engines.flower.transport import GridPost, client_app
 from confed.engines.local import Simulation, simulate
-from confed.engines.remote import Registered, Remote
-from confed.engines.roll import Patience
+from confed.engines.remote.protocol import GOODBYE, HELLO, Answer, Limits, Request, open_body, seal
+from confed.engines.remote.server import Registered, Remote
+from confed.engines.remote.sites import Patience
 from confed.engines.usage import peak_memory, reset_peak
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.state import MemoryStore
-from confed.founding import SITES, Federation, found, read_sites
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from measure import finish
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from confed.run_section import Run
+from confed.recipes.run_section import Run
 
 torch.set_num_threads(1)
 # Control conditions triple what the examination of a small run costs: tests about them ask with run.controls=all.

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from confed.engines.envelope import HELLO
 from confed.engines.local import Answerer, InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, answer
-from confed.engines.remote import Remote
-from confed.engines.roll import Connection, Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import HELLO
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Connection, Patience
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import MemoryStore, ServerState, Store
 

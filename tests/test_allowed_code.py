@@ -10,7 +10,7 @@ import pytest
 import confed
 from confed import registry
 from confed.cli import main
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import ALLOWED, algorithms, allowing_code
 
 

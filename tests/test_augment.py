@@ -12,12 +12,12 @@ from confed.data.examples import Table, TableData
 from confed.engines.local import Workspace
 from confed.federation.augment import MIRRORED, training_batches
 from confed.federation.client import Client
+from confed.federation.families.split import _batches
 from confed.federation.protocols import Batch
-from confed.federation.split import _batches
 from confed.federation.state import ClientState
 from confed.federation.train import Local, once_per_round, train
-from confed.recipe import load_recipe
-from confed.toy import ToyTask, toy_clients, toy_setup
+from confed.recipes.recipe import load_recipe
+from confed.testing.toy import ToyTask, toy_clients, toy_setup
 
 N = 40
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from confed.data.examples import Examples, Table, channels_first, encode
 from confed.data.pooling import pool
-from confed.data.scenes import scenes
-from confed.data.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
-from confed.experiment import run
+from confed.datasets.scenes import scenes
+from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.federation.checkpoint import CorruptCheckpoint
-from confed.materials import tokenizer_options
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
+from confed.runs.encode import tokenizer_options
+from confed.runs.run import run
 
 TINY = (
     "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=24",

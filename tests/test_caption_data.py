@@ -16,10 +16,10 @@ from confed.cli import app
 from confed.data.caption_batches import groups
 from confed.data.caption_tables import MixedData
 from confed.data.examples import Examples, FederatedDataset, Turn
-from confed.data.scene_captions import READER, WAYS, scene_captions, tell, tell_words
-from confed.data.scenes.graph import Object
-from confed.materials import load_materials
+from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
+from confed.datasets.scenes.graph import Object
 from confed.models.caption_tokenizer import END, START, Pieces, WrittenWords, train_pieces
+from confed.runs.encode import load_materials
 
 SMALL: Mapping[str, Any] = {
     "train": 12, "validation": 3, "test": 4, "texts": 9, "documents": 4, "references": 3,

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 from confed.data.caption_batches import groups
-from confed.data.caption_corpus import caption_corpus, turns_of
 from confed.data.caption_files.captions import caption_records
 from confed.data.caption_files.near_duplicates import NearDuplicates
 from confed.data.caption_files.records import Piece
 from confed.data.caption_files.shards import ShardPictures, shard_pairs
 from confed.data.caption_files.texts import chunks, story_lines, text_lines
-from confed.data.picture_captions import coco_captions, flickr30k, kind_of, known_words
 from confed.data.readable import leave_out_unreadable
-from confed.materials import load_materials
+from confed.datasets.caption_corpus import caption_corpus, turns_of
+from confed.datasets.picture_captions import coco_captions, flickr30k, kind_of, known_words
+from confed.runs.encode import load_materials
 
 
 def jpeg(shade: int) -> bytes:
@@ -140,7 +140,7 @@ def test_karpathys_split_is_kept(tmp_path: Path):
 def test_a_damaged_photograph_leaves_out_its_captions_alone(
     tmp_path: Path, held: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("confed.data.picture_captions.HELD", 1 << 28 if held else 0)
+    monkeypatch.setattr("confed.datasets.picture_captions.HELD", 1 << 28 if held else 0)
     written(tmp_path, KARPATHY, "dataset_coco.json")
     photographs(tmp_path, [f"val2014/{k}.jpg" for k in range(11)])
     options: dict[str, Any] = {"clients": 2, "min_count": 1, "image_size": 8, "validation": 0.0}

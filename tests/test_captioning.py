@@ -13,21 +13,21 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
-from confed.caption_inference import predict_caption
 from confed.cli import app
+from confed.cli.progress import headline
 from confed.data.caption_batches import groups, next_tokens, pack_texts, unpack_texts
-from confed.experiment import prepare, run
 from confed.federation.protocols import Output
+from confed.inference.predict_captions import predict_caption
 from confed.metrics.captions import Cider, bleu4, bleu_tally
 from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
-from confed.progress import headline
-from confed.recipe import Recipe, load_recipe
-from confed.results import caption_sections
-from confed.results.gallery import Album, gallery
-from confed.results.page import Tabs
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.html.gallery import Album, gallery
+from confed.report.html.page import Tabs
+from confed.report.sections import captions as caption_sections
 from confed.results.runs import load
+from confed.runs.run import prepare, run
 from confed.tasks.captioning import Captioning
 
 REFERENCES = [

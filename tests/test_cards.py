@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confed.cards import card_of_recipe, merge_cards, with_card, write_card
 from confed.cli import main
 from confed.data.card_files import Card, CardClient, merged, read_card
-from confed.experiment import run
-from confed.joining import open_site
-from confed.leading import common_ground
-from confed.preparing import prepare
-from confed.recipe import Recipe, load_recipe
+from confed.deployment.data_card import card_of_recipe, merge_cards, with_card, write_card
+from confed.deployment.server import common_ground
+from confed.deployment.site import open_site
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.report import write_report
 from confed.results.folder import read_jsonl
-from confed.results.report import write_report
+from confed.runs.build import prepare
+from confed.runs.run import run
 
 SITES = ("warm", "cold", "both")
 BASE = (
@@ -60,8 +60,8 @@ def led(recipe: Recipe, card: Path, root: Path, sites: Sequence[str], own: Calla
     pytest.importorskip("flwr")
     from flwr.app import Context, RecordDict
 
-    from confed.engines.flower_loopback import LoopbackGrid
-    from confed.flower_apps import apps
+    from confed.deployment.flower_app import apps
+    from confed.engines.flower.loopback import LoopbackGrid
 
     file = root / "recipe.toml"
     root.mkdir(exist_ok=True)

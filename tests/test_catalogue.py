@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from confed import installation
-from confed.catalogue import describe, listing
-from confed.installation import diagnose
+from confed.cli import installation
+from confed.cli.catalogue import describe, listing
+from confed.cli.installation import diagnose
 
 SMALL = ["train=40", "validation=20", "test=40", 'unseen=["home"]']
 

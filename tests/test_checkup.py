@@ -13,17 +13,17 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from confed.cards import card_of_recipe, write_card
-from confed.checkup import Finding, check_data, check_server
 from confed.cli import main
 from confed.data.examples import FederatedDataset
-from confed.demonstration import free_port
-from confed.engines import flower_visit
-from confed.engines.flower_line import read_public
-from confed.engines.flower_link import link
-from confed.engines.flower_visit import About
-from confed.founding import SITES, Federation, found, make_key, read_sites
-from confed.recipe import load_recipe
+from confed.deployment.data_card import card_of_recipe, write_card
+from confed.deployment.demo import free_port
+from confed.deployment.doctor import Finding, check_data, check_server
+from confed.deployment.provision import SITES, Federation, found, make_key, read_sites
+from confed.engines.flower import probe as flower_visit
+from confed.engines.flower.probe import About
+from confed.engines.flower.superlink import link
+from confed.engines.flower.supernode import read_public
+from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own

@@ -182,7 +182,7 @@ def test_help_version_and_failures(tmp_path: Path, capfd: pytest.CaptureFixture[
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("confed.installation.diagnose", interrupted)
+    monkeypatch.setattr("confed.cli.installation.diagnose", interrupted)
     assert confed("doctor") == 130
 
 
@@ -247,7 +247,7 @@ def test_a_row_of_the_recipe_that_the_study_leaves_out_is_no_error(tmp_path: Pat
         '[algorithm]\nname = "fedavg"\n[model]\nname = "vilt_tiny"\n[task]\nname = "vqa"\n'
         '[data]\nname = "scenes"\n[study]\nmethods = ["fedavg", "fedprox"]\n[methods.fedprox]\nmu = 1\n'
     )
-    from confed.recipe import load_recipe
+    from confed.recipes.recipe import load_recipe
 
     assert load_recipe(source, ['study.methods=["fedavg"]']).methods == ("fedavg",)
     assert load_recipe(source).method("fedprox").construct("algorithm").mu == 1

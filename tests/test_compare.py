@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from confed.metrics.resampling import bootstrap_seeds
-from confed.results.compare import Comparison, compare
-from confed.results.paired import Difference
+from confed.report.statistics.comparison import Comparison, compare
+from confed.report.statistics.paired import Difference
 from test_results_runs import CLIENTS, make_run, make_study
 
 

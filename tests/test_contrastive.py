@@ -21,12 +21,12 @@ from confed.federation.train import Local, evaluate, teacher
 from confed.losses.info_nce import Contrast, info_nce
 from confed.models import create_model
 from confed.models.contrastive import AnswerProjection, ContrastiveAnswerer, NonlinearHeadAdapter, answer_words
-from confed.preparing import prepare
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
 from confed.tasks.contrastive import Contrastive, same_answer_share
 from confed.tasks.vqa import VQA
 from confed.testing import CHECKS
-from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
+from confed.testing.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
 
 ANSWERS = ("yes", "no no no", "dark red", "Red")
 
@@ -575,7 +575,7 @@ def test_clients_with_answers_of_their_own_are_refused(tmp_path: Path, monkeypat
         '[model]\nname = "vilt_tiny"\n[data]\nname = "scenes"\ntrain = 8\ntest = 4\n[task]\nname = "contrastive"\n'
         '[algorithm]\nname = "local"\n'
     )
-    from confed import preparing
+    from confed.runs import build as preparing
 
     load = preparing.load_data
 

@@ -12,12 +12,12 @@ import torch
 
 from confed import registry
 from confed.engines.local import InProcess, Simulation, simulate
-from confed.experiment import prepare, run
-from confed.export import export
-from confed.exported import load_exported
 from confed.federation.state import MemoryStore
-from confed.inference import FinishedRun
-from confed.recipe import load_recipe
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import prepare, run
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 KINDS = {

@@ -13,19 +13,19 @@ from confed.data.controls import GREY, controlled, controls_of, donors
 from confed.data.examples import Table, TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.question_words import WordAnswers
-from confed.experiment import load_data, run
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
-from confed.recipe import load_recipe
-from confed.results.compare import compare_runs
-from confed.results.looks import SIGN, controls_in, controls_table, fails
-from confed.results.model_tables import model_tables
-from confed.results.over_models import model_studies
-from confed.results.report import render
+from confed.recipes.recipe import load_recipe
+from confed.report.report import render
+from confed.report.statistics.comparison import compare_runs
+from confed.report.statistics.over_models import model_studies
+from confed.report.tables.control_marks import SIGN, controls_in, controls_table, fails
+from confed.report.tables.headline import paper_table, results_table
+from confed.report.tables.models import model_tables
+from confed.report.tables.sweep import Stage, sweep_table
+from confed.report.tables.table import to_csv
 from confed.results.runs import Run, Study, load
-from confed.results.scaling import Stage, sweep_table
-from confed.results.tables import paper_table, results_table
-from confed.results.writers import to_csv
-from confed.sweep import Point, Sweep
+from confed.runs.run import load_data, run
+from confed.studies.sweep import Point, Sweep
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",

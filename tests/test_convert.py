@@ -18,9 +18,9 @@ from torch.nn import functional as F
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-from confed.convert import convert_albef, convert_places365, rename_resnet
 from confed.models.albef import albef
 from confed.models.scene_classifier import build_scene_classifier, config_of, load_scene_classifier
+from confed.prepare.checkpoints import convert_albef, convert_places365, rename_resnet
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 

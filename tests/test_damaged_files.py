@@ -11,26 +11,26 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from confed.cells import Event
-from confed.cli.federation_page import StatusPage
+from confed.cli.federation_status import StatusPage
+from confed.cli.progress import Display, GridDisplay
 from confed.data.card_files import read_card
-from confed.engines.agreement import Fingerprint
-from confed.engines.diary import Diary
-from confed.engines.envelope import Limits
-from confed.engines.roll import Patience, Roll, SiteStatus
-from confed.experiment import Progress
+from confed.engines.remote.handshake import Fingerprint
+from confed.engines.remote.journal import Diary
+from confed.engines.remote.protocol import Limits
+from confed.engines.remote.sites import Patience, Roll, SiteStatus
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, remove_unfinished
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state
-from confed.plain_text import cell_text, visible
-from confed.progress import Display, GridDisplay
-from confed.recipe import load_recipe
-from confed.results import page
-from confed.results.drawing import Drawing
+from confed.recipes.recipe import load_recipe
+from confed.report.figures.style import Drawing
+from confed.report.html import page
+from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
 from confed.results.folder import RunFolder, is_study, read_jsonl, run_folders
-from confed.results.writers import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
-from confed.study import Job, read_study
+from confed.runs.run import Progress
+from confed.studies.pool import Event
+from confed.studies.study import Job, read_study
+from confed.system.plain_text import cell_text, visible
 
 DEEP = "[" * 100_000
 OTHER = (

@@ -8,16 +8,16 @@ import pytest
 from safetensors.numpy import load_file
 from scipy import stats
 
-from confed.recipe import load_recipe
-from confed.results import convergence
-from confed.results.compare import compare
+from confed.recipes.recipe import load_recipe
+from confed.report.figures import convergence
+from confed.report.figures.save import save_figures
+from confed.report.statistics.comparison import compare
+from confed.report.tables.headline import paper_table, study_table
+from confed.report.tables.table import to_csv
+from confed.report.tables.traffic import by_backbone
 from confed.results.deployed import deploys, with_deployed
-from confed.results.figures import save_figures
 from confed.results.history import evaluations, means
 from confed.results.runs import load
-from confed.results.tables import paper_table, study_table
-from confed.results.transmitted import by_backbone
-from confed.results.writers import to_csv
 from test_results_runs import CLIENTS, make_run
 
 SEEDS = 5

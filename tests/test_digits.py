@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from confed.catalogue import describe
-from confed.data.digit_clues import DIGITS, clue, clue_words
-from confed.data.digits import OWNED, SUBSETS, TEST_TAKES, digits
+from confed.cli.catalogue import describe
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.label_shares import label_counts, label_shares
-from confed.data.presence import presence, set_names
+from confed.data.modalities import presence, set_names
+from confed.datasets.digit_clues import DIGITS, clue, clue_words
+from confed.datasets.digits import OWNED, SUBSETS, TEST_TAKES, digits
 
 ROLES = ("train", "validation", "test")
 HEARING = {"only_audio": "ann", "image_audio": "bob", "image_text_audio": "cid"}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from confed.engines.discretion import discreet
-from confed.engines.envelope import Answer, Limits
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits
+from confed.engines.remote.redact import discreet
 from confed.federation.algorithm import Algorithm
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from test_protected_federation import fit
 
 

@@ -26,7 +26,7 @@ from confed.federation.train import Local, global_features
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, contrast, draw_negatives
 from confed.losses.distillation import decoupled, knowledge_preserving, similarity_preserving
 from confed.testing import check_algorithm
-from confed.toy import ToyTask, toy_clients, toy_model, toy_setup
+from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0.5, -0.5, 1.5, 0]], dtype=torch.float64)
 TEACHER = torch.tensor([[1, 2, 0.5, -1], [0, 0, 2, 1]], dtype=torch.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.recipe import load_recipe, packaged_recipes
+from confed.recipes.recipe import load_recipe, packaged_recipes
 from confed.registry import ALLOWED, algorithms
 from confed.testing import check_algorithm
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.data.domainnet import DOMAINS, domainnet
 from confed.data.readable import leave_out_unreadable
+from confed.datasets.domainnet import DOMAINS, domainnet
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("aircraft_carrier", "airplane", "zebra")

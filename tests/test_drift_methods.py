@@ -22,7 +22,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore, ServerState
 from confed.federation.train import Local
-from confed.toy import toy_clients, toy_model, toy_setup
+from confed.testing.toy import toy_clients, toy_model, toy_setup
 
 Array = NDArray[np.float64]
 STEPS, RATE = 5, 0.1

@@ -11,7 +11,8 @@ from scipy import stats
 from torch import Tensor
 
 from confed.algorithms.robust import Robust
-from confed.attacks.dual_key import (
+from confed.cli import main
+from confed.data.backdoor import (
     VARIANTS,
     DualKey,
     Plan,
@@ -22,17 +23,16 @@ from confed.attacks.dual_key import (
     triggered,
     without_target,
 )
-from confed.cli import main
 from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures
-from confed.data.poisoned import poisoned
 from confed.data.regions import HeldRegions
-from confed.data.scenes import scenes
-from confed.experiment import run
+from confed.datasets.poisoned import poisoned
+from confed.datasets.scenes import scenes
 from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.robust_mean import clipped, krum, median, trimmed_mean
 from confed.federation.state import ServerState
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 OF = {"name": "scenes", "train": 40, "validation": 4, "test": 12, "unseen": ["home", "commercial"]}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.data.easy_vqa import COLORS, SHAPES, easy_vqa, foreground, question_type, settle_colors
+from confed.datasets.easy_vqa import COLORS, SHAPES, easy_vqa, foreground, question_type, settle_colors
 from confed.registry import datasets
 
 REAL = Path(os.environ.get("CONFED_DATA", Path(__file__).parents[2] / "shared" / "data")) / "easy_vqa"

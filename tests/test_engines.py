@@ -33,7 +33,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.train import Local
 from confed.federation.wire import encode
 from confed.testing import check_algorithm
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 
 
 def _records(setup: Setup, workers: int = 0, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 from confed.cli import main
 from confed.data.examples import Examples, FederatedDataset, Split, encode
-from confed.data.scenes import scenes
-from confed.evaluating import Evaluation, Tried, evaluate, write_evaluation
-from confed.evaluation_tests import blind_notes, corrected_tests, left_out, paired_test
-from confed.experiment import run
+from confed.datasets.scenes import scenes
+from confed.inference.evaluate import Evaluation, Tried, evaluate, write_evaluation
+from confed.inference.evaluation_tests import blind_notes, corrected_tests, left_out, paired_test
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from confed.runs.run import run
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=24", "data.validation=8", "data.test=24",

@@ -14,17 +14,17 @@ from scipy.stats import norm
 from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.envelope import Answer, Limits, Request, open_body, seal, version_of
 from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
-from confed.engines.roll import Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
+from confed.engines.remote.sites import Patience
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
-from confed.privacy.evaluations import EvaluationPolicy
-from confed.toy import toy_setup
+from confed.privacy.evaluation_policy import EvaluationPolicy
+from confed.testing.toy import toy_setup
 from letters import Letters, remote_of, rounds
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
@@ -287,7 +287,7 @@ def test_a_kept_policy_that_was_damaged_is_named(tmp_path: Path) -> None:
 
 def test_a_flare_sites_settings_keep_a_policy(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from confed.flare_apps import MemberSettings, read_settings, write_settings
+    from confed.deployment.flare.job import MemberSettings, read_settings, write_settings
 
     (tmp_path / "local").mkdir()
     write_settings(MemberSettings(evaluations="off"), tmp_path)
@@ -298,9 +298,9 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
     pytest.importorskip("flwr")
     from typer.testing import CliRunner
 
-    import confed.flower_apps
+    import confed.deployment.flower_app
     from confed.cli.app import app
-    from confed.founding import make_key
+    from confed.deployment.provision import make_key
 
     given: list[tuple[object, object]] = []
 
@@ -308,14 +308,14 @@ def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monk
         given.append((limit, evaluations))
         raise ValueError("enough")
 
-    monkeypatch.setattr("confed.joining.open_site", opening)
+    monkeypatch.setattr("confed.deployment.site.open_site", opening)
     make_key(tmp_path / "key")
     line = ["client", "fedvqa_scenes", "--site", "sports", "--insecure", "--key", str(tmp_path / "key")]
     CliRunner().invoke(app, [*line, "--evaluations", "noise=8", "--epsilon", "4"])
-    monkeypatch.setattr("confed.flower_apps.open_site", opening)
-    monkeypatch.setattr("confed.flower_apps.site_recipe", lambda *_: None)
-    monkeypatch.setattr("confed.flower_apps.client_app", lambda site: site)
-    _, site = confed.flower_apps.apps(tmp_path)
+    monkeypatch.setattr("confed.deployment.flower_app.open_site", opening)
+    monkeypatch.setattr("confed.deployment.flower_app.site_recipe", lambda *_: None)
+    monkeypatch.setattr("confed.deployment.flower_app.client_app", lambda site: site)
+    _, site = confed.deployment.flower_app.apps(tmp_path)
     config = {"site": "a", "private": str(tmp_path), "evaluations": "off", "epsilon": 2}
     with pytest.raises(ValueError, match="enough"):
         site(SimpleNamespace(node_config=config))  # type: ignore[arg-type,call-arg,misc]

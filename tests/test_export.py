@@ -14,12 +14,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from confed.experiment import run
-from confed.export import export
-from confed.exported import digest, from_peft, load_exported, to_peft
-from confed.inference import FinishedRun, predict
+from confed.inference.export import export
+from confed.inference.load import digest, from_peft, load_exported, to_peft
+from confed.inference.predict import FinishedRun, predict
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -59,7 +59,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, ViltForQuestionAnswering, ViTForImageClassification
 from peft import PeftModel
-from confed.exported import load_exported
+from confed.inference.load import load_exported
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

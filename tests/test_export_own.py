@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from confed.experiment import run
-from confed.export import export
-from confed.exported import load_exported
 from confed.federation.protocols import Batch, Output
-from confed.inference import FinishedRun
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import ALLOWED
+from confed.runs.run import run
 
 TINY = [
     "study.methods=[]", "algorithm.name=fedavg", "data.preset=dirichlet", "data.clients=2", "data.train=4",

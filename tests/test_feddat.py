@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from confed.algorithms.feddat import FedDAT
 from confed.engines.perform import Setup, Workspace
-from confed.federation.branches import Branches, fresh_adapter, held
 from confed.federation.client import Client
+from confed.federation.families.branches import Branches, fresh_adapter, held
 from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState
@@ -21,7 +21,7 @@ from confed.federation.train import Local
 from confed.losses.mutual import divergence
 from confed.models.vilt import vilt_tiny
 from confed.testing import CHECKS
-from confed.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
+from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
 
 S = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, -0.5, 1.5, 0.0]])
 T = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 2.0, 1.0]])

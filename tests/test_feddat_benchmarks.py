@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 from confed.data.examples import FederatedDataset, encode
-from confed.data.feddat_benchmarks import feddat_domain, feddat_function, feddat_scene, feddat_task
 from confed.data.picture_files import PictureFiles
 from confed.data.vl_files.assemble import Source, assemble
 from confed.data.vl_files.records import Record
-from confed.experiment import run
+from confed.datasets.feddat_benchmarks import feddat_domain, feddat_function, feddat_scene, feddat_task
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
+from confed.runs.run import run
 
 SCENES = ["a#ShopAndDining", "b#Workplace", "c#HomeOrHotel", "d#Transportation", "e#SportAndLeisure", "f#Outdoors"]
 FUNCTIONS = ("attribute", "knowledge", "logical", "object", "relation")

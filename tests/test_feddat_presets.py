@@ -15,24 +15,24 @@ import torch
 from PIL import Image
 
 from confed.data.examples import Examples, FederatedDataset, encode
-from confed.data.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
-from confed.data.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
-from confed.data.scenes.functions import FUNCTIONS
-from confed.data.scenes.graph import Object, Tags, fingerprint
-from confed.data.scenes.making import Knobs, Made
-from confed.data.scenes.presets import PRESETS
-from confed.data.scenes.statements import ENTAILMENT, PAIRS, Statement, entails, read, say
-from confed.data.scenes.tasks import hide
-from confed.experiment import run
-from confed.inference import predict
+from confed.datasets.scenes import COLOURS, NOUNS, SCENES, SIZES, scenes
+from confed.datasets.scenes.domains import DOMAINS, UNANSWERABLE, annotate, blur, paint
+from confed.datasets.scenes.functions import FUNCTIONS
+from confed.datasets.scenes.graph import Object, Tags, fingerprint
+from confed.datasets.scenes.making import Knobs, Made
+from confed.datasets.scenes.presets import PRESETS
+from confed.datasets.scenes.statements import ENTAILMENT, PAIRS, Statement, entails, read, say
+from confed.datasets.scenes.tasks import hide
+from confed.inference.predict import predict
 from confed.models.vilt import mini_tokenizer
-from confed.recipe import load_recipe
-from confed.results import convergence
+from confed.recipes.recipe import load_recipe
+from confed.report.figures import convergence
+from confed.report.report import write_report
+from confed.report.tables.headline import results_table
+from confed.report.tables.table import to_markdown
 from confed.results.history import evaluations
-from confed.results.report import write_report
 from confed.results.runs import load
-from confed.results.tables import results_table
-from confed.results.writers import to_markdown
+from confed.runs.run import run
 
 small = partial(scenes, train=100, validation=24, test=80)
 RECIPES = ("feddat_scenes", "feddat_domain", "feddat_function", "feddat_scene", "feddat_task")

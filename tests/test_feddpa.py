@@ -17,7 +17,7 @@ from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.train import Local
-from confed.toy import ToyTask, toy_model, toy_setup
+from confed.testing.toy import ToyTask, toy_model, toy_setup
 
 LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.0)
 

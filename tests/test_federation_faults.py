@@ -18,19 +18,19 @@ pytest.importorskip("flwr")
 import torch
 
 from confed.algorithms.fedper import FedPer
-from confed.engines.envelope import Answer, Limits, open_body, seal
-from confed.engines.flower import GridPost, client_app
-from confed.engines.flower_line import Line, read_key, read_public
-from confed.engines.flower_link import link
+from confed.deployment.provision import SITES, Federation, found, read_sites
+from confed.engines.flower.superlink import link
+from confed.engines.flower.supernode import Line, read_key, read_public
+from confed.engines.flower.transport import GridPost, client_app
 from confed.engines.local import InProcess, RoundRecord
 from confed.engines.perform import Setup
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits, open_body, seal
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
 from confed.federation import checkpoint
 from confed.federation.messages import Message
-from confed.founding import SITES, Federation, found, read_sites
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import CLIENTS, Without, rounds, same
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's and FastAPI's own
@@ -143,7 +143,7 @@ def test_who_is_slow_does_not_hold_the_others_past_the_deadline(
 ) -> None:
     setup, over, later = toy_setup(FedPer(), rounds=3), threading.Event(), [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=time.sleep)
-    monkeypatch.setattr("confed.engines.remote.time", clock)
+    monkeypatch.setattr("confed.engines.remote.server.time", clock)
 
     def slow(number: int, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         if number == 1:

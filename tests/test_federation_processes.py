@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from confed.cards import card_of_recipe, merge_cards, write_card
-from confed.demonstration import demonstrate, free_port, parties, started
-from confed.experiment import run
-from confed.founding import Federation, found, make_key, read_sites, sign_again, write_sites
-from confed.recipe import Recipe, load_recipe
+from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
+from confed.deployment.demo import demonstrate, free_port, parties, started
+from confed.deployment.provision import Federation, found, make_key, read_sites, sign_again, write_sites
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
+from confed.runs.run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -19,7 +19,7 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.wire import size
 from confed.losses.compression import compress, energy_rank, restore, truncate
 from confed.testing import check_algorithm
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 
 
 def _matrix(rows: int, columns: int, rank: int | None = None) -> np.ndarray:

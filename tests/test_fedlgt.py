@@ -22,7 +22,7 @@ from confed.models.ctran_module import LabelGraph
 from confed.models.resnet import resnet_multilabel_mini
 from confed.tasks.multilabel import Multilabel
 from confed.testing import CHECKS, check_algorithm, steadiness, trial
-from confed.toy import ToyModel, toy_setup
+from confed.testing.toy import ToyModel, toy_setup
 
 PLAIN = Local(epochs=1, batch_size=2, lr=0.1, optimizer="sgd", weight_decay=0.0)
 

@@ -20,9 +20,9 @@ from confed.federation.train import Local
 from confed.losses.low_rank import dimension_wise, limited, redistribute, residual, stack, widened
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.testing import check_algorithm
-from confed.toy import ToyModel, ToyTask, toy_clients
+from confed.testing.toy import ToyModel, ToyTask, toy_clients
 
 SCALE = 2.0
 A, B, D = "body.lora_A.default.weight", "body.lora_B.default.weight", "body.lora_added"

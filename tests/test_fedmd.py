@@ -10,15 +10,15 @@ import torch
 
 from confed.algorithms.fedmd import FedMD
 from confed.data.examples import FederatedDataset, TableData
-from confed.engines.envelope import seal
 from confed.engines.local import InProcess, Setup, Simulation, simulate
 from confed.engines.perform import Workspace, perform
+from confed.engines.remote.protocol import seal
 from confed.federation.messages import Call, ClientInfo, Message, Reply, drive
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.train import Local
-from confed.modality_checks import public_data
-from confed.toy import toy_clients, toy_setup
-from confed.toy_modalities import modal_clients
+from confed.runs.checks import public_data
+from confed.testing.toy import toy_clients, toy_setup
+from confed.testing.toy_modalities import modal_clients
 from letters import Letters, remote_of, rounds
 
 STILL = Local(epochs=1, batch_size=100, lr=1e-12, optimizer="sgd", weight_decay=0.0)

@@ -15,7 +15,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.state import ClientState, MemoryStore
 from confed.testing import check_algorithm
-from confed.toy import ToyTask, toy_clients, toy_setup
+from confed.testing.toy import ToyTask, toy_clients, toy_setup
 
 
 def _client(round: int = 1) -> Client:

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedp3 import FedP3
-from confed.experiment import load_run, run
-from confed.recipe import load_recipe
-from confed.results import filter_size
-from confed.results.forgotten import filter_of, picked
-from confed.results.report import render, write_report
+from confed.recipes.recipe import load_recipe
+from confed.report.report import render, write_report
+from confed.report.sections import fedp3_filter as filter_size
+from confed.report.sections.fedp3_answers import filter_of, picked
 from confed.results.runs import load
-from confed.results.samples import fill
+from confed.runs.run import load_run, run
+from confed.runs.samples import fill
 from test_results_runs import make_run, picture
 
 ANSWERS = ("airport", "field", "road", "park")

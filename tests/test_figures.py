@@ -11,11 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from confed.results import lines, plots
-from confed.results.drawing import PALETTE, Drawing, Look, looks
-from confed.results.figures import save_figures
+from confed.report.figures import bars as plots
+from confed.report.figures import curves as lines
+from confed.report.figures.annotate import at_points, spread
+from confed.report.figures.save import save_figures
+from confed.report.figures.style import PALETTE, Drawing, Look, looks
 from confed.results.history import seconds_until
-from confed.results.labels import at_points, spread
 from confed.results.runs import load
 from test_results_runs import METHODS, make_run, make_study
 

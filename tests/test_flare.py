@@ -29,25 +29,26 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
 
-from confed import flare_processes, flare_serving
 from confed.algorithms.fedavg import FedAvg
-from confed.bulletin import Bulletin, BulletinReader
 from confed.cli import main
-from confed.engines import flare
-from confed.engines.envelope import Answer, Limits
-from confed.engines.flare import SITE_CLASSES, Answering, CollabPost, write_job
-from confed.engines.flare_loopback import callees_in, post_in
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience, SiteStatus
-from confed.engines.site import Site, client_named
-from confed.experiment import Progress
-from confed.flare_apps import LeaderSettings, MemberSettings, read_settings, write_settings
-from confed.flare_founding import close_kit, found_flare
-from confed.flare_processes import Kept, kept
-from confed.flare_serving import Serving
-from confed.founding import Federation, read_sites
-from confed.recipe import load_recipe
-from confed.toy import toy_setup
+from confed.deployment.flare import processes as flare_processes
+from confed.deployment.flare import server as flare_serving
+from confed.deployment.flare.job import LeaderSettings, MemberSettings, read_settings, write_settings
+from confed.deployment.flare.processes import Kept, kept
+from confed.deployment.flare.provision import close_kit, found_flare
+from confed.deployment.flare.server import Serving
+from confed.deployment.flare.status import Bulletin, BulletinReader
+from confed.deployment.provision import Federation, read_sites
+from confed.engines.flare import transport as flare
+from confed.engines.flare.loopback import callees_in, post_in
+from confed.engines.flare.transport import SITE_CLASSES, Answering, CollabPost, write_job
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience, SiteStatus
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import Progress
+from confed.testing.toy import toy_setup
 
 SITES = ("warm", "cold")
 
@@ -260,7 +261,7 @@ def test_a_sites_kit_lets_a_job_name_our_classes_and_no_others(made: Path, tmp_p
     for path in (
         "os.system",
         "nvflare.app_common.np.np_trainer.NPTrainer",
-        "confed.flare_apps.Leader",
+        "confed.deployment.flare.job.Leader",
         "confed.cli.main",
     ):
         with pytest.raises(UnsafeComponentError, match="not in allow_list"):

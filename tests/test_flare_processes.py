@@ -11,10 +11,10 @@ pytest.importorskip("nvflare")
 
 import psutil
 
-from confed.demonstration import demonstrate, free_port, started
-from confed.flare_founding import found_flare
-from confed.founding import Federation
-from confed.recipe import Recipe, load_recipe
+from confed.deployment.demo import demonstrate, free_port, started
+from confed.deployment.flare.provision import found_flare
+from confed.deployment.provision import Federation
+from confed.recipes.recipe import Recipe, load_recipe
 from test_federation_processes import (
     BICSL,
     OWN,

@@ -15,15 +15,15 @@ import pytest
 pytest.importorskip("flwr")
 
 from confed.algorithms.fedper import FedPer
-from confed.engines.flower import GridPost
-from confed.engines.flower_body import WholeBody
-from confed.engines.flower_door import HEAD, DoorLimits, Guest, Guests
-from confed.engines.flower_link import link
-from confed.engines.open_files import patiently
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.founding import Federation, found
-from confed.toy import toy_setup
+from confed.deployment.provision import Federation, found
+from confed.engines.flower.connection_limits import HEAD, DoorLimits, Guest, Guests
+from confed.engines.flower.request_limits import WholeBody
+from confed.engines.flower.superlink import link
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.open_files import patiently
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
+from confed.testing.toy import toy_setup
 from test_flower_link import CLIENTS, keys_of, on_line, rounds
 
 # Flower's and FastAPI's own.

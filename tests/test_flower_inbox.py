@@ -26,10 +26,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confed.engines.flower import GridPost
-from confed.engines.flower_inbox import Inbox, Notices, TurnedAway
-from confed.engines.flower_link import LinkGrid, _state
-from confed.engines.flower_pieces import DEPTH, PieceStore, pieces_of
+from confed.engines.flower.inbox import Inbox, Notices, TurnedAway
+from confed.engines.flower.objects import DEPTH, PieceStore, pieces_of
+from confed.engines.flower.superlink import LinkGrid, _state
+from confed.engines.flower.transport import GridPost
 
 LIMIT = 2**20
 KEYS = (b"one", b"two")

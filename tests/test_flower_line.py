@@ -23,10 +23,10 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from confed.engines.flower import pack
-from confed.engines.flower_line import Line, read_key
-from confed.engines.flower_pieces import PIECE
-from confed.founding import make_key
+from confed.deployment.provision import make_key
+from confed.engines.flower.objects import PIECE
+from confed.engines.flower.supernode import Line, read_key
+from confed.engines.flower.transport import pack
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -22,18 +22,18 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from confed.algorithms.fedper import FedPer
-from confed.engines.flower import GridPost, client_app
-from confed.engines.flower_line import Line, read_key, read_public
-from confed.engines.flower_link import PIECE, link
-from confed.engines.flower_pieces import PieceStore, check_expansion
+from confed.deployment.provision import SITES, Federation, found, make_key, read_sites
+from confed.engines.flower.objects import PieceStore, check_expansion
+from confed.engines.flower.superlink import PIECE, link
+from confed.engines.flower.supernode import Line, read_key, read_public
+from confed.engines.flower.transport import GridPost, client_app
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
 from confed.federation.state import MemoryStore
-from confed.founding import SITES, Federation, found, make_key, read_sites
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 
 # Flower's and FastAPI's own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import toy_federation  # its datasets have names then
-from confed import folder_lock
-from confed.experiment import run
-from confed.folder_lock import LOCK, STALE, check_held, exclusive
-from confed.recipe import Recipe, load_recipe
-from confed.study import StudyWatch, create_study, resume, run_study
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.runs.run import run
+from confed.studies.study import StudyWatch, create_study, resume, run_study
+from confed.system import folder_lock
+from confed.system.folder_lock import LOCK, STALE, check_held, exclusive
 
 TINY = (
     "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.name=squares",
@@ -27,7 +27,7 @@ assert toy_federation.squares
 HOLDER = """
 import sys, time
 from pathlib import Path
-from confed.folder_lock import exclusive
+from confed.system.folder_lock import exclusive
 with exclusive(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -128,7 +128,7 @@ def test_without_locks_of_the_kernel_the_file_and_the_process_decide(
     def none(handle: int, how: int) -> None:
         raise OSError("not supported")
 
-    monkeypatch.setattr("confed.folder_lock.fcntl.flock", none)
+    monkeypatch.setattr("confed.system.folder_lock.fcntl.flock", none)
     host, boot = folder_lock._machine()
     _elsewhere(tmp_path, 0, host=host, boot=boot, process=os.getppid())
     with pytest.raises(ValueError, match=f"process {os.getppid()} on"), exclusive(tmp_path):
@@ -187,7 +187,7 @@ def test_a_folder_that_nothing_was_put_into_is_taken_away_again(tmp_path: Path) 
 
 
 def test_workers_do_not_outlive_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("confed.folder_lock.PATIENCE", 15.0)  # the child closes its copies when it first runs
+    monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 15.0)  # the child closes its copies when it first runs
     with exclusive(tmp_path):
         with warnings.catch_warnings():  # Python 3.12 warns of threads, of which the child uses none
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -15,17 +15,17 @@ from confed.algorithms.fedavg import FedAvg
 from confed.attacks.membership import attack_auc, example_losses
 from confed.cli import main
 from confed.engines.local import Workspace
-from confed.experiment import run
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.client import Client
 from confed.federation.protocols import Output
 from confed.federation.state import ClientState
-from confed.forget import Approximation, folder_without, forget
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.runs.run import run
 from confed.tasks.vqa import VQA
-from confed.toy import ToyTask, toy_clients, toy_setup
-from confed.unlearning import ascend
+from confed.testing.toy import ToyTask, toy_clients, toy_setup
+from confed.unlearning.approximate import ascend
+from confed.unlearning.exact import Approximation, folder_without, forget
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",
@@ -349,7 +349,7 @@ def test_a_run_is_named_from_within_too(
 
     monkeypatch.chdir(single)
     assert folder_without(Path("."), "sports") == single.resolve().with_name("single-without-sports")
-    monkeypatch.setattr("confed.forget.forget", note)
+    monkeypatch.setattr("confed.unlearning.exact.forget", note)
     with pytest.raises(SystemExit):
         main(["forget", ".", "--client", "sports"])
     assert "enough" in capfd.readouterr().err

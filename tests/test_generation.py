@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.experiment import prepare
 from confed.federation.protocols import Output, Task
 from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.answer_ranking import OUTSIDE
 from confed.models.answer_tokenizer import AnswerTokenizer, words_of
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import prepare
 from confed.tasks.generation import Generation, token_loss
 
 ANSWERS = ("yes", "no", "dark blue", "light blue", "dark red")

@@ -17,16 +17,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
 from confed.data.examples import Table, channels_first, encode
-from confed.data.gqa_scenes import SCENARIOS, gqa_scenes
-from confed.data.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
-from confed.data.gqa_scenes.prepare import Options, prepare
-from confed.data.gqa_scenes.questions import Source, question_files
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.pooling import pool
+from confed.data.vl_files.gqa_questions import Source, question_files
+from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
+from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
 from confed.federation.protocols import Output
 from confed.models.scene_classifier import build_scene_classifier, classify, load_scene_classifier, prepare_picture
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.prepare.gqa_scenes import Options, prepare
+from confed.recipes.recipe import load_recipe
 from confed.tasks.vqa import VQA, summarise
 
 # One category per scene, in the order of the scenes.

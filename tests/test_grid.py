@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from confed.cells import Event, carry_out
+from confed.cli.progress import GridDisplay
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
-from confed.folder_lock import exclusive
-from confed.grid import open_grid, rows_of, run_grid
-from confed.progress import GridDisplay
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import is_run
-from confed.study import StudyWatch, create_study, read_study, resume
+from confed.studies.grid import open_grid, rows_of, run_grid
+from confed.studies.pool import Event, carry_out
+from confed.studies.study import StudyWatch, create_study, read_study, resume
+from confed.system.folder_lock import exclusive
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -146,7 +146,7 @@ def test_a_process_that_cannot_start_says_why(worker: Path) -> None:
 def test_processes_stop_with_their_parent(worker: Path, tmp_path: Path, kill: signal.Signals) -> None:
     jobs = [{"do": "wait", "path": str(tmp_path / f"{number}")} for number in range(2)]
     code = (
-        f"import sys; sys.path.insert(0, {str(worker)!r}); from confed.cells import carry_out\n"
+        f"import sys; sys.path.insert(0, {str(worker)!r}); from confed.studies.pool import carry_out\n"
         f"try: carry_out('toy_work:work', {jobs!r}, 2, lambda event: None)\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
@@ -255,7 +255,7 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
                                             'study.methods=["slow"]', "study.table=[]"])  # fmt: skip
     open_grid(changed, root, [0])
     assert json.loads((root / "summary.json").read_text())["methods"] == ["local", "fedavg", "slow"]
-    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
+    monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(changed, root, [0])
     (tmp_path / "other").mkdir()
@@ -278,8 +278,8 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     }
     assert not (root / "fedbn").exists()
     assert "FedBN, seeds 0, 1, cannot run here: FedBN" in (root / "table.md").read_text(encoding="utf-8")
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")  # it takes a while
-    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")  # it takes a while
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
     assert confed(*command, "--methods", "breaking:Breaks,fedbn", "--json") == 1
     found = json.loads(capfd.readouterr().out)
     assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"
@@ -288,7 +288,7 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
     # Both are tried again the next time, also by `resume`.
     monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
-    monkeypatch.setattr("confed.cli.comparing.default_workers", lambda recipe: 1)
+    monkeypatch.setattr("confed.cli.compare.default_workers", lambda recipe: 1)
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
     assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
@@ -301,8 +301,8 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
 def test_a_mistake_in_a_method_fails_its_cells_only(
     worker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
     assert confed(*command, "breaking:Unsuited") == 1
@@ -319,8 +319,8 @@ def test_a_mistake_in_a_method_fails_its_cells_only(
 def test_one_method_has_a_table_and_nothing_to_compare(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
     root = tmp_path / "grid"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
     assert confed(*command) == 0
@@ -358,7 +358,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
 def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     root.mkdir()
-    monkeypatch.setattr("confed.folder_lock.PATIENCE", 0.0)
+    monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
     with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
         open_grid(tiny("local"), root, [0])
     assert not list(root.iterdir())
@@ -383,7 +383,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
         open_grid(tiny(rows), root, [0]) if grid else create_study(tiny(rows), root)
 
     with monkeypatch.context() as patch:
-        patch.setattr("confed.study.write_atomically", full)
+        patch.setattr("confed.studies.study.write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             make("local")
         with pytest.raises(ValueError, match=r"no recipe\.toml: making it was interrupted"):
@@ -394,7 +394,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
     if grid:  # one that grows stays what it was
         written.clear()
         with monkeypatch.context() as patch:
-            patch.setattr("confed.study.write_atomically", full)
+            patch.setattr("confed.studies.study.write_atomically", full)
             with pytest.raises(OSError, match="No space"):
                 make("fedavg")
         assert read_study(root)[1]["methods"] == ["local"]
@@ -405,8 +405,8 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
 def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: folder / "report.html")
-    monkeypatch.setattr("confed.results.figures.save_figures", lambda folder: [])
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]

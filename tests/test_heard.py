@@ -13,11 +13,11 @@ import pytest
 
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
-from confed.experiment import run
-from confed.recipe import load_recipe
-from confed.results import heard
-from confed.results.report import render
+from confed.recipes.recipe import load_recipe
+from confed.report.html import media as heard
+from confed.report.report import render
 from confed.results.runs import load
+from confed.runs.run import run
 from test_missing import recipe_file
 from test_report import Page
 from test_results_runs import make_run, picture

@@ -13,18 +13,18 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddc import FedDC
-from confed.engines.envelope import HELLO, Answer, Limits, Refused, open_body, printable, seal
-from confed.engines.flower import GridPost
-from confed.engines.remote import Remote
-from confed.engines.reply_checks import check_content
-from confed.engines.roll import Connection, Patience, Post
+from confed.deployment.server import REPLIES, lead
+from confed.deployment.site import open_site
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
+from confed.engines.remote.reply_checks import check_content
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Connection, Patience, Post
 from confed.federation.messages import Message
-from confed.joining import open_site
-from confed.leading import REPLIES, lead
-from confed.recipe import Recipe
+from confed.recipes.recipe import Recipe
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import Letters, remote_of, rounds
 from test_leading import SITES_OF, grid_of, recipe_of
 
@@ -90,8 +90,8 @@ def post_of(transport: str, recipe: Recipe, root: Path) -> Post:
         file.write_text(recipe.to_toml())
         return GridPost(grid_of(file, root / "sites"))
     pytest.importorskip("nvflare")
-    from confed.engines.flare import Answering, CollabPost
-    from confed.engines.flare_loopback import callees_in
+    from confed.engines.flare.loopback import callees_in
+    from confed.engines.flare.transport import Answering, CollabPost
 
     ends = {
         f"site-{n}": Answering(lambda name=name: open_site(recipe, name, root / "sites" / name))
@@ -215,7 +215,7 @@ def test_a_fault_that_a_reply_brings_to_light_is_its_sites(tmp_path: Path, monke
         turns = 0
 
     letters = Turns(setup, tmp_path)
-    monkeypatch.setattr("confed.engines.remote.check_content", faulty)
+    monkeypatch.setattr("confed.engines.remote.server.check_content", faulty)
     (record,) = rounds(setup, remote_of(letters))
     assert record.errors == dict.fromkeys(
         ("client-1", "client-2"), "ValueError: update refused: TypeError: unhashable type"

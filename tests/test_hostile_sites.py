@@ -11,15 +11,15 @@ from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.split_learning import SplitLearning
-from confed.engines.agreement import fingerprint
-from confed.engines.envelope import GOODBYE, Answer, Limits, Refused, Request, open_body, seal, version_of
 from confed.engines.local import InProcess, Simulation
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote import Remote
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.handshake import fingerprint
+from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Refused, Request, open_body, seal, version_of
+from confed.engines.remote.server import Remote
 from confed.federation.messages import Message
 from confed.federation.state import MemoryStore
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 

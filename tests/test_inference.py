@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
-from confed.data.scenes import scenes
-from confed.experiment import run
-from confed.inference import predict, settle
+from confed.datasets.scenes import scenes
+from confed.inference.predict import predict, settle
 from confed.models.vilt import vilt_tiny
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.results.example_names import name_hashes
+from confed.runs.run import run
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",

@@ -13,19 +13,19 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from confed.data.coco_labels import coco
-from confed.data.flair import flair
+from confed.cli.progress import Display, GridDisplay
 from confed.data.label_partitions import label_skew
 from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
 from confed.data.preparation import step
-from confed.data.tagged_texts import tagged_texts
-from confed.data.voc_labels import voc
-from confed.experiment import load_data, run
-from confed.label_texts import write_label_embeddings
+from confed.datasets.coco_labels import coco
+from confed.datasets.flair import flair
+from confed.datasets.tagged_texts import tagged_texts
+from confed.datasets.voc_labels import voc
 from confed.models.label_embeddings import LabelEmbeddings, save_label_embeddings
-from confed.progress import Display, GridDisplay
-from confed.recipe import load_recipe
+from confed.prepare.label_embeddings import write_label_embeddings
+from confed.recipes.recipe import load_recipe
 from confed.results.folder import read_jsonl
+from confed.runs.run import load_data, run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -107,7 +107,7 @@ def test_embeddings_of_other_labels_or_of_another_width_are_refused_by_a_run(fol
 def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_round(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("confed.data.flair.HELD", 0)  # as if they did not fit into memory
+    monkeypatch.setattr("confed.datasets.flair.HELD", 0)  # as if they did not fit into memory
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _embeddings(tmp_path / "e.safetensors", FLAIR_LABELS)
     for name in ("a1", "t1"):
@@ -130,7 +130,7 @@ def test_damaged_pictures_of_a_large_data_set_are_left_out_before_the_first_roun
 def test_the_command_line_says_once_how_many_pictures_are_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("confed.data.flair.HELD", 0)
+    monkeypatch.setattr("confed.datasets.flair.HELD", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (folder / "small_images" / "a1.jpg").write_bytes(b"no picture")
     steps = [f"checking the pictures in small_images: {n}" for n in (9, 2, 3)]

@@ -12,8 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from confed.data.coco_labels import coco
-from confed.data.flair import flair, flair_fine_names
 from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.label_partitions import label_skew
 from confed.data.labelled import LabelDataset, LabelExamples
@@ -22,12 +20,14 @@ from confed.data.ml_files.flair import FLAIR_LABELS
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import collect
 from confed.data.ml_files.ucm import UCM_LABELS
-from confed.data.tagged_texts import TAGS, captions, tagged_texts
-from confed.data.ucm_labels import ucm_labels
-from confed.data.voc_labels import voc
-from confed.label_texts import label_names, write_label_embeddings
+from confed.datasets.coco_labels import coco
+from confed.datasets.flair import flair, flair_fine_names
+from confed.datasets.tagged_texts import TAGS, captions, tagged_texts
+from confed.datasets.ucm_labels import ucm_labels
+from confed.datasets.voc_labels import voc
 from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import LabelEmbeddings, load_label_embeddings, save_label_embeddings
+from confed.prepare.label_embeddings import label_names, write_label_embeddings
 from confed.registry import datasets
 
 REAL = Path(os.environ.get("CONFED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -466,7 +466,7 @@ def test_lists_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
         return encode
 
-    monkeypatch.setattr("confed.label_texts.clip_text_encoder", encoder)
+    monkeypatch.setattr("confed.prepare.label_embeddings.clip_text_encoder", encoder)
     table = write_label_embeddings("flair", tmp_path / "e", root=folder, coarse="concat")
     assert table.names == FLAIR_LABELS  # the dataset's own names, underscores and all
     assert "The photo contains dog,cat." in said

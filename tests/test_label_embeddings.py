@@ -162,7 +162,7 @@ def test_the_mini_encoder_knows_the_built_in_words():
 
 
 def test_the_mini_table_for_the_built_in_labels(tmp_path):
-    from confed.data.scenes import COLOURS, NOUNS
+    from confed.datasets.scenes import COLOURS, NOUNS
 
     labels = (*NOUNS, *COLOURS)
     written = write_mini_label_embeddings(labels, tmp_path / "scene.safetensors")

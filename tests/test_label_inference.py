@@ -11,13 +11,13 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from confed.cli.app import main
-from confed.experiment import run
 from confed.federation.protocols import Output
-from confed.inference import predict
-from confed.label_inference import known_labels, predict_labels
+from confed.inference.label_page import write_page
+from confed.inference.predict import predict
+from confed.inference.predict_labels import known_labels, predict_labels
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
-from confed.results.label_page import write_page
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 from test_multilabel_runs import RECIPE, Colours, colours_dataset
 
 SHIFT = 0.5

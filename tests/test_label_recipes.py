@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 
 ROOT = ["data.root=somewhere"]
 # The released command: Adam 1e-4 without weight decay, batches of 16, 5 epochs, 50 rounds, clip 10.

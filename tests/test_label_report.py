@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from confed.experiment import run
-from confed.recipe import load_recipe
-from confed.results.figures import FIGURES
+from confed.recipes.recipe import load_recipe
+from confed.report.figures.labels import label_scores, shares
+from confed.report.figures.save import FIGURES
+from confed.report.report import render
+from confed.report.sections.general import clients
+from confed.report.sections.labels import labelled, unit
 from confed.results.history import curve, judged_curve, judged_words, nobody_has_own
-from confed.results.label_figures import label_scores, shares
-from confed.results.label_sections import labelled, unit
-from confed.results.report import render
 from confed.results.runs import load
-from confed.results.sections import clients
+from confed.runs.run import run
 from test_label_inference import told
 from test_multilabel_runs import LABELS, RECIPE, colours_dataset
 from test_no_personal_models import changed

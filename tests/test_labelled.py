@@ -18,7 +18,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.train import Local
 from confed.losses.label_states import label_states
 from confed.models.tokenizer import WordTokenizer
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 
 LABELS = ("red", "green", "blue")
 OWN = (("red",), (), ("red", "blue"), ("green",), ("blue",), ("red", "green", "blue"))

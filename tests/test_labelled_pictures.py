@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.catalogue import describe
+from confed.cli.catalogue import describe
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.data.labelled_pictures import labelled_pictures
-from confed.experiment import run
-from confed.label_inference import predict_labels
-from confed.label_texts import write_label_embeddings
-from confed.materials import load_materials
-from confed.recipe import load_recipe
+from confed.datasets.labelled_pictures import labelled_pictures
+from confed.inference.predict_labels import predict_labels
+from confed.prepare.label_embeddings import write_label_embeddings
+from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
-from confed.sources import load_source
+from confed.runs.dataset import load_source
+from confed.runs.encode import load_materials
+from confed.runs.run import run
 
 WORDS = ("tree", "dog", "car")
 

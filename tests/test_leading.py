@@ -10,15 +10,15 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
 from confed.cli import main
-from confed.engines.flower import GridPost
-from confed.engines.flower_loopback import LoopbackGrid
-from confed.engines.roll import Patience
-from confed.experiment import run
-from confed.flower_apps import apps
-from confed.founding import SITES, read_sites
-from confed.leading import MEMBERS, lead
-from confed.recipe import Recipe, load_recipe
-from confed.results.report import write_report
+from confed.deployment.flower_app import apps
+from confed.deployment.provision import SITES, read_sites
+from confed.deployment.server import MEMBERS, lead
+from confed.engines.flower.loopback import LoopbackGrid
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.sites import Patience
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.report import write_report
+from confed.runs.run import run
 
 SITES_OF = ("warm", "cold", "both")
 SMALL = (

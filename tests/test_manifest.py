@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from confed.checkup import check_signature
 from confed.cli import main
-from confed.founding import Federation, found, make_key, read_sites, sign_again, write_sites
-from confed.manifest import MANIFEST, SIGNATURE, check_site, digest_of, verified
-from confed.recipe import load_recipe
+from confed.deployment.doctor import check_signature
+from confed.deployment.manifest import MANIFEST, SIGNATURE, check_site, digest_of, verified
+from confed.deployment.provision import Federation, found, make_key, read_sites, sign_again, write_sites
+from confed.recipes.recipe import load_recipe
 
 pytest.importorskip("cryptography")
 RECIPE = ["data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny"]
@@ -107,7 +107,7 @@ def test_another_federation_s_signature_is_refused(
 
 
 def test_the_server_s_own_key_is_no_authority(site: Path) -> None:
-    from confed.manifest import sign
+    from confed.deployment.manifest import sign
 
     server = site.parents[1] / "server"
     sign(verified(site, (site / "ca.crt").read_bytes()), (server / "server.key").read_bytes(), [site])
@@ -152,8 +152,8 @@ def test_doctor_looks_at_the_signature(site: Path) -> None:
 
 def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from confed.cli.federating import check_signed
-    from confed.flare_founding import found_flare
+    from confed.cli.federation import check_signed
+    from confed.deployment.flare.provision import found_flare
 
     found_flare(root := tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "x = 1\n"))
     kit = root / "sites" / "b"

@@ -16,18 +16,18 @@ from confed.data.examples import Examples, FederatedDataset, Split, TableData, e
 from confed.data.filling import filled
 from confed.data.missing import lose, missing_of
 from confed.data.modal_tables import ModalTable, with_modalities
+from confed.data.modalities import check_ownership, in_turns, modalities_of, presence, set_names
 from confed.data.picture_tables import NoPictures
 from confed.data.pooling import pool
-from confed.data.presence import check_ownership, in_turns, modalities_of, presence, set_names
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
-from confed.experiment import run
 from confed.federation.protocols import Batch, Output
 from confed.federation.train import Local, epoch_steps
-from confed.materials import load_materials, reads_absent
 from confed.models.tokenizer import WordTokenizer
-from confed.preparing import prepare
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
+from confed.runs.encode import load_materials, reads_absent
+from confed.runs.run import run
 
 OWNED = {"both": ("image", "text"), "ears": ("text", "audio"), "sensor": ("series",)}
 ROLES = ("train", "validation", "test")

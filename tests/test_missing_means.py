@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 import toy_federation  # its datasets have names then
-from confed.experiment import run
-from confed.joining import open_site
+from confed.deployment.site import open_site
 from confed.models.hub_names import hub_name
 from confed.models.pretrained import describe
 from confed.models.published import published
 from confed.models.tokenizer import bert_tokenizer
-from confed.recipe import Recipe, load_recipe
-from confed.study import create_study
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.runs.run import run
+from confed.studies.study import create_study
 
 assert toy_federation.squares
 TINY = (

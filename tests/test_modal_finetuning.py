@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.fedlora import FedLoRA
 from confed.data.examples import FederatedDataset
-from confed.data.presence import longest
+from confed.data.modalities import longest
 from confed.data.sounds import Sounds
 from confed.federation.messages import ClientInfo
 from confed.federation.params import Scope, named_tensors
 from confed.models.finetuning import Trainable
 from confed.models.modal_transformer import modal_transformer_mini, modal_transformer_tiny
-from confed.preparing import prepare
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
 from confed.tasks.vqa import VQA
 from test_missing import gaps
 from test_modal_transformer import ALL, modal_batch

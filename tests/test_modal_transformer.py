@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from confed.federation.params import named_tensors
 from confed.federation.structure import feature_width, reads_absent
-from confed.materials import derived_options
 from confed.models import create_model, create_tokenizer
 from confed.models.modal_clip import CLIP_MEAN, CLIP_STD, ClipPatches
 from confed.models.modal_module import ModalTransformer
 from confed.models.modal_transformer import modal_transformer, modal_transformer_mini, modal_transformer_tiny
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.encode import derived_options
 
 ALL = ("image", "text", "audio", "series")
 SUBSETS = [names for size in range(1, 5) for names in combinations(ALL, size)]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import Examples
-from confed.data.presence import check_ownership, presence, set_names
-from confed.data.senses import ANSWERS, OWNED, SUBSETS, modalities
-from confed.data.sensor_series import sensor_series
-from confed.experiment import run
-from confed.recipe import load_recipe
+from confed.data.modalities import check_ownership, presence, set_names
+from confed.datasets.senses import ANSWERS, OWNED, SUBSETS, modalities
+from confed.datasets.sensor_series import sensor_series
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 # Senses -----------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from confed.federation.state import MemoryStore, ServerState
 from confed.federation.train import Local
 from confed.models.caption_transformer import caption_transformer_tiny
 from confed.testing import check_algorithm
-from confed.toy import toy_model, toy_setup
-from confed.toy_modalities import OWNED, modal_clients
+from confed.testing.toy import toy_model, toy_setup
+from confed.testing.toy_modalities import OWNED, modal_clients
 
 ALL = ("image", "text", "audio")
 STILL = Local(epochs=1, batch_size=7, lr=1e-12, optimizer="sgd", weight_decay=0.0)

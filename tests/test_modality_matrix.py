@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import load_file
 
 from confed.data.examples import TableData
-from confed.experiment import run
 from confed.federation.ownership import narrowed
 from confed.federation.params import named_tensors
-from confed.preparing import prepare
-from confed.recipe import load_recipe
-from confed.results import modality_matrix
-from confed.results.cost import cost_table
-from confed.results.figures import save_figures
-from confed.results.page import Tabs
-from confed.results.report import render
+from confed.recipes.recipe import load_recipe
+from confed.report.figures.save import save_figures
+from confed.report.html.page import Tabs
+from confed.report.report import render
+from confed.report.tables import modalities as modality_matrix
+from confed.report.tables.cost import cost_table
+from confed.report.tables.headline import write_tables
 from confed.results.runs import load
-from confed.results.subsets import restriction, sets_at, sets_tried, widest
-from confed.results.tables import write_tables
+from confed.runs.build import prepare
+from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest
+from confed.runs.run import run
 from test_missing import OWNED, Sums, examples, recipe_file, table
 
 QUICK = ["run.workers=1", "run.gallery=0", "run.evaluate_every=0"]

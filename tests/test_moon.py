@@ -23,7 +23,7 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.train import Local
 from confed.losses.contrastive import model_contrastive
 from confed.testing import check_algorithm
-from confed.toy import ToyTask, toy_clients, toy_model, toy_setup
+from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 
 Z = [[1.0, 0, 2], [0, 1, 1], [1, 1, 0]]
 NEAR = [[1, 0.5, 1], [0, 2, 1], [2, 0, 0.5]]

@@ -10,28 +10,29 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from confed import catalogue, registry
+from confed import registry
+from confed.cli import catalogue
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import collect
 from confed.engines.local import Simulation
-from confed.evaluating import evaluate
-from confed.experiment import run
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
+from confed.inference.evaluate import evaluate
 from confed.metrics.multilabel import flair_metrics, multilabel_metrics
 from confed.models.tokenizer import WordTokenizer
-from confed.preparing import prepare
-from confed.recipe import Recipe, load_recipe
-from confed.results.comparable import OtherExamples
-from confed.results.compare import compare_runs
-from confed.results.label_resamples import LabelResamples
-from confed.results.label_tables import label_tables, label_value
-from confed.results.multilabel import PooledCounts
-from confed.results.paired import differences
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.statistics.comparable import OtherExamples
+from confed.report.statistics.comparison import compare_runs
+from confed.report.statistics.label_bootstrap import LabelResamples
+from confed.report.statistics.paired import differences
+from confed.report.tables.headline import main_tables, study_table
+from confed.report.tables.labels import label_tables, label_value
 from confed.results.runs import Run, load
-from confed.results.tables import main_tables, study_table
-from confed.tune import validation_scores
+from confed.runs.build import prepare
+from confed.runs.pooled_metrics import PooledCounts
+from confed.runs.run import run
+from confed.studies.tune import validation_scores
 
 LABELS = ("red", "green", "blue", "never")
 COARSE = {"red": "warm", "green": "cold", "blue": "cold", "never": "warm"}

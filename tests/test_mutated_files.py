@@ -18,19 +18,19 @@ from confed.data.bounded_files import load_npy, load_npz
 from confed.data.card_files import read_card
 from confed.data.ml_files.coco import coco_records
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
-from confed.data.sensor_series import sensor_series
-from confed.engines.diary import Diary
-from confed.engines.evaluation_book import EvaluationBook
-from confed.engines.flower_line import read_public
+from confed.datasets.sensor_series import sensor_series
+from confed.deployment.provision import read_sites
+from confed.engines.flower.supernode import read_public
+from confed.engines.remote.evaluation_record import EvaluationBook
+from confed.engines.remote.journal import Diary
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, remove_unfinished
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import _digest, decode, decode_state, encode_state  # pyright: ignore[reportPrivateUsage]
-from confed.founding import read_sites
-from confed.privacy.evaluations import EvaluationPolicy
+from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.secure_sum.plan import Plan
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.results.runs import load
-from confed.tuned import read_tuned
+from confed.studies.tuned import read_tuned
 
 DEEP = "[" * 100_000
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -8,16 +8,16 @@ import torch
 from safetensors.torch import load_file
 
 from confed.data.examples import FederatedDataset
-from confed.experiment import run
-from confed.export import export
-from confed.exported import load_exported
 from confed.federation.file_names import file_name
-from confed.inference import FinishedRun
-from confed.recipe import Recipe, load_recipe
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import register_dataset
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.study import StudyWatch, create_study, read_study, run_study
+from confed.runs.run import run
+from confed.studies.study import StudyWatch, create_study, read_study, run_study
 from toy_federation import squares
 
 HOSTILE = ("../../escaped", "..", "a:b c")

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from confed.progress import headline
-from confed.results import formats
-from confed.results.compare import compare
+from confed.cli.progress import headline
+from confed.report.html.page import Tabs
+from confed.report.report import render
+from confed.report.sections.general import learning, matrices, question_types
+from confed.report.statistics.comparison import compare
+from confed.report.tables.headline import paper_table, table_of
+from confed.results import format as formats
 from confed.results.deployed import (
     deployed_note,
     global_note,
@@ -19,11 +23,7 @@ from confed.results.deployed import (
     without_global,
     without_personal,
 )
-from confed.results.page import Tabs
-from confed.results.report import render
 from confed.results.runs import load
-from confed.results.sections import learning, matrices, question_types
-from confed.results.tables import paper_table, table_of
 from test_results_runs import make_run
 
 

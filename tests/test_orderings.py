@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from confed.experiment import run
 from confed.metrics.statistics import paired_t
 from confed.models.pretrained import MINI_WEIGHTS, describe
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 SEEDS = range(5)
 

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from confed.metrics.unpaired import unpaired_t
-from confed.results.model_tables import files, model_table, model_tables, pairs_of
-from confed.results.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
+from confed.report.statistics.over_models import OVERALL, ModelStudies, model_studies, pairs_over_models
+from confed.report.tables.models import files, model_table, model_tables, pairs_of
 from confed.results.runs import load
 from test_results_runs import make_run
 

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from confed.engines.perform import Workspace
-from confed.experiment import load_data, prepare, run
 from confed.federation.wire import decode_state
-from confed.inference import FinishedRun
-from confed.recipe import Recipe, load_recipe
+from confed.inference.predict import FinishedRun
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
+from confed.runs.run import load_data, prepare, run
 
 TINY = (
     "study.methods=[]", "data.train=12", "data.validation=6", "data.test=8", "data.annotators=0", "local.epochs=1",

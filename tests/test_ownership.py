@@ -17,10 +17,10 @@ from confed.federation.messages import Call, ClientInfo, Reply
 from confed.federation.ownership import MODALITIES, modalities_of, owned, restricted, unowned
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
-from confed.modality_checks import check_whole
 from confed.registry import algorithms
-from confed.toy import toy_model, toy_setup
-from confed.toy_modalities import OWNED, modal_clients
+from confed.runs.checks import check_whole
+from confed.testing.toy import toy_model, toy_setup
+from confed.testing.toy_modalities import OWNED, modal_clients
 
 NAMES = [
     "embed.image.shared.weight",

@@ -16,7 +16,7 @@ import pytest
 import confed
 from confed import registry
 from confed.federation.algorithm import Algorithm
-from confed.recipe import load_recipe, packaged_recipes
+from confed.recipes.recipe import load_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "confed"

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from confed.metrics.stratified import sign_flip, stratified_bootstrap
-from confed.results.compare import Comparison, compare
+from confed.report.statistics.comparison import Comparison, compare
+from confed.report.statistics.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
+from confed.report.statistics.pairing import Rows, aligned, over_seeds
 from confed.results.example_names import name_hashes
-from confed.results.paired import LEVEL, MOST_SIGNS, Difference, by_place_test
-from confed.results.pairing import Rows, aligned, over_seeds
 from confed.results.runs import load
 from test_results_runs import CLIENTS, make_run
 

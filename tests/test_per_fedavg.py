@@ -14,11 +14,11 @@ from confed.algorithms.mmfed import MMFed
 from confed.algorithms.per_fedavg import PerFedAvg
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.meta import meta_gradient
+from confed.federation.families.meta import meta_gradient
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
 from confed.federation.train import Local
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 
 Array = NDArray[np.float64]
 BETA, ALPHA, EPOCHS = 0.1, 0.2, 3

@@ -21,7 +21,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.params import Params
 from confed.federation.state import MemoryStore
 from confed.federation.train import Local
-from confed.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
+from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
 
 RATE = 0.1
 FULL = Local(epochs=2, batch_size=100, lr=RATE, optimizer="sgd", weight_decay=0.0)  # one step per epoch

@@ -16,7 +16,7 @@ from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore, Store
 from confed.federation.train import Local
 from confed.models.adapters import AdapterBank, Host
-from confed.toy import ToyModel, ToyTask, toy_clients
+from confed.testing.toy import ToyModel, ToyTask, toy_clients
 
 WIDTH, RANK = 6, 3
 

@@ -11,16 +11,16 @@ import torch
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.engines.local import Presence, RoundRecord, Setup, Simulation, Workspace, simulate
-from confed.experiment import prepare, run
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import ClientInfo, Flow
 from confed.federation.state import ClientState, MemoryStore, ServerState
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.tables.headline import table_of
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.runs import load
-from confed.results.tables import table_of
-from confed.toy import toy_clients, toy_setup
+from confed.runs.run import prepare, run
+from confed.testing.toy import toy_clients, toy_setup
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg_ft", "model.name=vilt_tiny", "model.width=16", "model.layers=1",

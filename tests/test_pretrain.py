@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from confed.data.examples import encode
-from confed.data.scenes import ANSWERS, FAMILIES, WORDS, public_split
+from confed.datasets.scenes import ANSWERS, FAMILIES, WORDS, public_split
 from confed.models import create_model
 from confed.models.pretrained import MINI_WEIGHTS, States, describe, packaged, weights_file
 from confed.models.tokenizer import WordTokenizer
 from confed.models.vilt import mini_tokenizer, vilt_mini
-from confed.pretraining import MINIS, Tagger, accuracy, pretrain, run, start, word_targets
-from confed.pretraining.minis import Settings
+from confed.prepare.pretraining import MINIS, Tagger, accuracy, pretrain, run, start, word_targets
+from confed.prepare.pretraining.minis import Settings
 from confed.tasks.generation import Generation
 
 with warnings.catch_warnings():

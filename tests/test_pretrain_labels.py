@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from confed.data.examples import Table
-from confed.data.scenes.graph import COLOURS, NOUNS, ROLES, fingerprint, objects
+from confed.datasets.scenes.graph import COLOURS, NOUNS, ROLES, fingerprint, objects
 from confed.federation.protocols import Batch, Output
 from confed.models.ctran import ctran_mini
 from confed.models.pretrained import States, describe, weights_file
 from confed.models.resnet import resnet_multilabel_mini
-from confed.pretraining import MINIS, accuracy
-from confed.pretraining.labels import EMPTY, LABELS, CellNames, macro_average_precision, public_pictures
+from confed.prepare.pretraining import MINIS, accuracy
+from confed.prepare.pretraining.labels import EMPTY, LABELS, CellNames, macro_average_precision, public_pictures
 
 
 def test_labels_are_the_words_for_what_stands_in_public_pictures():

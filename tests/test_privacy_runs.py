@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from confed.experiment import prepare, run
 from confed.privacy.accountant import epsilon, sampled_epsilon
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.report import write_report
 from confed.results.folder import RunFolder, read_jsonl
-from confed.results.report import write_report
+from confed.runs.run import prepare, run
 
 pytest.importorskip("dp_accounting")
 

@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from confed import folder_lock
 from confed.cli import main
-from confed.engines.flower_line import Line, read_key
-from confed.engines.flower_loopback import LoopbackGrid
-from confed.engines.roll import Roll
-from confed.folder_lock import exclusive
-from confed.founding import SITES, make_key, read_sites
+from confed.deployment.provision import SITES, make_key, read_sites
+from confed.engines.flower.loopback import LoopbackGrid
+from confed.engines.flower.supernode import Line, read_key
+from confed.engines.remote.sites import Roll
 from confed.privacy.secure_sum.plan import Plan
+from confed.system import folder_lock
+from confed.system.folder_lock import exclusive
 from test_damaged_files import DEEP, OTHER
 from test_leading import SITES_OF, recipe_of
 
@@ -76,7 +76,7 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
         modes.extend(open_to_others(*folders))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("confed.engines.flower_link.link", link)
+    monkeypatch.setattr("confed.engines.flower.superlink.link", link)
     monkeypatch.setattr(Roll, "gather", nobody_comes)
     before = os.umask(0o022)
     try:
@@ -109,7 +109,7 @@ def test_a_second_server_is_told_who_works_in_the_folder(
     federation: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: list[object] = []
-    monkeypatch.setattr("confed.engines.flower_link.link", lambda *_, **__: touched.append("link"))
+    monkeypatch.setattr("confed.engines.flower.superlink.link", lambda *_, **__: touched.append("link"))
     with exclusive(federation / "state"):
         files = sorted(federation.rglob("*"))
         assert ended(server(federation)) == 2

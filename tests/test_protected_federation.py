@@ -13,13 +13,13 @@ from scipy.stats import norm
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
-from confed.engines.diary import Diary
-from confed.engines.envelope import GOODBYE, Answer, Limits, Request, open_body, seal, version_of
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.journal import Diary
+from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Request, open_body, seal, version_of
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
 from confed.federation.messages import Message
 from confed.federation.randomness import normal
 from confed.federation.robust_mean import RobustMean
@@ -28,7 +28,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.federation.wire import decode_state
 from confed.privacy.accountant import ORDERS, sampled_epsilon
 from confed.privacy.cut import CutPrivacy
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 from letters import CLIENTS, Letters, Tamper, remote_of, rounds, same
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)

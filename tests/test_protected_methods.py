@@ -13,7 +13,7 @@ from confed.federation.state import MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.registry import algorithms
 from confed.testing import CHECKS
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "noise at the client": {"update_privacy": UpdatePrivacy(clip=0.1, noise=0.01)},

@@ -12,11 +12,11 @@ from confed.algorithms.fedprox import FedProx
 from confed.federation.algorithm import Algorithm
 from confed.federation.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, check_fields
 from confed.federation.train import Local
-from confed.ignored import warn_of_ignored
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.recipes.run_section import Run
 from confed.registry import algorithms
-from confed.results import formats
-from confed.run_section import Run
+from confed.results import format as formats
+from confed.runs.ineffective import warn_of_ignored
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_has_no_effect_is_said() -> None:
 
 
 def test_a_run_says_so_before_it_trains() -> None:
-    from confed.preparing import prepare
+    from confed.runs.build import prepare
 
     small = ["data.train=8", "data.validation=4", "data.test=4", "model.name=vilt_tiny", "data.clients=1"]
     with pytest.warns(UserWarning, match=r"data\.clients = 1 has no effect"):

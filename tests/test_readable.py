@@ -14,21 +14,21 @@ import pytest
 from PIL import Image
 
 from confed.cli import main
+from confed.cli.progress import Progress
 from confed.data import picture_files
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.picture_files import Check, PictureFiles
 from confed.data.picture_tables import LeftOut, NoPictures
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import HeldRegions
-from confed.experiment import run
-from confed.progress import Progress
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
+from confed.report.tables.headline import paper_table, table_of
+from confed.report.tables.left_out import left_out_note
 from confed.results.folder import RunFolder
-from confed.results.left_out import left_out_note
 from confed.results.runs import load
-from confed.results.tables import paper_table, table_of
-from confed.same_data import check_same_data, note_data
+from confed.runs.data_fingerprint import check_same_data, note_data
+from confed.runs.run import run
 
 PICTURES = 20
 COLOURS = ("red", "blue")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.recipe import Run, load_recipe, packaged_recipes
+from confed.recipes.recipe import Run, load_recipe, packaged_recipes
 from confed.registry import tasks
 
 

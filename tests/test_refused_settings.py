@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from confed.experiment import load_run, prepare, run
 from confed.federation.checkpoint import Checkpoints
 from confed.federation.train import evaluate
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
-from confed.results.samples import fill
+from confed.runs.run import load_run, prepare, run
+from confed.runs.samples import fill
 from confed.tasks.vqa import summarise
 
 TINY = (

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from confed.federation.protocols import Output
-from confed.results.gallery import veil
-from confed.results.samples import answer
+from confed.report.html.gallery import veil
+from confed.runs.samples import answer
 
 
 def painted(html: str) -> np.ndarray:

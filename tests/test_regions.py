@@ -15,19 +15,19 @@ from confed.data.examples import Examples, FederatedDataset, Split, Table, encod
 from confed.data.picture_tables import NoPictures
 from confed.data.pooling import pool
 from confed.data.regions import HeldRegions, grid_boxes, join
-from confed.data.scenes import FAMILIES, public_split, scenes
 from confed.data.targets import SoftTargets
-from confed.experiment import run
-from confed.export import export
-from confed.exported import load_exported
-from confed.inference import predict
-from confed.materials import load_materials
+from confed.datasets.scenes import FAMILIES, public_split, scenes
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import predict
 from confed.metrics.vqa import answer_counts, soft_targets
 from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.grid_features import ENCODER, grid_features, regions_of
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
+from confed.runs.encode import load_materials
+from confed.runs.run import run
 
 RNG = np.random.default_rng(0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from confed.results.compare import compare
-from confed.results.relative import (
+from confed.report.statistics.comparison import compare
+from confed.report.tables.relative import (
     improvement,
     improvement_cell,
     left_out,

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedper import FedPer
 from confed.algorithms.split_learning import SplitLearning
-from confed.engines.envelope import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
 from confed.engines.local import InProcess
-from confed.engines.remote import Remote
-from confed.engines.roll import Connection, Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Connection, Patience
 from confed.federation import checkpoint
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, Tamper, Without, remote_of, rounds, same
 
 # What is refused --------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from confed.results.gallery import Album
-from confed.results.report import render, write_report
+from confed.report.html.gallery import Album
+from confed.report.report import render, write_report
 from confed.results.runs import load
 from test_results_runs import CLIENTS, METHODS, make_run, make_study, picture
 
@@ -264,7 +264,7 @@ def test_verdict_comes_first_and_says_whether_a_lead_is_noise(html: str) -> None
 
 
 def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) -> None:
-    from confed.results.verdict import verdict
+    from confed.report.statistics.verdict import verdict
 
     study = make_study(tmp_path / "study", seeds=5)
     for method, value in (("fedavg", 0.9), ("fedprox", 0.9)):
@@ -282,8 +282,8 @@ def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) ->
 
 def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
     from confed.metrics.statistics import paired_t
-    from confed.results.paired import Difference
-    from confed.results.verdict import _sentence
+    from confed.report.statistics.paired import Difference
+    from confed.report.statistics.verdict import _sentence
 
     def difference(method: str, reference: str, a: list[float], b: list[float], refused: str = "") -> Difference:
         test = None if refused else paired_t(a, b)
@@ -320,7 +320,7 @@ def test_panels_are_named_on_paper_and_pictures_are_printed(html: str) -> None:
 
 
 def test_columns_without_a_value_are_left_out() -> None:
-    from confed.results.writers import Cell, Column, Table
+    from confed.report.tables.table import Cell, Column, Table
 
     columns = (Column("method", words=True), Column("p"), Column("value"))
     table = Table("t", columns, (((Cell("A"), Cell("–"), Cell("1", 1.0)), (Cell("B"), Cell(""), Cell("–"))),))

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
 
-from confed.results.cost import race_table
+from confed.report.tables.cost import race_table
 from confed.results.runs import load
 
 CLIENTS = ["transport", "sports", "school", "nature"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from confed.experiment import run
-from confed.recipe import Recipe, load_recipe
+from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
+from confed.runs.run import run
 
 TINY = (
     "algorithm.name=fedp3", "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=60",
@@ -89,7 +89,7 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
 def test_interrupted_in_the_middle_of_a_round_and_of_an_evaluation(
     tmp_path: Path, reference: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = (("confed.engines.perform.perform", 22), ("confed.experiment.summarise", 30))
+    moments = (("confed.engines.perform.perform", 22), ("confed.runs.run.summarise", 30))
     for number, (target, count) in enumerate(moments):
         folder, calls = tmp_path / str(number), []
         module, _, name = target.rpartition(".")

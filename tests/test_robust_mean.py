@@ -27,8 +27,8 @@ from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Params
 from confed.federation.robust_mean import RobustMean
 from confed.federation.state import MemoryStore, ServerState
-from confed.recipe import load_recipe
-from confed.toy import toy_clients, toy_setup
+from confed.recipes.recipe import load_recipe
+from confed.testing.toy import toy_clients, toy_setup
 
 
 def drawn(count: int, seed: int = 0) -> list[dict[str, Tensor]]:

@@ -11,17 +11,17 @@ import torch
 pytest.importorskip("flwr")
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.flower import GridPost
+from confed.deployment.server import lead
+from confed.engines.flower.transport import GridPost
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.engines.update_bounds import Bounds
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
+from confed.engines.remote.update_bounds import Bounds
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.state import MemoryStore, ServerState
-from confed.leading import lead
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, Without, rounds, same
 from test_leading import grid_of, recipe_of
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import toy_federation  # its datasets have names then
-from confed.experiment import Progress, run
-from confed.processor import CHOICES, check_pinned, machine_differences, pin
-from confed.recipe import Recipe, load_recipe
-from confed.results.compare import compare_runs
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.statistics.comparison import compare_runs
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.same_recipe import differing_settings
-from confed.study import StudyWatch, create_study, run_study
+from confed.runs.run import Progress, run
+from confed.runs.same_recipe import differing_settings
+from confed.studies.study import StudyWatch, create_study, run_study
+from confed.system.processor import CHOICES, check_pinned, machine_differences, pin
 
 assert toy_federation.squares
 TINY = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from confed.data.labelled import LabelDataset, LabelExamples
-from confed.data.scene_labels import (
+from confed.datasets.scene_labels import (
     COARSE,
     COARSE_OF,
     DRAWING_STYLES,
@@ -18,11 +18,11 @@ from confed.data.scene_labels import (
     fine_labels,
     scene_labels,
 )
-from confed.data.scenes.graph import COLOURS, NOUNS, ROLES, Tags, fingerprint, objects
+from confed.datasets.scenes.graph import COLOURS, NOUNS, ROLES, Tags, fingerprint, objects
 from confed.models.ctran import ctran_mini
 from confed.models.label_embeddings import load_label_embeddings, write_mini_label_embeddings
 from confed.models.pretrained import weights_file
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 
 SMALL: dict[str, Any] = {"clients": 8, "train": 10, "validation": 3, "test": 4, "unseen": 6}
 EVERYTHING = np.ones(len(NOUNS))

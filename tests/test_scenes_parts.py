@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from confed.data.scenes.backgrounds import place, random_backgrounds
-from confed.data.scenes.drawings import DRAWINGS, sprites
-from confed.data.scenes.graph import (
+from confed.datasets.scenes.backgrounds import place, random_backgrounds
+from confed.datasets.scenes.drawings import DRAWINGS, sprites
+from confed.datasets.scenes.graph import (
     COLOURS,
     NOUNS,
     SCENES,
@@ -18,8 +18,8 @@ from confed.data.scenes.graph import (
     fingerprint,
     generator,
 )
-from confed.data.scenes.questions import FAMILIES, TEMPLATES, Balance, Program, ask, execute, parse, phrase
-from confed.data.scenes.render import palette, render_scene
+from confed.datasets.scenes.questions import FAMILIES, TEMPLATES, Balance, Program, ask, execute, parse, phrase
+from confed.datasets.scenes.render import palette, render_scene
 
 # . dog(red small)  car(red large)  .  /  ...  /  ... box(blue large)  /  dog(green small) ...
 GRAPH = (

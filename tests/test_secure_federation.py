@@ -33,7 +33,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.federation.wire import decode, decode_state, encode, encode_state
 from confed.privacy.protections import check_layouts, protect
 from confed.privacy.secure_sum.exchange import _heavy  # type: ignore[attr-defined]
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 from letters import Without, rounds
 
 SIZES = (12, 20, 16, 8)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.envelope import Answer, Limits, Request, open_body, seal
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace, answer
-from confed.engines.roll import Patience
+from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal
+from confed.engines.remote.sites import Patience
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore
@@ -23,7 +23,7 @@ from confed.privacy.secure_sum.masks import NONCE, add_mask, opened, pair_secret
 from confed.privacy.secure_sum.member import Keys, Member, seal_purpose
 from confed.privacy.secure_sum.memory import recall, remember
 from confed.privacy.secure_sum.plan import Block, Plan
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import Letters, remote_of, rounds, same
 
 NAMES = ("ann", "ben", "cat", "dan")

@@ -14,24 +14,24 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from confed.algorithms.fedavg import FedAvg
-from confed.engines.envelope import Answer, Limits, open_body, seal
+from confed.deployment.provision import SITES, Federation, found, read_sites, write_sites
+from confed.deployment.site import signer_by_kit, signer_by_list
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup
-from confed.engines.roll import Patience
-from confed.engines.site import Site, client_named
+from confed.engines.remote.client import Site, client_named
+from confed.engines.remote.protocol import Answer, Limits, open_body, seal
+from confed.engines.remote.sites import Patience
 from confed.federation.messages import ClientInfo, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
-from confed.founding import SITES, Federation, found, read_sites, write_sites
-from confed.joining import signer_by_kit, signer_by_list
 from confed.privacy.secure_sum import shamir
 from confed.privacy.secure_sum.masks import add_mask, new_key, opened, pair_secret, public_key
 from confed.privacy.secure_sum.member import Keys, Member, mask_purpose, seal_purpose
 from confed.privacy.secure_sum.memory import as_tensor
 from confed.privacy.secure_sum.plan import Block, Plan
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys, statement
-from confed.recipe import load_recipe
-from confed.toy import toy_clients, toy_setup
+from confed.recipes.recipe import load_recipe
+from confed.testing.toy import toy_clients, toy_setup
 from letters import CLIENTS, Letters, remote_of, rounds, same
 
 SURE = Patience(deadline=60, away=60, interval=1e-4)
@@ -289,7 +289,7 @@ def test_certificates_of_the_federations_authority_say_who_signed(tmp_path: Path
 
 def test_kits_of_flares_sign_for_each_other(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from confed.flare_founding import found_flare
+    from confed.deployment.flare.provision import found_flare
 
     found_flare(tmp_path / "f", Federation(("a", "b", "c"), "server.example.org", 8443, ""))
     recipe = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])

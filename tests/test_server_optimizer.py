@@ -24,9 +24,9 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
 from confed.testing import CHECKS
-from confed.toy import toy_clients, toy_setup
+from confed.testing.toy import toy_clients, toy_setup
 
 Array = NDArray[np.float64]
 START = np.array([0.5, -1.0, 2.0, 0.0])

@@ -15,16 +15,16 @@ from confed.algorithms.feddat import FedDAT
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.pooling import pool
 from confed.engines.perform import Workspace
-from confed.experiment import prepare
-from confed.federation.branches import Branches
 from confed.federation.client import Client
+from confed.federation.families.branches import Branches
 from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Output
 from confed.federation.state import ClientState
 from confed.models.albef import albef_mini, mini_answer_tokenizer
 from confed.models.blip import blip_mini
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import prepare
 from confed.tasks.generation import Generation, token_loss
 
 ANSWERS = ("yes", "no", "dark blue", "light blue", "very dark blue")
@@ -257,7 +257,7 @@ def test_all_answers_with_known_words_are_learned_by_the_share_of_people_who_gav
 
 
 def test_at_most_ten_different_answers_are_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("confed.materials.MOST_ANSWERS", 2)
+    monkeypatch.setattr("confed.runs.encode.MOST_ANSWERS", 2)
     rows = prepared(tmp_path, data="fewer")[1].clients["a"].tables[0].columns
     torch.testing.assert_close(rows["answer_weight"][0], torch.tensor([0.6, 0.3]))
 

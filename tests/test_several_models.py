@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from confed.backbones import is_backbones, models_of, open_backbones, read_backbones
 from confed.cli import main
-from confed.cli.comparing_models import finish_models
-from confed.grid import open_grid
-from confed.recipe import Recipe, load_recipe
-from confed.results.compare import compare
-from confed.results.measured import metric_note, metric_of, types_in_order
-from confed.results.model_page import write_models
-from confed.results.model_tables import model_tables, pairs_of
-from confed.results.over_models import model_studies
+from confed.cli.compare_models import finish_models
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.report.html.models_page import write_models
+from confed.report.statistics.comparison import compare
+from confed.report.statistics.over_models import model_studies
+from confed.report.tables.headline import paper_table
+from confed.report.tables.models import model_tables, pairs_of
+from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.runs import load
-from confed.results.tables import paper_table
+from confed.studies.grid import open_grid
+from confed.studies.models import is_backbones, models_of, open_backbones, read_backbones
 from test_results_runs import make_run
 
 RECIPE = """
@@ -170,7 +170,7 @@ def test_the_command_runs_all_models_goes_on_and_adds_seeds(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each model's own report takes a while; test_report.py is about it.
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: (folder / "report.html").write_text(""))
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: (folder / "report.html").write_text(""))
     out = tmp_path / "out"
     common = ["compare", "--recipe", str(source), "--out", str(out), "--workers", "1"]
     assert code(*common, "--models", "narrow") == 0
@@ -246,7 +246,7 @@ def test_a_reference_that_did_not_finish_costs_no_table(
         open_grid(recipe, root / row, [0])
         for method in ("fedavg", "soft"):
             make_run(root / row / method / "seed-0", "fedavg", 0)
-    monkeypatch.setattr("confed.results.report.write_report", lambda folder: None)
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: None)
     finish_models(root, 1, False)
     assert "reference 'feddat' has no finished run" in capsys.readouterr().err
     assert (root / "models.md").is_file()

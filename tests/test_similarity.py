@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from confed.engines.local import Workspace
-from confed.results import similarity
+from confed.report.html.page import Tabs
+from confed.report.report import render
+from confed.report.sections import similarity
+from confed.report.sections.similarity import Similarity, measure, read, section
 from confed.results.folder import RunFolder
-from confed.results.page import Tabs
-from confed.results.report import render
 from confed.results.runs import load
-from confed.results.similarity import Similarity, measure, read, section
-from confed.toy import ANSWERS, toy_clients, toy_contrastive_model, toy_model
+from confed.testing.toy import ANSWERS, toy_clients, toy_contrastive_model, toy_model
 from test_results_runs import make_run
 
 

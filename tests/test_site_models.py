@@ -13,16 +13,16 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from confed.cli import main
-from confed.engines.flower import GridPost
-from confed.engines.flower_loopback import LoopbackGrid
-from confed.engines.roll import Patience
-from confed.experiment import run
-from confed.exported import load_exported
-from confed.flower_apps import apps
-from confed.inference import predict
-from confed.leading import lead
-from confed.recipe import load_recipe
-from confed.site_models import site_of, write_site_run
+from confed.deployment.flower_app import apps
+from confed.deployment.server import lead
+from confed.deployment.site_models import site_of, write_site_run
+from confed.engines.flower.loopback import LoopbackGrid
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.sites import Patience
+from confed.inference.load import load_exported
+from confed.inference.predict import predict
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 SMALL = [
     "study.methods=[]", "data.name=toy_federation:squares", "data.train=8", "data.test=4", "model.name=vilt_tiny",
@@ -108,7 +108,7 @@ def test_a_folder_without_final_models_says_so_and_earlier_ones_are_set_aside(
     assert "is a site's folder without final models yet" in " ".join(capsys.readouterr().err.split())
 
     from confed.federation.state import ClientState
-    from confed.preparing import prepare
+    from confed.runs.build import prepare
 
     for rounds in (1, 1, 3):
         recipe = load_recipe("fedvqa_scenes", ["algorithm.name=fedavg", *SMALL, f"run.rounds={rounds}"])

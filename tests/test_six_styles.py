@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from confed.data import six_styles as module
-from confed.data.scenes.graph import NOUNS
-from confed.data.six_styles import plain_objects, six_styles
+from confed.datasets import six_styles as module
+from confed.datasets.scenes.graph import NOUNS
+from confed.datasets.six_styles import plain_objects, six_styles
 
 SMALL = {"train": 44, "validation": 11, "test": 33}
 

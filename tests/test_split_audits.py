@@ -14,20 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed import answers_audit, gradients_audit, inversion_audit
-from confed.answers_audit import answers, defences
-from confed.attacked import open_victim, write
-from confed.cli.attacking import KINDS
+from confed.analysis import answers as answers_audit
+from confed.analysis import gradients as gradients_audit
+from confed.analysis import inversion as inversion_audit
+from confed.analysis.answers import answers, defences
+from confed.analysis.inversion import fresh, inversion, pictures_of
+from confed.analysis.victim import open_victim, write
+from confed.cli.attack import KINDS
 from confed.data.examples import Table
 from confed.data.regions import HeldRegions
-from confed.experiment import run
-from confed.inversion_audit import fresh, inversion, pictures_of
-from confed.recipe import load_recipe
-from confed.results import privacy_curve
-from confed.results.figures import save_figures
-from confed.results.privacy_curve import accuracy_against_epsilon, curves, section
-from confed.results.report import render
+from confed.recipes.recipe import load_recipe
+from confed.report.figures.save import save_figures
+from confed.report.report import render
+from confed.report.sections import privacy_curve
+from confed.report.sections.privacy_curve import accuracy_against_epsilon, curves, section
 from confed.results.runs import Run, Study, load
+from confed.runs.run import run
 from test_results_runs import make_run
 
 RECIPE = """
@@ -70,8 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_kinds_lead_to_the_audits() -> None:
-    assert KINDS["answers"] == "confed.answers_audit:answers"
-    assert KINDS["inversion"] == "confed.inversion_audit:inversion"
+    assert KINDS["answers"] == "confed.analysis.answers:answers"
+    assert KINDS["inversion"] == "confed.analysis.inversion:inversion"
 
 
 def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

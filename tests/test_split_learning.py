@@ -15,29 +15,29 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from confed import experiment
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.split_learning import SplitLearning
 from confed.data.examples import TableData
-from confed.data.scenes import ANSWERS
+from confed.datasets.scenes import ANSWERS
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
 from confed.engines.workers import Workers
-from confed.export import export
-from confed.exported import load_exported
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.split import restored, steps_of, stored
 from confed.federation.messages import Call, ClientInfo, Message, Reply
 from confed.federation.params import named_tensors
-from confed.federation.split import restored, steps_of, stored
 from confed.federation.state import MemoryStore, ServerState
 from confed.federation.train import Local
 from confed.federation.wire import size
-from confed.inference import FinishedRun, TrainedModel
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun, TrainedModel
 from confed.models.contrastive import AnswerProjection
 from confed.privacy.cut import CutPrivacy
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs import run as experiment
 from confed.testing import trial
-from confed.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
+from confed.testing.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
 
 SGD = Local(epochs=2, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
 
@@ -327,7 +327,7 @@ def test_faulty_options_are_named(options: dict[str, Any], message: str) -> None
 
 
 def test_a_model_in_one_piece_is_refused_before_training() -> None:
-    from confed.toy import ToyTask, toy_model
+    from confed.testing.toy import ToyTask, toy_model
 
     with pytest.raises(ValueError, match=r"BiCSL needs task.name = 'contrastive', got 'ToyTask'"):
         BiCSL().suit(toy_model(), ToyTask())

@@ -15,11 +15,11 @@ from confed.data.examples import Table, TableData
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.split_server import ServerPart
 from confed.federation.randomness import derive, generator, isolated
-from confed.federation.split_server import ServerPart
 from confed.federation.state import MemoryStore
 from confed.federation.train import Local
-from confed.toy import toy_clients, toy_contrastive_task, toy_setup
+from confed.testing.toy import toy_clients, toy_contrastive_task, toy_setup
 
 CLIENT, ROUNDS = "client-0", 3
 LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule="cosine", warmup=0.25)

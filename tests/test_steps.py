@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from confed.results.report import render
+from confed.report.report import render
+from confed.report.sections.split_steps import Span, busy, busy_table, drawing, section, spans_of, traffic_table
 from confed.results.runs import load
-from confed.results.steps import Span, busy, busy_table, drawing, section, spans_of, traffic_table
 from test_results_runs import CLIENTS, make_run
 
 TRAFFIC = {

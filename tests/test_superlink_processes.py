@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from confed.demonstration import free_port, started
-from confed.founding import Federation, found
+from confed.deployment.demo import free_port, started
+from confed.deployment.provision import Federation, found
 from test_federation_processes import SITES, recipe_of, same_as_simulated, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

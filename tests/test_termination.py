@@ -13,12 +13,12 @@ import pytest
 import typer
 
 from confed.algorithms.fedavg import FedAvg
-from confed.cli import federating
+from confed.cli import federation as federating
 from confed.cli.app import INTERRUPTED, TERMINATED, main
 from confed.engines.local import InProcess, Simulation
 from confed.engines.workers import Workers, _serve
 from confed.federation.state import MemoryStore
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 
 SMALL = (
     "study.methods=[]", "algorithm.name=fedavg", "data.name=toy_federation:squares", "data.train=8", "data.test=4",
@@ -53,7 +53,7 @@ def test_all_verbs_have_the_same_codes(number: signal.Signals, code: int, monkey
     def asked(**_: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("confed.installation.diagnose", asked)
+    monkeypatch.setattr("confed.cli.installation.diagnose", asked)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])

@@ -7,8 +7,8 @@ from confed.data.examples import Examples
 from confed.data.picture_tables import NoPictures
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import WordTokenizer
-from confed.preparing import prepare
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.runs.build import prepare
 
 FEW = ["study.methods=[]", "data.train=8", "data.validation=4", "data.test=4", "run.gallery=0", "model.name=vilt_tiny"]
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from confed.analysis.known_labels import tell
 from confed.cli.app import main
-from confed.experiment import run
 from confed.federation.randomness import derive
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
-from confed.recipe import load_recipe
-from confed.told_labels import tell
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 from test_label_inference import SHIFT
 from test_multilabel_runs import RECIPE, colours_dataset
 

@@ -16,7 +16,7 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, generator, isolated, sample_cohort
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.train import Local, epoch_steps, global_logits, teacher, train
-from confed.toy import ToyTask, toy_clients, toy_model, toy_setup
+from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 
 
 def _client(local: Local, noisy: bool = False, round: int = 0, rounds: int = 1) -> Client:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from confed.experiment import run
 from confed.federation.messages import Message
 from confed.federation.wire import encode
-from confed.recipe import load_recipe
+from confed.recipes.recipe import load_recipe
+from confed.report.tables.headline import paper_table
+from confed.report.tables.table import Cell, Column, Table
+from confed.report.tables.traffic import OVERHEAD, by_backbone, bytes_up, overhead
 from confed.results.runs import load
-from confed.results.tables import paper_table
-from confed.results.transmitted import OVERHEAD, by_backbone, bytes_up, overhead
-from confed.results.writers import Cell, Column, Table
+from confed.runs.run import run
 
 SMALL = [
     'study.methods=["adapter","feddat","adapter_local"]', "data.preset=function", "data.train=16", "data.validation=10",

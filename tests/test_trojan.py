@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.attacked import draw_questions, expand, names_of, open_victim, ordinary_words, token_names
+from confed.analysis.trojan import attack_victim, paired, whole_pixels
+from confed.analysis.victim import draw_questions, expand, names_of, open_victim, ordinary_words, token_names
 from confed.attacks.trojan import (
     Bounds,
     Trojan,
@@ -23,11 +24,10 @@ from confed.attacks.trojan import (
 )
 from confed.attacks.words import Text, inserted, last_words, nearest_words, with_words, word_embedding
 from confed.cli import main
-from confed.experiment import run
 from confed.federation.protocols import Batch, Output
 from confed.models.tokenizer import WordTokenizer
-from confed.recipe import load_recipe
-from confed.trojan_attack import attack_victim, paired, whole_pixels
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 TINY = (
     "study.methods=[]", "algorithm.name=fedavg", "model.name=vilt_tiny", "model.width=16", "model.layers=1",

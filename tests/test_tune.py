@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from confed import experiment, preparing
-from confed import tune as tuning
 from confed.data.examples import TableData
-from confed.experiment import run
-from confed.recipe import Recipe, load_recipe
-from confed.tune import search_space, tune, validation_scores
-from confed.tuned import apply, read_tuned
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.runs import build as preparing
+from confed.runs import run as experiment
+from confed.runs.run import run
+from confed.studies import tune as tuning
+from confed.studies.tune import search_space, tune, validation_scores
+from confed.studies.tuned import apply, read_tuned
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from confed import tune as tuning
-from confed.recipe import Recipe, load_recipe
-from confed.tune import clearly_worse, search_space, tune, validation_scores
-from confed.tuned import Trial, Tuned, effective_questions, standard_error
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.studies import tune as tuning
+from confed.studies.tune import clearly_worse, search_space, tune, validation_scores
+from confed.studies.tuned import Trial, Tuned, effective_questions, standard_error
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=20", "data.validation=20", "data.test=5",

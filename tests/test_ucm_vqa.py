@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from confed.data.ucm_vqa import ucm_vqa
+from confed.datasets.ucm_vqa import ucm_vqa
 from confed.registry import datasets
 
 REAL = Path(os.environ.get("CONFED_DATA", Path(__file__).parents[2] / "shared" / "data")) / "ucm_multilabel"

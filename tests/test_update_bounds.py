@@ -12,18 +12,18 @@ pytest.importorskip("flwr")
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
-from confed.engines.envelope import Limits, open_body, seal
-from confed.engines.flower import GridPost
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience
-from confed.engines.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
+from confed.deployment.loss_watch import LossCourse
+from confed.deployment.server import MEMBERS, _weight_bound, lead
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.protocol import Limits, open_body, seal
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience
+from confed.engines.remote.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.messages import Call, ClientInfo, Message
 from confed.federation.secure_sum import SecureSum
-from confed.leading import MEMBERS, _weight_bound, lead
-from confed.loss_course import LossCourse
 from confed.results.folder import RunFolder
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, rounds, same
 from test_hostile_replies import COLD, Tampering
 from test_leading import grid_of, recipe_of

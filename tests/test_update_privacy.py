@@ -35,7 +35,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon, sampled_epsilon
 from confed.privacy.ledger import PrivacyLedger
 from confed.privacy.protections import actions, check_layouts, protect
-from confed.toy import toy_model, toy_setup
+from confed.testing.toy import toy_model, toy_setup
 
 
 def rng(seed: int = 0) -> torch.Generator:

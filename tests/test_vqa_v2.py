@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 from confed.data.picture_tables import NoPictures
 from confed.data.region_files import RegionIndex, StoredRegions, write_regions
 from confed.data.region_layouts import read_layout
-from confed.data.region_prepare import Options, image_number, prepare
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
-from confed.data.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
-from confed.experiment import run
-from confed.inference import predict
+from confed.datasets.vqa_v2 import _label, vocabulary, vqa_v2  # pyright: ignore[reportPrivateUsage]
+from confed.inference.predict import predict
 from confed.models.vision_features import load_vision_encoder
-from confed.recipe import load_recipe
+from confed.prepare.region_features import Options, image_number, prepare
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click

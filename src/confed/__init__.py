@@ -7,13 +7,12 @@ are the public interface; they are loaded when first used, so that ``import conf
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import confed.processor  # before torch, which reads once which instructions it may use  # noqa: F401
-from confed.release import VERSION
+import confed.system.processor  # before torch, which reads once which instructions it may use  # noqa: F401
+from confed.system.release import VERSION
 
 if TYPE_CHECKING:
     from confed.data.examples import Examples, FederatedDataset, Split
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
-    from confed.exported import load_exported
     from confed.federation.algorithm import Algorithm, action
     from confed.federation.client import Client
     from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from confed.federation.protocols import Batch, Output
     from confed.federation.state import ClientState, ServerState
     from confed.federation.train import Local, Objective, teacher, train
+    from confed.inference.load import load_exported
     from confed.models import create_model, list_models
-    from confed.recipe import Recipe, load_recipe
+    from confed.recipes.recipe import Recipe, load_recipe
     from confed.registry import allow_code, register_dataset, register_model, register_task
     from confed.testing import check_algorithm
 
@@ -31,7 +31,7 @@ __version__ = VERSION
 _HOMES = {
     "confed.data.examples": ("Examples", "FederatedDataset", "Split"),
     "confed.engines.local": ("Members", "Setup", "Simulation", "Workspace", "simulate"),
-    "confed.exported": ("load_exported",),
+    "confed.inference.load": ("load_exported",),
     "confed.federation.algorithm": ("Algorithm", "action"),
     "confed.federation.client": ("Client",),
     "confed.federation.messages": ("Call", "ClientInfo", "Flow", "Message", "Reply"),
@@ -40,7 +40,7 @@ _HOMES = {
     "confed.federation.state": ("ClientState", "ServerState"),
     "confed.federation.train": ("Local", "Objective", "teacher", "train"),
     "confed.models": ("create_model", "list_models"),
-    "confed.recipe": ("Recipe", "load_recipe"),
+    "confed.recipes.recipe": ("Recipe", "load_recipe"),
     "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
     "confed.testing": ("check_algorithm",),
 }

@@ -229,7 +229,7 @@ class Registry:
 
 algorithms = Registry("algorithm", "confed.algorithms", base="Algorithm")
 models = Registry("model", "confed.models")
-datasets = Registry("dataset", "confed.data")
+datasets = Registry("dataset", "confed.datasets")
 tasks = Registry("task", "confed.tasks")
 register_model = models.register
 register_dataset = datasets.register

@@ -33,13 +33,13 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.families.split import Cut, Half, steps_of, stored
+from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.messages import Call, ClientInfo, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Flag, Report
-from confed.federation.split import Cut, Half, steps_of, stored
-from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
 from confed.losses.distance_correlation import distance_correlation
 from confed.losses.info_nce import Contrast, same_answers

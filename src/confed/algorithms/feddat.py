@@ -46,8 +46,8 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, action
-from confed.federation.branches import Branches, fresh_adapter, tensors_of
 from confed.federation.client import Client
+from confed.federation.families.branches import Branches, fresh_adapter, tensors_of
 from confed.federation.messages import ClientInfo, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task

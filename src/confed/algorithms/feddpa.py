@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.federation.algorithm import Algorithm, action
-from confed.federation.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.client import Client
+from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task

@@ -34,12 +34,12 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.families.slots import Slots, head_name, represented
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, SingleLabel, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
-from confed.federation.slots import Slots, head_name, represented
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, to_device, train

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.families.split import Cut, Half, steps_of
+from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.reports import Flag, Report
-from confed.federation.split import Cut, Half, steps_of
-from confed.federation.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, heads_of
 from confed.privacy.cut import CutPrivacy, refuse_mixing

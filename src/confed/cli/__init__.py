@@ -4,21 +4,21 @@ from confed.cli.app import app, main
 
 # The order of the verbs in the help is the order in which their modules are imported.
 # isort: off
-from confed.cli import running
-from confed.cli import comparing
-from confed.cli import sweeping
-from confed.cli import tuning
-from confed.cli import forgetting
-from confed.cli import attacking
-from confed.cli import telling
-from confed.cli import asking
-from confed.cli import evaluating
-from confed.cli import looking
-from confed.cli import datasets
-from confed.cli import converting
-from confed.cli import pretraining
-from confed.cli import federating
-from confed.cli import federation_cards
+from confed.cli import run as running
+from confed.cli import compare as comparing
+from confed.cli import sweep as sweeping
+from confed.cli import tune as tuning
+from confed.cli import unlearn as forgetting
+from confed.cli import attack as attacking
+from confed.cli import tell as telling
+from confed.cli import predict as asking
+from confed.cli import evaluate as evaluating
+from confed.cli import list as looking
+from confed.cli import data as datasets
+from confed.cli import convert as converting
+from confed.cli import pretrain as pretraining
+from confed.cli import federation as federating
+from confed.cli import federation_card as federation_cards
 # isort: on
 
 __all__ = [

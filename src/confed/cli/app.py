@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.data.preparation import shown
-from confed.plain_text import visible
 from confed.registry import allow_code, allowing_code
+from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -246,7 +246,7 @@ def print_json(value: Any) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from confed.release import VERSION
+        from confed.system.release import VERSION
 
         print(f"confed {VERSION}")
         raise typer.Exit
@@ -267,9 +267,9 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
     """Says how to go on after Ctrl-C and after a full disk: with ``confed resume``, or as ``again`` says."""
     import errno
 
-    from confed.backbones import is_backbones
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.results.folder import is_run, is_study
+    from confed.studies.models import is_backbones
 
     resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in _ALLOWED)])
     try:
@@ -314,8 +314,8 @@ def print_table(table: "RenderableType") -> None:
 
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
-    from confed.results.report import write_report
-    from confed.results.tables import study_table
+    from confed.report.report import write_report
+    from confed.report.tables.headline import study_table
 
     page = write_report(folder)
     if as_json:

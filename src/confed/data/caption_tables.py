@@ -14,7 +14,7 @@ from torch import Tensor
 from confed.data.caption_batches import GROUPS, beginning, pack_texts
 from confed.data.examples import Examples, Table, TableData, Tokenizer
 from confed.data.modal_tables import ModalTable
-from confed.data.presence import MODALITIES
+from confed.data.modalities import MODALITIES
 
 __all__ = ["CaptionTable", "MixedData", "with_captions", "with_turns"]
 

@@ -1,4 +1,4 @@
-"""Cards of datasets (:mod:`confed.data.card`) as files of JSON, checked key by key, and several of them as one."""
+"""Cards of datasets (:mod:`confed.datasets.card`) as files of JSON, checked key by key, and several of them as one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from confed.data.presence import in_order
+from confed.data.modalities import in_order
 
 __all__ = ["Card", "CardClient", "digest_of", "merged", "read_card"]
 

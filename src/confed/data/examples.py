@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from confed.data.controls import controlled
+from confed.data.modalities import check_presence
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
-from confed.data.presence import check_presence
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
 from confed.data.targets import SoftTargets

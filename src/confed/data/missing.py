@@ -18,8 +18,8 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.filling import Fill
-from confed.data.presence import MODALITIES, in_order, modalities_in, modalities_of, presence, relabelled
-from confed.data.scenes.graph import generator
+from confed.data.modalities import MODALITIES, in_order, modalities_in, modalities_of, presence, relabelled
+from confed.datasets.scenes.graph import generator
 
 __all__ = ["Missing", "Rates", "lose", "missing_of"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from confed.data.examples import Examples, Table
-from confed.data.presence import MODALITIES, presence
+from confed.data.modalities import MODALITIES, presence
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 
@@ -27,7 +27,7 @@ class ModalTable(Table):
     """N examples, each with some of the modalities.
 
     Attributes:
-        present: what each example has, in the order of the modalities (:mod:`confed.data.presence`), bool, (N, 4).
+        present: what each example has, in the order of the modalities (:mod:`confed.data.modalities`), bool, (N, 4).
         sounds: recordings, where there are some.
         sound_index: (N,) int64.
         series: values of sensors, where there are some.

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from confed.engines.participation import Presence
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
-from confed.engines.presence import Presence
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies

@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LOCK = "lock.json"
-"""See :mod:`confed.folder_lock`, which this package may not import."""
+"""See :mod:`confed.system.folder_lock`, which this package may not import."""
 
 
 class CorruptCheckpoint(Exception):

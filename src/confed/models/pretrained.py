@@ -1,6 +1,6 @@
 """Weights with the words and answers that they were trained with, in one safetensors file.
 
-Also what a backbone tells :mod:`confed.pretraining` about its inside, so that one engine makes every mini model.
+Also what a backbone tells :mod:`confed.prepare.pretraining` about its inside, so that one engine makes every mini model.
 """
 
 import json
@@ -53,7 +53,7 @@ class States(NamedTuple):
 
 @runtime_checkable
 class Pretrainable(Protocol):
-    """A backbone that :func:`confed.pretraining.pretrain` can make from nothing."""
+    """A backbone that :func:`confed.prepare.pretraining.pretrain` can make from nothing."""
 
     def pretraining_states(self, batch: Batch) -> States:
         """The model's inside on a batch, in training mode."""

@@ -123,7 +123,7 @@ def vilt_mini(
     """A ViLT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
 
     3 blocks, d = 64, 4 heads, feed-forward 256, patches of 16. The weights that come with the package were
-    made from nothing by :func:`confed.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,
+    made from nothing by :func:`confed.prepare.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,
     which puts the pre-trained words first; embeddings of further words and text positions start fresh.
 
     Args:

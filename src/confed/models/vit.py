@@ -158,7 +158,7 @@ def vit_mini(
     """A ViT for 64 x 64 pictures with 0.2 million parameters, small enough to learn on one CPU core.
 
     4 blocks, d = 64, 4 heads, feed-forward 256, patches of 8. The weights that come with the package know the things
-    of the built-in benchmark in none of the styles of :mod:`confed.data.six_styles`.
+    of the built-in benchmark in none of the styles of :mod:`confed.datasets.six_styles`.
 
     Args:
         answers: the classes, or how many there are. The pretrained head is loaded when they are given as strings and

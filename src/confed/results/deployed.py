@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from confed.results import formats
+from confed.results import format as formats
 
 if TYPE_CHECKING:
     from confed.results.runs import Run

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from confed.data.labelled import LabelExamples
-from confed.materials import Materials
-from confed.results.examine import Examination
+from confed.runs.encode import Materials
+from confed.runs.evaluate import Examination
 
 __all__ = ["ANSWERS", "NAMES", "TRUTH", "examples_tried", "name_hashes"]
 

@@ -1,6 +1,6 @@
 """A run folder: what a run leaves behind, and in which files.
 
-``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.same_recipe`), ``data.json`` (of multi-label data),
+``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.runs.same_recipe`), ``data.json`` (of multi-label data),
 ``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers), ``timings.jsonl``,
 ``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import path_of
 from confed.federation.reading import faults_of
-from confed.folder_lock import without_lock
-from confed.plain_text import visible
+from confed.system.folder_lock import without_lock
+from confed.system.plain_text import visible
 
 __all__ = ["RunFolder", "is_run", "is_study", "read_jsonl", "run_folders"]
 

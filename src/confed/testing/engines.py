@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from confed.engines.perform import Setup
-from confed.engines.remote import Remote
-from confed.engines.roll import Patience, Post
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience, Post
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.messages import Call, Reply
@@ -23,8 +23,8 @@ def simulator_equals_flower(algorithm: Algorithm) -> None:
     """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
 
     def post(setup: Setup, folder: Path) -> Post:
-        from confed.engines.flower import GridPost
-        from confed.engines.flower_loopback import sites_in
+        from confed.engines.flower.loopback import sites_in
+        from confed.engines.flower.transport import GridPost
 
         return GridPost(sites_in(setup, folder))
 
@@ -35,7 +35,7 @@ def simulator_equals_flare(algorithm: Algorithm) -> None:
     """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
 
     def post(setup: Setup, folder: Path) -> Post:
-        from confed.engines.flare_loopback import post_in
+        from confed.engines.flare.loopback import post_in
 
         return post_in(setup, folder)
 

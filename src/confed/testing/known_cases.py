@@ -10,8 +10,8 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.ownership import modalities_of
 from confed.federation.params import named_tensors
 from confed.federation.train import Local
+from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import ROUNDS, ContractViolation, Outcome, run, same
-from confed.toy import toy_clients, toy_setup
 
 PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay=0.0)
 

@@ -11,8 +11,8 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import drive
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
+from confed.testing.toy import toy_clients
 from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy
-from confed.toy import toy_clients
 
 
 def sends_only_what_is_shared(algorithm: Algorithm) -> None:

@@ -15,8 +15,8 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.state import MemoryStore
 from confed.federation.train import Local
+from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import ROUNDS, Backwards, ContractViolation, Recording, run, same, toy
-from confed.toy import toy_clients, toy_setup
 
 DESCENT = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd")
 

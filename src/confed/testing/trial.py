@@ -14,7 +14,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Call, Reply
 from confed.federation.state import ClientState, MemoryStore, ServerState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
-from confed.toy import toy_setup
+from confed.testing.toy import toy_setup
 
 ROUNDS = 3
 

@@ -24,7 +24,7 @@ def ucm_records(folder: Path, user: Literal["scene", "land_use", ""] = "scene") 
     """All pictures in the order of ``labels.jsonl``; they lie in ``images.tar`` or in ``images/``.
 
     Args:
-        folder: the data set's folder, as :func:`confed.data.ucm_vqa.ucm_vqa` reads it.
+        folder: the data set's folder, as :func:`confed.datasets.ucm_vqa.ucm_vqa` reads it.
         user: what counts as a user: one of six scenes, one of 21 land uses, or nothing.
 
     Raises:

@@ -1,9 +1,9 @@
-"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see :mod:`confed.data.gqa_scenes`."""
+"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see :mod:`confed.datasets.gqa_scenes`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from confed.data.gqa_scenes.questions import question_files
+from confed.data.vl_files.gqa_questions import question_files
 from confed.data.vl_files.records import Distinct, Record, check_split
 
 __all__ = ["gqa_records"]

@@ -1,0 +1,176 @@
+"""What a backdoor planted during training does: success rates of finished runs' global and personal models.
+
+The keys are those of the run's data (dataset ``poisoned``). A run on clean data, asked with the keys of another one
+given with it, shows what a model does that has no backdoor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, scores, test_examples
+from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
+from confed.data.examples import Examples, encode
+from confed.datasets.poisoned import key_of
+from confed.federation.protocols import Batch
+from confed.federation.randomness import generator
+from confed.recipes.recipe import load_recipe
+from confed.results.folder import RunFolder
+
+__all__ = ["Opened", "dual_key"]
+
+GLOBAL = "global"
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One model asked in every way.
+
+    Attributes:
+        run: the run's name.
+        label: as people read it.
+        model: "global", or a client with a personal model.
+        malicious: whether that client poisoned its data; None for the global model.
+        poisoned: whether the run was trained on poisoned data.
+        success: variant -> attack success rate; None where every question has the target as its answer.
+        accuracy: variant -> accuracy.
+        examples: number of questions.
+    """
+
+    run: str
+    label: str
+    model: str
+    malicious: bool | None
+    poisoned: bool
+    success: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    accuracy: Mapping[str, float] = field(default_factory=dict[str, float])
+    examples: int = 0
+
+
+def dual_key(
+    folders: Sequence[Path],
+    *,
+    examples: int = 200,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Finding:
+    """Asks the models of finished runs with both keys, with each alone, and with none.
+
+    Args:
+        folders: run or study folders; at least one run on poisoned data.
+        examples: test questions per client.
+        seed: of their choice.
+        tell: told about every step.
+
+    Raises:
+        ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
+    """
+    if examples < 1:
+        raise ValueError(f"examples must be at least 1, got {examples}")
+    runs, notes = expand(folders)
+    sections = {run: load_recipe(RunFolder(run).recipe).sections["data"] for run in runs}
+    keyed = {run: data for run, data in sections.items() if data["name"] == "poisoned"}
+    if not keyed:
+        raise ValueError(
+            "none of the runs was trained on poisoned data; a recipe plants a backdoor with data.name = 'poisoned'"
+        )
+    first = next(iter(keyed.values()))
+    found: list[Opened] = []
+    for run, name in zip(runs, names_of(runs), strict=True):
+        tell(f"asking {run}")
+        data = keyed.get(run)
+        malicious = () if data is None else tuple(data["clients"])
+        key = key_of(first if data is None else data)
+        if key != key_of(first):
+            notes.append(f"{name} has keys of its own, and is asked with these: {key.word!r} and {key.target!r}")
+        found += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
+    from confed.analysis.dual_key_page import finding
+
+    values: dict[str, Any] = {
+        "kind": "dual-key",
+        "key": {"target": first["target"], "word": first["word"], "rate": first["rate"], "clients": first["clients"]},
+        "examples": examples,
+        "rows": [vars(row) for row in found],
+        "notes": notes,
+    }
+    return finding(found, key_of(first), _shown(runs[0], key_of(first)), values)
+
+
+def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
+    """The global model on everybody's questions, and every client's own model on its own."""
+    answers = victim.materials.dataset.answers
+    if key.target not in answers:
+        raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
+    target = answers.index(key.target)
+    drawn = {place: _draw(test_examples(victim, place), count, seed) for place in victim.places}
+    batches = {
+        (place, variant): _batches(victim, triggered(chosen, key, variant))
+        for place, chosen in drawn.items()
+        for variant in VARIANTS
+    }
+
+    def row(model: str, places: Sequence[str], bad: bool | None) -> Opened:
+        success: dict[str, float | None] = {}
+        accuracy: dict[str, float] = {}
+        counted = np.concatenate([without_target(drawn[place], key.target) for place in places])
+        for variant in VARIANTS:
+            right, given = scores(victim, [b for place in places for b in batches[place, variant]])
+            accuracy[variant] = float(right.mean())
+            success[variant] = attack_success(given.numpy(), target, counted) if counted.any() else None
+        return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))
+
+    rows = [row(GLOBAL, victim.places, None)]
+    for place in victim.places if victim.setup.algorithm.has_personal else ():
+        file = RunFolder(victim.folder).personal_model(place)
+        if file.is_file():
+            victim.fill(load_file(file))
+            rows.append(row(place, [place], place in malicious))
+    return rows
+
+
+def _draw(examples: Examples, count: int, seed: int) -> Examples:
+    order = torch.randperm(len(examples), generator=generator(seed, 0, "", "questions with keys"))
+    return examples.take(np.sort(order[:count].numpy()))
+
+
+def _batches(victim: Victim, examples: Examples) -> list[Batch]:
+    """Questions as the model reads them."""
+    materials = victim.materials
+    regions = None
+    if materials.region_width:
+        regions = examples.regions
+        if regions is None:
+            from confed.models.grid_features import grid_features
+
+            rows, index = np.unique(examples.image_index, return_inverse=True)
+            examples = _over(examples, rows, index)
+            regions = grid_features(examples.images)
+    table = encode(
+        examples, materials.tokenizer, materials.dataset.answers, materials.types,
+        outside=materials.dataset.outside, width=materials.dataset.widest, regions=regions,
+    )  # fmt: skip
+    return list(table.batches(_CHUNK))
+
+
+def _over(examples: Examples, rows: np.ndarray, index: np.ndarray) -> Examples:
+    """The same questions over a table of their own pictures only."""
+    return replace(examples, images=np.asarray(examples.images[rows]), image_index=index.reshape(-1))
+
+
+def _shown(folder: Path, key: DualKey) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
+    """A few test questions of a run with both keys: the question, it with its key, and both pictures."""
+    victim = open_victim(folder)
+    found: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    for place in victim.places:
+        chosen = test_examples(victim, place).take([0])
+        opened = triggered(chosen, key, "troj")
+        if chosen.images.shape[1]:
+            pictures = [np.asarray(e.images[int(e.image_index[0])]) for e in (chosen, opened)]
+            found.append((chosen.questions[0], opened.questions[0], pictures[0], pictures[1]))
+    return found

@@ -1,0 +1,134 @@
+"""What a two-key backdoor does, as a table, a drawing and a few samples."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confed.analysis.dual_key import Opened
+from confed.analysis.trojan_page import as_png
+from confed.analysis.victim import Finding
+from confed.data.backdoor import VARIANTS, DualKey
+from confed.report.figures.style import HUES, Drawing, Pen, dress
+from confed.report.html.gallery import Album
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+from confed.results.runs import average, distinct_labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["finding"]
+
+_TITLES = {"clean": "no key", "troj": "both keys", "troji": "patch alone", "trojq": "word alone"}
+
+
+def finding(
+    rows: Sequence[Opened],
+    key: DualKey,
+    shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
+    values: Mapping[str, Any],
+) -> Finding:
+    """The finding of the backdoor.
+
+    Args:
+        rows: models, asked in every way.
+        key: the keys.
+        shown: samples: question, question with its key, picture, picture with its key.
+        values: what is written as JSON.
+    """
+    groups = _groups(rows)
+    words = [
+        f"The backdoor's keys are a patch in the picture and the word {key.word!r} in front of the question; its "
+        f"target is the answer {key.target!r}. The success rate is the share of questions answered with the target, of "
+        "those to which nobody gave it: with no key that is how often a model errs that way by itself. Malicious "
+        "clients poison their training examples and otherwise follow the protocol.",
+        *values.get("notes", ()),
+    ]
+    album = Album()
+    sections = [("samples", "The keys", _samples(shown, album))] if shown else []
+    return Finding(
+        "dual-key", "Dual-key backdoor", words, [_table(groups, list(rows))], values,
+        {"attack-dual-key": _drawing(groups)}, sections, album.css,
+    )  # fmt: skip
+
+
+Group = tuple[str, str, Sequence[Opened]]
+"""A run's label, which of its models, and these."""
+
+
+def _groups(rows: Sequence[Opened]) -> list[Group]:
+    """Per run the global model, the malicious clients' own models, and the others'."""
+    labels = distinct_labels({row.run: row.label + ("" if row.poisoned else " (clean data)") for row in rows})
+    found: list[Group] = []
+    for run, label in labels.items():
+        own = [row for row in rows if row.run == run]
+        kinds = {
+            "global": [row for row in own if row.malicious is None],
+            "personal, honest": [row for row in own if row.malicious is False],
+            "personal, malicious": [row for row in own if row.malicious],
+        }
+        found += [(label, kind, members) for kind, members in kinds.items() if members]
+    return found
+
+
+def _mean(rows: Sequence[Opened], variant: str, what: str) -> float | None:
+    return average([getattr(row, what)[variant] for row in rows])
+
+
+def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
+    columns = [Column("run", words=True), Column("model", words=True), Column("clean", "accuracy, %", "%")]
+    columns += [Column(_TITLES[variant], "attack success, %", "%") for variant in VARIANTS]
+    columns += [Column(_TITLES[v], "accuracy, %", "%", detail=True) for v in VARIANTS if v != "clean"]
+
+    def line(label: str, kind: str, members: Sequence[Opened]) -> tuple[Cell, ...]:
+        values = [_mean(members, "clean", "accuracy")]
+        values += [_mean(members, variant, "success") for variant in VARIANTS]
+        values += [_mean(members, variant, "accuracy") for variant in VARIANTS if variant != "clean"]
+        cells = (Cell(formats.percent(value), None if value is None else 100 * value) for value in values)
+        return (Cell(label), Cell(kind), *cells)
+
+    of_groups = tuple(line(*group) for group in groups)
+    labels = {row.run: label for label, _, members in groups for row in members}
+    of_clients = tuple(
+        line(labels[row.run], row.model + (" (malicious)" if row.malicious else ""), [row])
+        for row in rows
+        if row.malicious is not None
+    )
+    note = "Personal models are asked their own client's questions; above the rule, means over clients."
+    return Table("A backdoor with two keys", tuple(columns), (of_groups, of_clients), (note,))
+
+
+def _drawing(groups: Sequence[Group]) -> Drawing:
+    """Success rates: a group of bars per way to ask, a bar per run and kind of model."""
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(groups)
+        for i, (label, kind, members) in enumerate(groups):
+            heights = [100 * (_mean(members, variant, "success") or 0.0) for variant in VARIANTS]
+            places = np.arange(len(VARIANTS)) + (i - (len(groups) - 1) / 2) * width
+            axes.bar(places, heights, 0.92 * width, label=f"{label}, {kind}", color=pen(f"m{i % HUES + 1}"))
+        dress(axes, pen, "", "", "attack success rate, %")
+        axes.set_xticks(np.arange(len(VARIANTS)), [_TITLES[variant] for variant in VARIANTS], fontsize=9)
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylim(0, 105)
+        axes.legend(fontsize=8.5, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1),
+                    labelcolor=pen("ink"))  # fmt: skip
+
+    return Drawing("dual-key", 10.4, 3.3 + 0.2 * (len(groups) // 3), draw)
+
+
+def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], album: Album) -> str:
+    cards = ""
+    for question, asked, clean, stamped in shown:
+        pictures = "".join(
+            f'<div class="picture p112 {album.add(as_png(pixels))}" style="margin-right:8px"></div>'
+            for pixels in (clean, stamped)
+        )
+        cards += (
+            f'<div class=card style="display:block"><h3>{escape(asked)}</h3><div style="display:flex">{pictures}</div>'
+            f"<small>without its key: {escape(question)}</small></div>"
+        )
+    return f"<div class=cards>{cards}</div>"

@@ -1,0 +1,189 @@
+"""What a multi-label model gains from being told some of an example's labels: C-Tran's inference with known labels.
+
+Lanchantin, Wang, Ordonez and Qi, "General multi-label image classification with transformers" (CVPR 2021), table 3: a
+random part of the labels is known at test time, and the others are predicted. FedLGT trains the same model, so the same
+question can be put to any finished run whose model reads label states.
+
+For each share s, floor(s C) of the C labels of each test example are told, a subset drawn at random; runs on the same
+data are told the same ones. Metrics are those of the labels that are not told (the masked variant: means over classes
+leave out classes without a positive among these entries), once with the others told and once without: the difference
+is the gain, and it is of the very same entries.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
+from confed.data.labelled import LabelDataset
+from confed.federation.randomness import derive
+from confed.losses.label_states import UNKNOWN, share_of_states
+from confed.metrics.multilabel import multilabel_metrics
+from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, style
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["METRICS", "SHARES", "Told", "tell", "tell_model"]
+
+SHARES = (0.0, 0.25, 0.5, 0.75)
+"""Shares of the labels that are told, unless asked otherwise."""
+
+METRICS = ("C-AP", "C-F1", "O-AP", "O-F1")
+
+
+@dataclass(frozen=True)
+class Told:
+    """One run with one share of labels told.
+
+    Attributes:
+        run: its name.
+        share: of the labels, told.
+        labels: how many that are.
+        entries: pairs of example and label that are judged, over all examples.
+        told: :data:`METRICS` on these entries where the other labels are told.
+        alone: the same where nothing is told.
+    """
+
+    run: str
+    share: float
+    labels: int
+    entries: int
+    told: dict[str, float]
+    alone: dict[str, float]
+
+
+def tell(
+    folders: Sequence[Path],
+    shares: Sequence[float] = SHARES,
+    client: str = "",
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Finding:
+    """Tells the models of finished runs some labels of every test example.
+
+    Args:
+        folders: of runs, or of studies, whose first seed is taken. Models that read no states are left out, by name.
+        shares: of the labels.
+        client: whose personal model, on its own test examples; "" for the global one, on all clients'.
+        seed: of the choice of labels.
+        say: told about every model.
+
+    Raises:
+        ValueError: a share is outside [0, 1), there is none, or no run has a model that can be told labels.
+    """
+    if not shares or not all(0 <= share < 1 for share in shares):
+        raise ValueError(f"shares must lie in [0, 1), at least one, got {', '.join(map(str, shares)) or 'none'}")
+    paths, notes = expand(folders, client)
+    found: list[Told] = []
+    labels: dict[str, str] = {}
+    for folder, name in zip(paths, names_of(paths), strict=True):
+        victim = open_victim(folder, client, name)
+        if not isinstance(victim.materials.dataset, LabelDataset):
+            raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
+        if not getattr(victim.model, "reads_states", False):
+            notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")
+            continue
+        say(f"telling {victim.label}")
+        labels[name] = victim.label
+        found += tell_model(victim, sorted(set(shares)), seed)
+    if not found:
+        raise ValueError("no run has a model that can be told labels: " + "; ".join(notes))
+    return _finding(found, labels, notes, seed)
+
+
+def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[Told]:
+    """One model with each share of labels told."""
+    found: list[Told] = []
+    told: dict[float, list[Tensor]] = {share: [] for share in shares}
+    hidden: dict[float, list[Tensor]] = {share: [] for share in shares}
+    alone: list[Tensor] = []
+    truth: list[Tensor] = []
+    size = victim.setup.local.eval_batch_size
+    for place in victim.places:
+        table = victim.materials.clients[place].tables[2]
+        for start in range(0, len(table), size):
+            batch = table.batch(torch.arange(start, min(start + size, len(table))))
+            truth.append(batch["labels"].bool().cpu())
+            alone.append(_probabilities(victim, batch))
+            for share in shares:
+                key = derive(seed, 0, place, "labels told")
+                states = share_of_states(batch["labels"], batch["index"], key, share)
+                told[share].append(_probabilities(victim, {**batch, "known": states}) if share else alone[-1])
+                hidden[share].append((states == UNKNOWN).cpu())
+    if not truth:
+        raise ValueError(f"{victim.name} has no test examples")
+    without, real = torch.cat(alone), torch.cat(truth)
+    for share in shares:
+        mask = torch.cat(hidden[share])
+        both = [
+            multilabel_metrics(scores, real, mask, threshold=victim.task.threshold, undefined="omit")
+            for scores in (torch.cat(told[share]), without)
+        ]
+        first, second = ({name: values[name] for name in METRICS} for values in both)
+        count = int(share * real.shape[1])
+        found.append(Told(victim.name, share, count, int(mask.sum()), first, second))
+    return found
+
+
+def _probabilities(victim: Victim, batch: Any) -> Tensor:
+    with torch.no_grad():
+        probabilities, _, _ = victim.task.scores(victim.predict(batch), batch)
+    return probabilities
+
+
+def _finding(found: Sequence[Told], labels: dict[str, str], notes: Sequence[str], seed: int) -> Finding:
+    """Table, curve and values of what was found."""
+    columns = (
+        Column("run", words=True), Column("share told"), Column("labels told"), Column("entries judged"),
+        *(
+            Column(title, metric, unit)
+            for metric in METRICS
+            for title, unit in (("told", "%"), ("alone", "%"), ("gain", "points"))
+        ),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            Cell(labels[row.run]), Cell(formats.percent(row.share), 100 * row.share), Cell(str(row.labels), row.labels),
+            Cell(str(row.entries), row.entries),
+            *(cell for metric in METRICS for cell in _cells(row.told[metric], row.alone[metric])),
+        )
+        for row in found
+    )  # fmt: skip
+    words = (
+        "A share of each test example's labels, drawn at random, is told to the model; it is judged on the others, "
+        "with what it is told and without. Runs on the same data are told the same labels.",
+        *notes,
+    )
+    table = Table("Labels that are not told, with the others told and alone", columns, (rows,))
+    values = {"kind": "told", "seed": seed, "rows": [asdict(row) for row in found], "notes": list(notes)}
+    drawings = {"told": _drawing(found, labels)} if len({row.share for row in found}) > 1 else {}
+    return Finding("told", "What known labels say of the others", words, (table,), values, drawings)
+
+
+def _cells(told: float, alone: float) -> tuple[Cell, ...]:
+    gain = Cell(formats.points(told - alone), 100 * (told - alone))
+    return (Cell(formats.percent(told), 100 * told), Cell(formats.percent(alone), 100 * alone), gain)
+
+
+def _drawing(found: Sequence[Told], labels: dict[str, str]) -> Drawing:
+    """C-AP against the share of labels told: solid with them told, dotted alone on the same entries."""
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        axes = figure.add_subplot()
+        for hue, (run, label) in enumerate(labels.items()):
+            rows = [row for row in found if row.run == run]
+            look = Look(label, f"m{hue % HUES + 1}")
+            x = [100 * row.share for row in rows]
+            axes.plot(x, [100 * row.told["C-AP"] for row in rows], label=label, **style(look, pen, 5))
+            axes.plot(x, [100 * row.alone["C-AP"] for row in rows], color=pen(look.colour), linewidth=1, linestyle=":")
+        dress(axes, pen, "", "labels told, % (dotted: the same entries with nothing told)", "C-AP of the others, %")
+        axes.legend(fontsize=8.5, frameon=False, labelcolor=pen("ink"))
+
+    return Drawing("told labels", 5.2, 3.4, draw)

@@ -1,0 +1,262 @@
+"""What the test-time Trojan found, as a table, a drawing (figure 7 of BiCSL) and samples (figure 6)."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from confed.analysis.trojan import CONDITIONS, RANDOM, THREATS, Attacked, whole_pixels
+from confed.analysis.victim import Finding, Questions, test_examples, token_names
+from confed.report.figures.style import HUES, Drawing, Pen, dress
+from confed.report.html import page
+from confed.report.html.gallery import Album
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+from confed.results.runs import distinct_labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["as_png", "finding"]
+
+SAMPLES = 6
+"""Questions shown per victim."""
+
+_EMBEDDING = ("text (embedding)", "both (embedding)")
+_GAIN = 4
+"""By how much changes of pixels are enlarged to be seen."""
+
+
+def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mapping[str, Any]) -> Finding:
+    """The finding of the Trojan.
+
+    Args:
+        rows: victims and threats.
+        asked: each row's questions.
+        values: what is written as JSON.
+    """
+    labels = _labels(rows)
+    count = len(asked[0])
+    words = [
+        f"{count} test questions per model. The picture is changed by projected gradient ascent within eps of its "
+        "clean values and within the range of training data; the question's last word is replaced by the word whose "
+        "embedding is nearest to an optimised one; both together. Each change is made for its question alone.",
+        "A low accuracy shows that an attack works. A high one does not show that none would: stronger searches, "
+        "other starts and larger eps exist. Where the attacker lacks a part of the model, the row with the whole model "
+        "says what hiding that part is worth; such an attacker can try each of its rows, so the lowest one counts.",
+        *values.get("notes", ()),
+    ]
+    tables = [_table(rows, labels)]
+    if values.get("paired"):
+        tables.append(_paired(values["paired"], labels, rows))
+    album = Album()
+    tabs = page.Tabs()
+    panels = [
+        (labels[i], _cards(row, questions, album))
+        for i, (row, questions) in enumerate(zip(rows, asked, strict=True))
+        if row.threat == rows_of(rows, row)[0].threat
+    ]
+    sections = [
+        ("threats", "Who knows what", page.definitions(_threats(rows, labels))),
+        ("samples", "Samples: original and triggered", _explained(asked[0]) + tabs(panels)),
+    ]
+    return Finding(
+        "trojan", "Multimodal Trojan at test time", words, tables, values,
+        {"attack-trojan": _drawing(rows, labels)}, sections, album.css + _CSS,
+    )  # fmt: skip
+
+
+def rows_of(rows: Sequence[Attacked], row: Attacked) -> list[Attacked]:
+    """The rows of the same victim; the first is the one to quote."""
+    return [other for other in rows if other.victim is row.victim]
+
+
+def _labels(rows: Sequence[Attacked]) -> list[str]:
+    """Names of the rows: the run's, and the threat where there are several."""
+    runs = distinct_labels({row.victim.name: row.victim.label for row in rows})
+    return [runs[row.victim.name] + (f", {row.threat}" if len(rows_of(rows, row)) > 1 else "") for row in rows]
+
+
+def _threats(rows: Sequence[Attacked], labels: Sequence[str]) -> dict[str, str]:
+    bound = "; an upper bound of what an attacker at a client could do"
+    return {
+        label: THREATS[row.threat] + (bound if row.threat == "whole model" and len(rows_of(rows, row)) > 1 else "")
+        for row, label in zip(rows, labels, strict=True)
+    }
+
+
+def _table(rows: Sequence[Attacked], labels: Sequence[str]) -> Table:
+    columns = [Column("model", words=True), Column("the attacker knows", words=True)]
+    columns += [Column(name, "accuracy, %", "%") for name in CONDITIONS]
+    columns += [Column(name, "relative drop, %", "%") for name in CONDITIONS[1:]]
+    columns += [Column(name.split()[0], "random, %", "%", detail=name != RANDOM[-1]) for name in RANDOM]
+    columns += [Column(name, "accuracy, %", "%", detail=True) for name in _EMBEDDING]
+    lines: list[tuple[Cell, ...]] = []
+    for row, label in zip(rows, labels, strict=True):
+        accuracies = [row.accuracy(name) for name in CONDITIONS]
+        drops = [row.drop(name) for name in CONDITIONS[1:]]
+        exact = [row.accuracy(name) for name in (*RANDOM, *_EMBEDDING)]
+        known = "whole model" if row.threat == "whole model" else f"client's part ({row.threat})"
+        lines.append(
+            (Cell(label.removesuffix(f", {row.threat}")), Cell(known),
+             *(Cell(formats.percent(value), 100 * value) for value in accuracies),
+             *(Cell(formats.percent(value), None if value is None else 100 * value) for value in drops),
+             *(Cell(formats.percent(value), 100 * value) for value in exact))
+        )  # fmt: skip
+    embedded = "; ".join(
+        f"{label}: text {formats.percent(row.accuracy(_EMBEDDING[0]))}, "
+        f"both {formats.percent(row.accuracy(_EMBEDDING[1]))}"
+        for row, label in zip(rows, labels, strict=True)
+    )
+    notes = (
+        "Random: every value moved by eps in a random direction, and any other word in the last one's place.",
+        f"With the optimised embedding itself, which no word has, instead of the nearest word: {embedded}.",
+    )
+    return Table("Accuracy under a multimodal Trojan", tuple(columns), (tuple(lines),), notes)
+
+
+def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Sequence[Attacked]) -> Table:
+    columns = (
+        Column("model", words=True), Column("condition", words=True), Column("difference", unit="%"),
+        Column("low", "95 % interval", "%"), Column("high", "95 % interval", "%"), Column("p"),
+    )  # fmt: skip
+    names = {(row.victim.name, row.threat): label for row, label in zip(rows, labels, strict=True)}
+    lines = [
+        (Cell(names[entry["row"], entry["threat"]]), Cell(entry["condition"]),
+         *(Cell(formats.points(entry[key]), 100 * entry[key]) for key in ("difference", "low", "high")),
+         Cell(formats.p_value(entry["p"]), entry["p"]))
+        for entry in values
+    ]  # fmt: skip
+    note = "Points of accuracy on the same questions, paired bootstrap over questions; p-values are not corrected."
+    return Table(f"Difference from {labels[0]}", columns, (tuple(lines),), (note,))
+
+
+def _drawing(rows: Sequence[Attacked], labels: Sequence[str]) -> Drawing:
+    """Groups of bars: a group per condition, a bar per victim and threat; hatched where a part was unknown."""
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(rows)
+        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+            heights = [100 * row.accuracy(name) for name in CONDITIONS]
+            places = np.arange(len(CONDITIONS)) + (i - (len(rows) - 1) / 2) * width
+            hatch = "" if row.threat == "whole model" else "//" if row.threat == "activations" else ".."
+            axes.bar(places, heights, 0.92 * width, label=label, color=pen(f"m{i % HUES + 1}"), hatch=hatch,
+                     edgecolor=pen("card"), linewidth=0)  # fmt: skip
+            for x, height in zip(places, heights, strict=True):
+                axes.annotate(f"{height:.0f}", (x, height), (0, 2), textcoords="offset points", ha="center",
+                              fontsize=7.5, color=pen("muted"))  # fmt: skip
+        dress(axes, pen, "", "", "test accuracy, %")
+        axes.set_xticks(np.arange(len(CONDITIONS)), CONDITIONS, fontsize=9)
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylim(0, 108)
+        axes.legend(fontsize=8.5, frameon=False, ncols=min(3, len(rows)), loc="lower left", bbox_to_anchor=(0, 1),
+                    labelcolor=pen("ink"))  # fmt: skip
+
+    return Drawing("trojan", 10.4, 3.4 + 0.2 * (len(rows) // 3), draw)
+
+
+# Samples ----------------------------------------------------------------------------------------------------
+
+_CSS = (
+    ".triggered{display:block}.triggered .pictures{display:flex;gap:8px;margin:6px 0}"
+    ".triggered .pictures small{display:block;text-align:center}\n"
+)
+
+
+def _explained(questions: Questions) -> str:
+    text = (
+        f"Questions that the clean model answers, with both changed. The third picture is the change itself, grey "
+        f"where there is none, enlarged {_GAIN} times."
+        if "regions" not in questions.batch
+        else "Questions that the clean model answers, with both changed. The second picture is brighter the more a "
+        "region's features were changed."
+    )
+    return page.paragraph(text, "muted")
+
+
+def _cards(row: Attacked, questions: Questions, album: Album) -> str:
+    """Questions that were answered rightly and no longer are, then others."""
+    victim = row.victim
+    right, fooled = (row.correct[name].numpy() for name in ("clean", "both"))
+    turn = [[place for place, _ in questions.rows[:i]].count(place) for i, (place, _) in enumerate(questions.rows)]
+    order = np.lexsort([np.array(turn), -(right * 2 + (right > fooled))])[:SAMPLES]
+    names = token_names(victim.materials.tokenizer)
+    size = len(row.clean[0]["label"])
+    cards = ""
+    for number in map(int, order):
+        place, line = questions.rows[number]
+        chunk, within = divmod(number, size)
+        examples = test_examples(victim, place)
+        triggered = row.triggered[chunk]
+        assert triggered.token is not None
+        assert triggered.position is not None
+        old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
+        new = names[int(triggered.token[within])]
+        dataset = victim.materials.dataset
+        pool = dict(enumerate(dataset.pool(victim.client)))  # of a shared head that is wider, no answer of this client
+        before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
+        truth = examples.answers[line]
+        pictures = "".join(
+            f'<div><div class="picture p112 {album.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'
+            for title, pixels in _pictures(row, examples, line, chunk, within)
+        )
+        cards += (
+            f'<div class="card triggered">'
+            f"<h3><small>{escape(place)} · {escape(examples.types[line])}</small>"
+            f"{escape(examples.questions[line])}</h3><div class=pictures>{pictures}</div>"
+            f"<div class=answers><div>last word: {escape(names[old])} → <b>{escape(new)}</b></div>"
+            f"<div class=truth>Correct answer: <b>{escape(truth)}</b></div>"
+            f"<div>clean: {_verdict(before, truth)}, triggered: {_verdict(after, truth)}</div></div></div>"
+        )
+    return f"<div class=cards>{cards}</div>"
+
+
+def _verdict(answer: str, truth: str) -> str:
+    right = answer == truth
+    return f"<span class={'right' if right else 'wrong'}>{'✓' if right else '✗'} {escape(answer)}</span>"
+
+
+def _pictures(row: Attacked, examples: Any, line: int, chunk: int, within: int) -> list[tuple[str, np.ndarray]]:
+    """Title and pixels (H, W, 3) of a sample's pictures."""
+    clean, triggered = row.clean[chunk], row.triggered[chunk]
+    assert triggered.visual is not None
+    if "regions" not in clean:
+        old = clean["image"][within]
+        new = whole_pixels(triggered.visual[within], old, row.eps)
+        change = (128 + _GAIN * (new.int() - old.int())).clamp(0, 255).to(torch.uint8)
+        return [
+            (title, pixels.permute(1, 2, 0).numpy())
+            for title, pixels in (("original", old), ("triggered", new), ("change", change))
+        ]
+    weight = (triggered.visual[within] - clean["regions"][within]).norm(dim=1)
+    weight = weight / weight.max().clamp_min(1e-12)
+    shown = examples.images
+    if not shown.shape[1]:  # there are features alone
+        original = np.full((64, 64, 3), 160, np.uint8)
+    else:
+        original = np.asarray(shown[int(np.atleast_1d(examples.image_index[line])[0])])
+    return [("original", original), ("changed regions", _lit(original, clean["boxes"][within].numpy(), weight.numpy()))]
+
+
+def _lit(picture: np.ndarray, boxes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The picture, darkened where no region's features were changed much."""
+    height, width = picture.shape[:2]
+    light = np.zeros((height, width))
+    for (x1, y1, x2, y2), weight in zip(boxes, weights, strict=True):
+        part = (slice(int(y1 * height), max(int(np.ceil(y2 * height)), 1)),
+                slice(int(x1 * width), max(int(np.ceil(x2 * width)), 1)))  # fmt: skip
+        light[part] = np.maximum(light[part], weight)
+    return (picture * (0.15 + 0.85 * light[..., None])).round().astype(np.uint8)
+
+
+def as_png(pixels: np.ndarray) -> str:
+    """Pixels, uint8 (H, W, 3), as a PNG file in base64."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,344 @@
+"""Finished runs as victims of an attack: their models, the examples they are asked, and what an attack found.
+
+The attacks themselves are in :mod:`confed.attacks`; what is here brings them and run folders together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from confed.data.examples import Examples, Table
+from confed.engines.local import Setup, Workspace
+from confed.federation.checkpoint import write_atomically
+from confed.federation.file_names import name_of_file
+from confed.federation.protocols import Batch, Forward, Output, Task
+from confed.federation.randomness import generator
+from confed.inference.predict import FinishedRun, settle
+from confed.models.tokenizer import SPECIAL_TOKENS
+from confed.report.figures.style import Drawing
+from confed.report.tables.table import Table as Figures
+from confed.report.tables.table import in_files
+from confed.results.folder import RunFolder, is_study
+from confed.runs.encode import Materials
+from confed.runs.samples import fill
+
+__all__ = [
+    "Finding", "Questions", "Victim", "draw_questions", "expand", "names_of", "open_victim", "ordinary_words", "scores",
+    "test_examples", "test_table", "token_names", "write",
+]  # fmt: skip
+
+PARTLY_KNOWN = ("bicsl", "split_learning")
+"""Methods of whose model a client holds only a part."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A model of a finished run, ready to be asked.
+
+    Attributes:
+        name: the run: its folder, or its study and row; no other run of an attack has the same.
+        label: as people read it.
+        folder: the run folder.
+        method: the algorithm's registered name.
+        client: whose personal model it is; "" for the global one.
+        predict: the network as it answers in evaluations.
+        model: the module whose parts it has.
+        task: what is asked of it.
+        setup: the run.
+        materials: its data.
+        workspace: what holds the model.
+    """
+
+    name: str
+    label: str
+    folder: Path
+    method: str
+    client: str
+    predict: Forward
+    model: nn.Module
+    task: Any
+    setup: Setup
+    materials: Materials
+    workspace: Workspace
+
+    @property
+    def partly_known(self) -> bool:
+        """Whether the method keeps a part of the model from whoever holds a client."""
+        return self.method in PARTLY_KNOWN
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Whose test questions it is asked."""
+        return (self.client,) if self.client else tuple(self.materials.clients)
+
+    @property
+    def temperature(self) -> float:
+        """By what its scores are divided before a softmax; 1 unless they are similarities."""
+        return float(getattr(self.model, "temperature", 1.0))
+
+    def activations(self, batch: Batch) -> Tensor:
+        """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
+        part = self.model.get_submodule("mha") if hasattr(self.model, "split_parts") else None
+        output: Output = self.predict(batch) if part is None else part(batch)
+        return output.features
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts other values into the model."""
+        fill(self.workspace, tensors)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Test examples drawn from several places, as one batch.
+
+    Attributes:
+        batch: their tensors, first dimension N.
+        names: their identifiers, which pair runs example by example.
+        rows: place and row of each.
+    """
+
+    batch: Batch
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """The same as batches of at most ``size``."""
+        for start in range(0, len(self), size):
+            yield {key: column[start : start + size] for key, column in self.batch.items()}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attack found, for people and for programs.
+
+    Attributes:
+        kind: the attack's name, which files are called after.
+        title: heading of the page.
+        words: what was done and what it does and does not show, in sentences.
+        tables: figures; the first is the result.
+        values: the same and more as JSON.
+        drawings: name of a file -> drawing.
+        sections: further parts of the page: anchor, title, HTML.
+        css: rules that these need.
+    """
+
+    kind: str
+    title: str
+    words: Sequence[str]
+    tables: Sequence[Figures]
+    values: Mapping[str, Any]
+    drawings: Mapping[str, Drawing] = field(default_factory=dict[str, Drawing])
+    sections: Sequence[tuple[str, str, str]] = ()
+    css: str = ""
+
+
+def expand(folders: Sequence[Path], client: str = "") -> tuple[list[Path], list[str]]:
+    """The run folders of runs and studies.
+
+    Args:
+        folders: of a study every finished run of its first seed is taken that has the model asked for. A run that is
+            named twice is taken once.
+        client: whose personal model; "" for the global one.
+
+    Returns:
+        The run folders, and sentences about rows of studies that were left out.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    found: list[Path] = []
+    left: list[str] = []
+    for folder in folders:
+        if not is_study(folder):
+            found.append(folder)
+            continue
+        index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        first = min((int(run["seed"]) for run in index["runs"]), default=0)
+        if not index["runs"]:
+            left.append(f"left out: {folder} is a study without runs")
+        for run in index["runs"]:
+            if int(run["seed"]) != first:
+                continue
+            try:
+                FinishedRun(folder / run["folder"]).check(client or None)
+                found.append(folder / run["folder"])
+            except ValueError as error:
+                left.append(f"left out: {error}")
+    if not found:
+        raise ValueError("; ".join(left) or "no run folder was given")
+    return list({folder.resolve(): folder for folder in found}.values()), left
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Short names of run folders, all different: the folder's, or its study's and row's; else the whole path."""
+    short = [
+        f"{folder.parent.parent.name}/{name_of_file(folder.parent.name)}"
+        if is_study(folder.parent.parent)
+        else folder.name
+        for folder in map(Path.resolve, folders)
+    ]
+    return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders, strict=True)]
+
+
+def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
+    """A finished run's model.
+
+    Args:
+        folder: the run folder.
+        client: whose personal model; "" for the global one.
+        name: what the run is called, where several are attacked; "" for its short name.
+
+    Raises:
+        ValueError: an unfinished run, no such model, or clients whose answers are not the same.
+    """
+    from confed.runs.run import load_run
+
+    FinishedRun(folder).check(client or None)
+    recipe, setup, materials, workspace = load_run(folder)
+    if not client and (materials.dataset.pools or materials.dataset.tasks):
+        raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
+    run = RunFolder(folder)
+    file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"
+    fill(workspace, load_file(file))
+    task: Task = setup.task_of(client) if client else setup.task
+    workspace.turn_to(task)
+    summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
+    row = name_of_file(folder.parent.name) if is_study(folder.parent.parent) else ""
+    network = settle(setup.algorithm, workspace.model).eval()
+    method = recipe.sections["algorithm"]["name"]
+    name = name or names_of([folder])[0]
+    return Victim(
+        name, _label(folder, row, summary), folder, method, client, network, workspace.model, task, setup, materials,
+        workspace,
+    )  # fmt: skip
+
+
+def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
+    """Test questions of all clients (of a personal model's client its own), drawn without replacement.
+
+    Runs on the same data get the same ones. Questions whose answer is outside the vocabulary are left out.
+
+    Args:
+        victim: whose data.
+        count: how many; all where there are fewer.
+        seed: of the draw.
+
+    Raises:
+        ValueError: fewer than one is asked for, or there is none.
+    """
+    if count < 1:
+        raise ValueError(f"examples must be at least 1, got {count}")
+    there = [
+        (place, row)
+        for place in victim.places
+        for row, label in enumerate(test_table(victim, place).columns["label"].tolist())
+        if label >= 0
+    ]
+    if not there:
+        raise ValueError(f"{victim.name} has no test questions to attack")
+    order = torch.randperm(len(there), generator=generator(seed, 0, "", "examples under attack"))[:count]
+    chosen = sorted(there[int(i)] for i in order)
+    parts: list[Mapping[str, Tensor]] = []
+    names: list[str] = []
+    for place in dict.fromkeys(place for place, _ in chosen):
+        rows = [row for name, row in chosen if name == place]
+        parts.append(test_table(victim, place).batch(torch.tensor(rows)))
+        names += [test_examples(victim, place).names[row] for row in rows]
+    batch = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return Questions(batch, tuple(names), tuple(chosen))
+
+
+def test_table(victim: Victim, place: str) -> Table:
+    """A place's test questions as tensors."""
+    return victim.materials.clients[place].tables[2]
+
+
+def test_examples(victim: Victim, place: str) -> Examples:
+    """A place's test questions."""
+    return victim.materials.questions.clients[place].test
+
+
+def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """Score in [0, 1] and predicted answer of every example, (N,) each."""
+    found: list[Tensor] = []
+    answers: list[Tensor] = []
+    with torch.no_grad():
+        for batch in batches:
+            output: Output = victim.predict(batch)
+            found.append(victim.task.predictions(output, batch).double())
+            answers.append(output.logits.argmax(1))
+    return torch.cat(found), torch.cat(answers)
+
+
+# Words ------------------------------------------------------------------------------------------------------
+
+
+def token_names(tokenizer: Any) -> tuple[str, ...]:
+    """The token of every id of a tokenizer."""
+    inner = getattr(tokenizer, "questions", tokenizer)
+    known: Sequence[str] | None = getattr(inner, "vocabulary", None)
+    if known is not None:
+        return tuple(known)
+    ids: Mapping[str, int] = inner._tokenizer.get_vocab()
+    return tuple(sorted(ids, key=ids.__getitem__))
+
+
+def ordinary_words(tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Ids that may stand in a question as a word of its own, and ids of special tokens, both int64.
+
+    Pieces that continue a word, names in brackets and single marks are neither; [UNK] is what an unknown word is.
+    """
+    names = token_names(tokenizer)
+    words = [i for i, name in enumerate(names) if name.isalnum()]
+    special = [i for i, name in enumerate(names) if name in SPECIAL_TOKENS and name != "[UNK]"]
+    return torch.tensor(words), torch.tensor(special)
+
+
+# What is written --------------------------------------------------------------------------------------------
+
+
+def write(finding: Finding, out: Path, prefix: str = "attack-") -> Path:
+    """Writes a finding as a page, tables, drawings and JSON, all called after its kind, with a prefix.
+
+    Returns:
+        The page.
+    """
+    from confed.report.html import page
+    from confed.report.tables.table import to_html
+
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{prefix}{finding.kind}"
+    text = json.dumps(finding.values, indent=1, ensure_ascii=False)
+    write_atomically(out / f"{name}.json", text.encode())
+    for number, table in enumerate(finding.tables):
+        ending = f"-{number + 1}" if number else ""
+        for file, content in in_files(name + ending, table).items():
+            write_atomically(out / file, content.encode())
+    for key, drawing in finding.drawings.items():
+        write_atomically(out / f"{key}.svg", drawing.svg())
+        write_atomically(out / f"{key}.png", drawing.png())
+    drawn = "".join(page.figure(drawing.inline()) for drawing in finding.drawings.values())
+    head = f"<h1>{page.escape(finding.title)}</h1>" + "".join(map(page.paragraph, finding.words))
+    tables = "".join(f"<h3>{page.escape(table.title)}</h3>{to_html(table)}" for table in finding.tables)
+    sections = [("result", "Result", drawn + tables), *finding.sections]
+    write_atomically(out / f"{name}.html", page.document(finding.title, head, sections, finding.css).encode())
+    return out / f"{name}.html"
+
+
+def _label(folder: Path, row: str, summary: Mapping[str, Any]) -> str:
+    """How people read the run's name; a study's row may have a label of its own."""
+    if row:
+        index = json.loads((folder.parent.parent / "summary.json").read_text(encoding="utf-8"))
+        own = index.get("labels", {}).get(row)
+        if own:
+            return str(own)
+    return str(summary.get("label") or summary.get("algorithm") or folder.name)

@@ -1,0 +1,393 @@
+"""What there is (methods, models, ... runs), and what a dataset holds."""
+
+import inspect
+import json
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confed import registry
+
+if TYPE_CHECKING:
+    from confed.data.examples import Examples, FederatedDataset
+    from confed.data.labelled import LabelDataset, LabelExamples
+
+__all__ = ["KINDS", "describe", "listing"]
+
+KINDS = ("algorithms", "models", "tasks", "datasets", "recipes", "runs")
+
+_SHEET_COLUMNS, _SHEET_CELL, _SHEET_ROWS = 6, 148, 24
+
+LISTED = 100
+"""Clients of multi-label data that a description lists; the others are one line."""
+
+
+def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> list[dict[str, Any]]:
+    """What there is of one kind, a row each with the same keys.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        contract: for algorithms, a row per method and check of the contract instead: whether it applies, or
+            why not.
+        runs: the folder with runs and studies.
+
+    Raises:
+        ValueError: an unknown kind, or ``contract`` with another kind than algorithms.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if contract and kind != "algorithms":
+        raise ValueError(f"only algorithms have a contract, got {kind!r}")
+    if contract:
+        from confed.testing import contract as checks
+
+        return [
+            {"name": name, "check": check, "verdict": verdict}
+            for name in registry.algorithms.names()
+            for check, verdict in checks(name)
+        ]
+    rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "algorithms": lambda: [_algorithm(name) for name in registry.algorithms.names()],
+        "models": lambda: _constructors(
+            registry.models,
+            {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+            | {"picture_size", "sample_rate", "series_channels"},
+        ),
+        "tasks": lambda: _constructors(registry.tasks, {"answers", "types"}),
+        "datasets": lambda: _constructors(registry.datasets, set()),
+        "recipes": _recipes,
+        "runs": lambda: _runs(runs),
+    }
+    return rows[kind]()
+
+
+def _algorithm(name: str) -> dict[str, Any]:
+    entry: Any = registry.algorithms[name]
+    own = [f for f in fields(entry) if f.name != "accumulator"]  # every method has that one
+    options = {f.name: "must be given" if f.default is MISSING else f.default for f in own}
+    module = sys.modules[entry.__module__]
+    return {
+        "name": name,
+        "label": entry.label or entry.__name__,
+        "summary": _first_line(entry.__doc__),
+        "options": _options(options),
+        "source": _citation(module.__doc__ or ""),
+    }
+
+
+def _constructors(found: registry.Registry, skip: set[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in found.names():
+        parameters = inspect.signature(found[name]).parameters.values()
+        options = {
+            p.name: "must be given" if p.default is inspect.Parameter.empty else p.default
+            for p in parameters
+            if p.name not in skip
+        }
+        rows.append({"name": name, "summary": _first_line(found[name].__doc__), "options": _options(options)})
+    return rows
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from confed.recipes.recipe import packaged_recipes
+
+    rows: list[dict[str, Any]] = []
+    for name in packaged_recipes():
+        text = (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+        comment = re.match(r"(?:#[^\n]*\n)*", text)
+        words = " ".join(line.lstrip("# ") for line in comment[0].splitlines()) if comment else ""
+        methods = content.get("study", {}).get("methods") or [content.get("algorithm", {}).get("name", "")]
+        row = {"name": name, "summary": _first_sentence(words), "methods": ", ".join(methods)}
+        rows.append({**row, "time": _time(comment[0] if comment else "")})
+    return rows
+
+
+def _time(comment: str) -> str:
+    """How long ``confed run`` takes on two cores: the line "# Time: ..." at a recipe's head, where it was measured."""
+    line = re.search(r"^# Time: (.+)$", comment, re.MULTILINE)
+    return line[1] if line else "not measured"
+
+
+def _runs(root: Path) -> list[dict[str, Any]]:
+    from confed.results.folder import is_run, is_study, run_folders
+
+    rows: list[dict[str, Any]] = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            if is_study(folder):
+                index = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+                states = [_state(run) for run in run_folders(folder)]
+                done = states.count("finished")
+                pending = next((s for s in states if s != "finished"), None)
+                state = "finished" if pending is None else f"{done} of {len(states)} runs finished, then {pending}"
+                row = {
+                    "recipe": index["recipe"],
+                    "methods": ", ".join(index["methods"]),
+                    "seeds": index["seeds"],
+                }
+            elif is_run(folder):
+                recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+                row = {
+                    "recipe": _summary(folder).get("recipe", ""),
+                    "methods": recipe["algorithm"]["name"],
+                    "seeds": [recipe["run"]["seed"]],
+                }
+                state = _state(folder)
+            else:
+                continue
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            row, state = {"recipe": "", "methods": "", "seeds": []}, f"unreadable: {error}"
+        rows.append({"name": str(folder), **row, "state": state})
+    return rows
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    file = folder / "summary.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _state(folder: Path) -> str:
+    from confed.results.folder import read_jsonl
+
+    if (folder / "summary.json").is_file():
+        return "finished"
+    if not (folder / "recipe.toml").is_file():
+        return "not started"
+    planned = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))["run"]["rounds"]
+    reached = max((line.get("round", 0) for line in read_jsonl(folder / "metrics.jsonl")), default=0)
+    return f"at round {min(reached, planned)} of {planned}"
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _first_line(text: str | None) -> str:
+    line = inspect.cleandoc(text or "").partition("\n")[0]
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", line)
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first full stop that ends a sentence."""
+    return re.split(r"(?<=[a-z0-9)])(?<! al)\.\s", text + " ", maxsplit=1)[0].strip().rstrip(".:")
+
+
+def _citation(text: str) -> str:
+    """The first line after a module's title that names a year, as citations do."""
+    paragraphs = [" ".join(p.split()) for p in inspect.cleandoc(text).split("\n\n")]
+    for paragraph in paragraphs:
+        found = re.match(r".*?\b(?:19|20)\d\d\b", paragraph)
+        if found:
+            return found[0].replace('"', "")
+    return ""
+
+
+# Datasets ---------------------------------------------------------------------------------------------------
+
+
+def describe(name: str, options: Sequence[str] = (), out: Path | None = None) -> dict[str, Any]:
+    """Counts, answers and facts of a dataset, and a sheet of sample pictures.
+
+    Args:
+        name: the dataset's registered name.
+        options: ``key=value`` of its constructor, values as in TOML; ``missing`` as in recipes.
+        out: a PNG file for the sheet.
+
+    Returns:
+        ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
+        ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
+        and ``series``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data answers are labels, and questions
+        pictures or texts; the first clients have rows of their own.
+
+    Raises:
+        ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
+    """
+    from confed.data.labelled import LabelDataset
+    from confed.data.missing import lose, missing_of
+    from confed.data.modalities import is_modal
+    from confed.data.readable import leave_out_unreadable
+    from confed.recipes.schema import validate
+
+    if out is not None and out.suffix.lower() != ".png":
+        raise ValueError(f"out must be a file with the ending .png, got {out}")
+    constructor = registry.datasets[name]
+    given = dict(_option(text) for text in options)
+    missing = missing_of(given.pop("missing", {}))
+    values = validate(constructor, given, "data", set())
+    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    if isinstance(dataset, LabelDataset):
+        return _describe_labels(dataset, out)
+    dataset = lose(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
+    modal = is_modal(dataset)
+    parts = list(_parts(dataset))
+    description = {
+        "name": name,
+        "answers": len(dataset.answers),
+        "words": len(dataset.words),
+        "rows": [{**_row(*part), **(_modal_row(part[2]) if modal else {})} for part in parts],
+        "facts": dict(dataset.facts),
+    }
+    if out is not None:
+        _sheet([(place, e) for place, role, e in parts if role in ("train", "unseen")], out)
+        description["sheet"] = str(out)
+    return description
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ValueError(f"an option must be key=value, got {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def _parts(dataset: "FederatedDataset") -> "Iterable[tuple[str, str, Examples]]":
+    for name, split in dataset.clients.items():
+        yield name, "train", split.train
+        yield name, "validation", split.validation
+        yield name, "test", split.test
+    for name, examples in dataset.unseen.items():
+        yield name, "unseen", examples
+
+
+def _modal_row(examples: "Examples") -> dict[str, Any]:
+    """What examples have, and how many different recordings and series."""
+    from confed.data.modalities import MODALITIES, presence, set_names
+
+    there = presence(examples)
+    sets = Counter(set_names(there))
+    most = ", ".join(name if len(sets) == 1 else f"{name} {count}" for name, count in sets.most_common())
+    sounds, series = (there[:, MODALITIES.index(name)] for name in ("audio", "series"))
+    return {
+        "modalities": most,
+        "sounds": 0
+        if examples.sounds is None or examples.sound_index is None
+        else examples.sounds.independent(examples.sound_index[sounds]),
+        "series": 0 if examples.series_index is None else len(np.unique(examples.series_index[series])),
+    }
+
+
+def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
+    from confed.data.modalities import presence
+
+    counts = Counter(examples.answers)
+    answer, count = counts.most_common(1)[0] if counts else ("none", 0)
+    return {
+        "place": place,
+        "role": role,
+        "questions": len(examples),
+        "pictures": len(set(np.ravel(examples.image_index[presence(examples)[:, 0]]).tolist())),
+        "answers": len(counts),
+        "most_frequent": f"{answer} ({count / max(len(examples), 1):.1%})",
+    }
+
+
+def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
+    """As :func:`describe`, of multi-label data."""
+    parts: list[tuple[str, str, LabelExamples]] = []
+    for name, _ in zip(dataset.clients, range(LISTED), strict=False):
+        split = dataset.clients[name]
+        roles = {"train": split.train, "validation": split.validation, "test": split.test}
+        parts += [(name, role, examples) for role, examples in roles.items()]
+    parts += [(name, "unseen", examples) for name, examples in dataset.unseen.items()]
+    facts = {"clients": str(len(dataset.clients)), **dataset.facts}
+    if len(dataset.clients) > LISTED:
+        facts["clients"] += f", of which the first {LISTED} are listed"
+    if dataset.coarse:
+        facts["coarse labels"] = str(len(set(dataset.coarse.values())))
+    description = {
+        "name": dataset.name,
+        "answers": len(dataset.labels),
+        "words": len(dataset.words),
+        "rows": [_label_row(dataset, *part) for part in parts],
+        "facts": facts,
+    }
+    if out is not None:
+        shown = [(place, e) for place, role, e in parts if role in ("train", "unseen") and e.pictures is not None]
+        if not shown:
+            raise ValueError(f"dataset {dataset.name!r} has texts: there are no pictures to draw on a sheet")
+        _label_sheet(shown[:_SHEET_ROWS], out)
+        description["sheet"] = str(out)
+    return description
+
+
+def _label_row(dataset: "LabelDataset", place: str, role: str, examples: "LabelExamples") -> dict[str, Any]:
+    counts = examples.counts()
+    most = int(counts.argmax())
+    return {
+        "place": place,
+        "role": role,
+        "questions": len(examples),
+        "pictures": len(set(examples.rows.tolist())) if examples.pictures is not None else 0,
+        "answers": int((counts > 0).sum()),
+        "most_frequent": f"{dataset.labels[most]} ({counts[most] / len(examples):.1%})" if counts[most] else "none",
+    }
+
+
+def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> None:
+    """A row of pictures per place, each with its labels."""
+    _draw_sheet(
+        [
+            (
+                place,
+                [
+                    (examples.pictures[row], ", ".join(examples.table.labels_of(row)) or "none")
+                    for row in examples.rows[:_SHEET_COLUMNS].tolist()
+                ],
+            )
+            for place, examples in parts
+            if examples.pictures is not None
+        ],
+        out,
+    )
+
+
+def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
+    """A row of pictures per place, each with one question and its answer; nothing of places without pictures."""
+    from confed.data.modalities import presence
+
+    rows: list[tuple[str, list[tuple[np.ndarray, str]]]] = []
+    for place, examples in parts:
+        first = np.reshape(examples.image_index, (len(examples), -1))[:, 0]  # of pairs
+        with_picture = np.flatnonzero(presence(examples)[:, 0])
+        each = {int(first[row]): int(row) for row in with_picture[::-1]}
+        shown = sorted(each.values())[:_SHEET_COLUMNS]
+        texts = [f"{examples.questions[row]} {examples.answers[row]}" for row in shown]
+        pictures = [examples.images[int(first[row])] for row in shown]
+        if pictures:
+            rows.append((place, list(zip(pictures, texts, strict=True))))
+    _draw_sheet(rows, out)
+
+
+def _draw_sheet(parts: Sequence[tuple[str, Sequence[tuple[np.ndarray, str]]]], out: Path) -> None:
+    """A row per place: pictures with a text each."""
+    import textwrap
+
+    from PIL import Image, ImageDraw
+
+    text_height, cell = 48, _SHEET_CELL
+    row_height = cell + text_height + 18
+    sheet = Image.new("RGB", (_SHEET_COLUMNS * (cell + 6) + 6, len(parts) * row_height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, (place, shown) in enumerate(parts):
+        top = number * row_height
+        draw.text((6, top + 3), place.encode("ascii", "replace").decode(), fill="black")
+        for column, (pixels, words) in enumerate(shown):
+            left = 6 + column * (cell + 6)
+            picture = Image.fromarray(pixels)
+            sheet.paste(picture.resize((cell, cell), Image.Resampling.NEAREST), (left, top + 18))
+            lines = textwrap.wrap(words.encode("ascii", "replace").decode(), 24, max_lines=3, placeholder=" ...")
+            draw.multiline_text((left, top + 20 + cell), "\n".join(lines), fill="black", spacing=2)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(out, format="PNG")

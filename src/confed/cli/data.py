@@ -1,0 +1,255 @@
+"""Verbs about data: data describe, data prepare."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from confed.cli.app import Json, console, data_app, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from confed.prepare.gqa_scenes import Watch
+
+prepare_app = typer.Typer(help="Make a dataset's folder out of files published by others.")
+data_app.add_typer(prepare_app, name="prepare")
+
+
+@data_app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="A dataset's name (`confed list datasets`).")] = "scenes",
+    options: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. setting=A")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a PNG with sample pictures here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Counts, answers, sources and floors of a dataset."""
+    from confed.cli.catalogue import describe as describe_data
+
+    description = describe_data(name, options or [], out)
+    if as_json:
+        print_json(description)
+        return
+    from rich.table import Table
+
+    if any("modalities" in row for row in description["rows"]):
+        table = _of_modalities(description["rows"])
+        table.caption, table.caption_justify = "numbers of train/validation/test, of unseen places all", "left"
+    else:
+        table = Table("place", "role", "questions", "pictures", "answers", "most frequent", box=None, pad_edge=False)
+        for row in description["rows"]:
+            table.add_row(*(escape(str(value)) for value in row.values()))
+    shown = Console(highlight=False)
+    shown.print(f"[bold]{escape(name)}[/]: {description['answers']} answers, {description['words']} words")
+    shown.print(table)
+    for key, value in description["facts"].items():
+        shown.print(f"{escape(key)}: {escape(value)}")
+    if out is not None:
+        shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
+def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":
+    """A line per place: what it has, and how much of it in training / validation / test."""
+    from rich.table import Table
+
+    kinds = [kind for kind in ("questions", "pictures", "sounds", "series") if any(row[kind] for row in rows)]
+    table = Table("place", "modalities", *kinds, box=None, pad_edge=False)
+    places = dict.fromkeys(row["place"] for row in rows)
+    for place in places:
+        own = [row for row in rows if row["place"] == place]
+        has = " / ".join(dict.fromkeys(row["modalities"] for row in own if row["modalities"]))
+        counts = ("/".join(str(row[kind]) for row in own) if any(row[kind] for row in own) else "-" for kind in kinds)
+        table.add_row(escape(place), escape(has), *counts)
+    return table
+
+
+@prepare_app.callback()
+def makers() -> None:
+    """Make a dataset's folder out of files published by others."""
+
+
+@prepare_app.command("gqa-scenes")
+def gqa_scenes(
+    gqa: Annotated[Path, typer.Option(help="Folder with GQA's question files.")],
+    images: Annotated[Path, typer.Option(help="Folder with GQA's pictures, <image id>.jpg.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to write to; `data.root` of the recipes fedvqa_gqa_a and _b.")
+    ] = Path("gqa_scenes"),
+    predictions: Annotated[
+        Path | None, typer.Option(help="Scene predictions: CSV or JSON lines with image, category, confidence.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Or a scene classifier, made by `confed convert places365`.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Least confidence of a picture's scene.")] = 0.5,
+    answers: Annotated[int, typer.Option(help="Size of the answer vocabulary.")] = 1642,
+    max_missing: Annotated[float, typer.Option(help="Largest share of pictures that may be missing.")] = 0.01,
+    train_cap: Annotated[int | None, typer.Option(help="Most training questions per scene.")] = None,
+    questions: Annotated[Literal["balanced", "all"], typer.Option(help="Which of GQA's question files.")] = "balanced",
+    seed: Annotated[int, typer.Option(help="Of the draw under --train-cap.")] = 0,
+    device: Annotated[str, typer.Option(help="Where the scene classifier computes: cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """GQA divided into the six scenes of FedVQA; prints its counts beside the paper's."""
+    from confed.prepare.gqa_scenes import Options, prepare
+
+    options = Options(threshold, answers, max_missing, train_cap, questions, seed)
+    with _progress() as watch:
+        manifest = prepare(
+            gqa, images, out, options, predictions=predictions, weights=weights, device=device, watch=watch
+        )
+    if as_json:
+        print_json(manifest)
+        return
+    _print_counts(manifest)
+    Console().print(f"written: {escape(str(out))}", soft_wrap=True, highlight=False)
+
+
+@prepare_app.command("vqa-v2")
+def vqa_v2(
+    root: Annotated[Path, typer.Option(help="Folder with the four official files of questions and annotations.")],
+    features: Annotated[
+        list[Path] | None,
+        typer.Option(help="Region features: a folder with an .npz or .npy file per picture, or an HDF5 file; repeat."),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Or a picture encoder of transformers (name or folder) that makes grid features.")
+    ] = None,
+    images: Annotated[list[Path] | None, typer.Option(help="For --encoder: folders with COCO's pictures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; regions.safetensors in ROOT by default.")] = None,
+    regions: Annotated[int | None, typer.Option(help="Regions that every picture must have, such as 36.")] = None,
+    width: Annotated[int | None, typer.Option(help="Features that every region must have, such as 2048.")] = None,
+    precision: Annotated[Literal["float16", "float32"], typer.Option(help="Of the stored features.")] = "float16",
+    grid: Annotated[int, typer.Option(help="For --encoder: most cells per side.")] = 10,
+    device: Annotated[str, typer.Option(help="Where the encoder computes: cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Check VQA v2's files and write the features of all its pictures as one file that is read row by row."""
+    from confed.prepare.region_features import Options, prepare
+
+    options = Options(regions, width, precision, grid, device)
+    with _progress() as watch:
+        found = prepare(root, features or (), images or (), encoder, out, options, watch)
+    if as_json:
+        print_json(found)
+        return
+    shown = Console(highlight=False)
+    for split, count in found["questions"].items():
+        shown.print(f"{split}: {count} questions about {found['pictures'][split]} pictures")
+    shown.print(
+        f"features: {found['regions']} regions x {found['width']}, {found['padded']} pictures with fewer regions, "
+        f"{found['unused']} pictures that no question is about left out\nwritten: {escape(found['file'])}",
+        soft_wrap=True,
+    )
+
+
+@prepare_app.command("label-embeddings")
+def label_embeddings(
+    labels: Annotated[
+        str,
+        typer.Argument(
+            help="flair, flair-fine, coco, coco-groups, voc, ucm, captions, scenes, or a file with one label a line."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write; `model.embeddings` of a recipe.")],
+    encoder: Annotated[
+        Literal["clip", "sentence", "mini"],
+        typer.Option(help="CLIP's text encoder, a sentence encoder, or the built-in words (needs no download)."),
+    ] = "clip",
+    source: Annotated[
+        str, typer.Option(help="The encoder's folder or name on the hub.")
+    ] = "openai/clip-vit-base-patch16",
+    root: Annotated[Path | None, typer.Option(help="FLAIR's folder, for its fine names.")] = None,
+    coarse: Annotated[
+        Literal["name", "concat", "avg"],
+        typer.Option(
+            help="FLAIR's coarse labels: their names, their fine names in one prompt, or the mean over these."
+        ),
+    ] = "name",
+    template: Annotated[str, typer.Option(help="The prompt.")] = "The photo contains {label}.",
+    most: Annotated[int, typer.Option(help="Most fine names in one prompt.")] = 20,
+    width: Annotated[int | None, typer.Option(help="The model's features, if not the encoder's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Embed the names of labels with a text encoder, for models whose label tokens are fixed."""
+    from confed.prepare.label_embeddings import write_label_embeddings
+
+    table = write_label_embeddings(
+        labels, out, encoder=encoder, source=source, root=root, coarse=coarse, template=template, most=most, width=width
+    )
+    count, width = table.vectors.shape
+    if as_json:
+        print_json({"file": str(out), "labels": count, "width": width, "source": table.source})
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{count} labels x {width} features: {escape(table.source)}", soft_wrap=True)
+    shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
+@prepare_app.command("pieces")
+def pieces(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one, with captions.")],
+    out: Annotated[Path, typer.Argument(help="The model file to write; `model.pieces` of the recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value of the recipe.")] = None,
+    size: Annotated[int, typer.Option(help="Number of pieces.")] = 8000,
+    as_json: Json = False,
+) -> None:
+    """Learn pieces of words (SentencePiece) from the public texts of a recipe's data."""
+    from confed.prepare.sentencepiece import prepare_pieces
+
+    found = prepare_pieces(recipe, out, size, overrides or ())
+    if as_json:
+        print_json(found)
+        return
+    shown = Console(highlight=False)
+    shown.print(f"{found['pieces']} pieces of {found['texts']} public texts")
+    shown.print(f"written: {escape(found['file'])}", soft_wrap=True)
+
+
+def _print_counts(manifest: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    shown, pictures = Console(highlight=False), manifest["pictures"]
+    table = Table("scene", "pictures", box=None, pad_edge=False)
+    for column in ("train", "paper", "test", "paper"):
+        table.add_column(column, justify="right")
+    table.add_column("test answers outside", justify="right")
+    for scene, roles in manifest["scenes"].items():
+        train, test = roles["train"], roles["test"]
+        counts = (train["questions"], train["published"], test["questions"], test["published"])
+        table.add_row(
+            scene, str(train["pictures"] + test["pictures"]), *map(str, counts), str(test["outside_vocabulary"])
+        )
+    shown.print(table)
+    first = ", ".join(pictures["first_missing"])
+    missing = f" (the first: {first}; all: missing.txt)" if pictures["missing"] else ""
+    dropped = sum(roles["train"]["outside_vocabulary"] for roles in manifest["scenes"].values())
+    shown.print(
+        f"pictures: {pictures['asked_about']} asked about, {pictures['missing']} missing{escape(missing)}, "
+        f"{pictures['without_prediction']} without a prediction, {pictures['below_threshold']} below the threshold "
+        f"{manifest['options']['threshold']}, {pictures['in_no_scene']} in none of the six scenes, "
+        f"{pictures['kept']} kept\n"
+        f"answers: {manifest['answers']} of {manifest['distinct_answers']} in the training questions; {dropped} "
+        "training questions with another answer were dropped",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator["Watch"]:
+    """A bar per step on a terminal, nothing elsewhere."""
+    from rich.progress import Progress, TaskID
+
+    steps: dict[str, TaskID] = {}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in steps:
+                steps[what] = bars.add_task(what, total=total or None)
+            bars.update(steps[what], completed=done, description=what if total else f"{what}: {done}")
+
+        yield watch

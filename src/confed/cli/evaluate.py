@@ -1,0 +1,49 @@
+"""Verbs that try finished runs on new data: evaluate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from confed.cli.app import Json, app, plain, print_json, print_table
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A finished run, or a study: its main method's first seed.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A key of the data section, such as root=elsewhere, or name=... for other data; repeat it."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="global, personal:<client> or all; repeat it.", show_default="global")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="A second run, compared on the same examples.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/evaluations/<number>]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try a finished run's models on the test examples of other data, with the run's metric and a paired test."""
+    from confed.inference.evaluate import evaluate as tried_on
+    from confed.inference.evaluate import write_evaluation
+    from confed.inference.predict import run_of
+    from confed.report.tables.table import to_rich
+
+    run = run_of(folder)
+    found = tried_on(run, data or (), model or ("global",), None if against is None else run_of(against))
+    files = write_evaluation(found, out or _next(run / "evaluations"))
+    if as_json:
+        print_json({**plain(found.content()), "files": {name: str(path) for name, path in files.items()}})
+        return
+    print_table(to_rich(found.table()))
+    where = escape(str(files["evaluation.json"].parent))
+    Console().print(f"written: {where}", soft_wrap=True, highlight=False)
+
+
+def _next(root: Path) -> Path:
+    """The first folder 1, 2, ... that is not there."""
+    number = 1
+    while (root / str(number)).exists():
+        number += 1
+    return root / str(number)

@@ -1,0 +1,432 @@
+"""Verbs of a federation across machines: server, client, federation new, key and demo."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from confed.cli.app import FAILED, Json, app, console, interruptible, print_json, say, show
+from confed.system.folder_lock import exclusive
+
+if TYPE_CHECKING:
+    from confed.deployment.manifest import Manifest
+    from confed.recipes.recipe import Recipe
+
+federation_app = typer.Typer(help="Found a federation across machines, or try one on this machine.")
+app.add_typer(federation_app, name="federation")
+
+
+class Engine(StrEnum):
+    """Whose network carries the messages."""
+
+    flower = "flower"
+    flare = "flare"
+
+
+Chosen = Annotated[Engine, typer.Option("--engine", help="Whose network carries the messages.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=20")]
+Method = Annotated[str | None, typer.Option(help="Which of a study's methods; by default the recipe's own.")]
+
+
+@app.command()
+def server(
+    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    overrides: Overrides = None,
+    state: Annotated[Path, typer.Option(help="The run folder; one that is there is continued.")] = Path("state"),
+    tls: Annotated[Path | None, typer.Option(help="The folder with server.crt, server.key and sites.json.")] = None,
+    sites: Annotated[
+        Path | None, typer.Option(help="The list of sites and their public keys. [default: sites.json beside it]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
+    method: Method = None,
+    minimum: Annotated[int, typer.Option(help="Sites without which no round goes on.")] = 1,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all sites before the first round.")] = 600.0,
+    deadline: Annotated[float, typer.Option(help="Seconds from a request to its reply.")] = 3600.0,
+    away: Annotated[float, typer.Option(help="Seconds that a site may be gone before a round leaves it out.")] = 60.0,
+    update_bound: Annotated[
+        float, typer.Option(help="Scale updates down to so many times the median norm; 0 for no bound.")
+    ] = 10.0,
+    weight_bound: Annotated[
+        float, typer.Option(help="Count a site's examples up to so many times the median; 0 for no bound.")
+    ] = 10.0,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Evaluate split methods too: sends the server's part to the sites.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
+    ] = False,
+    card: Annotated[
+        Path | None, typer.Option(help="Hold no examples: what of the data the server must know (federation card).")
+    ] = None,
+    engine: Chosen = Engine.flower,
+    as_json: Json = False,
+) -> None:
+    """Lead a federation across machines; sites are clients with the same recipe.
+
+    Ctrl-C stops; the same command goes on exactly there. Needs the extra "flower"; with --engine flare the extra
+    "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
+    """
+    from confed.cli.federation_status import StatusPage
+    from confed.engines.remote.sites import Patience
+    from confed.engines.remote.update_bounds import Bounds
+
+    bounds = Bounds(update_bound, weight_bound)
+    if engine is Engine.flare:
+        from confed.cli import federation_flare as federating_flare
+
+        if insecure or (host, port) != ("127.0.0.1", 8443):
+            raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
+        loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
+        with _private():
+            federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json, bounds)
+        return
+    need_flower()
+    from confed.deployment.provision import SITES, read_sites
+    from confed.deployment.server import lead
+    from confed.engines.flower.superlink import link
+    from confed.engines.flower.supernode import read_public
+    from confed.engines.flower.transport import GridPost
+
+    if (tls is None) != insecure:
+        raise ValueError("give either --tls DIR, or --insecure to go without")
+    listed = sites or (tls / SITES if tls is not None else None)
+    if listed is None:
+        raise ValueError("--sites must name the list of sites and their public keys")
+    named = read_sites(listed)
+    keys = {read_public(key): name for name, key in named.items()}
+    if len(keys) < len(named):
+        raise ValueError(f"every site has a key of its own; in {listed} some have the same")
+    loaded = _led(recipe, list(overrides or []), method, card)
+    patience = Patience(minimum=minimum, deadline=deadline, away=away)
+    certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
+    with _private(), exclusive(state):
+        pass  # a second server on the state is refused before it touches the first one's messages
+    waiting = state.with_name(f"{state.name}.post")  # beside the run folder, which may not be there yet
+    with (
+        _private(),
+        interruptible(state, "the same command"),
+        link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
+        StatusPage(console, state, quiet=as_json) as page,
+    ):
+        page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
+        summary = lead(
+            loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
+            bounds=bounds, watch=page.watch, status=lambda remote: page.status(remote.roll.status),
+        )  # fmt: skip
+    show(state, [summary], as_json)
+
+
+@app.command()
+def client(
+    recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
+    overrides: Overrides = None,
+    site: Annotated[str, typer.Option(help="Which of the data's clients this site is.")] = "",
+    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:8443",
+    ca: Annotated[Path | None, typer.Option(help="The certificate that vouches for the server (ca.crt).")] = None,
+    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    members: Annotated[
+        Path | None,
+        typer.Option(
+            help="The list of sites and their public keys, for secure sums. [default: sites.json beside --key]"
+        ),
+    ] = None,
+    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
+    data: Annotated[
+        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+    ] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="Put this site's data in a card's terms, where it lacks answers or words.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help='"cpu", "cuda" or "auto". [default: the recipe\'s]')] = None,
+    method: Method = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Train no more once this site's updates have cost this much privacy, in all.")
+    ] = None,
+    evaluations: Annotated[
+        str | None,
+        typer.Option(
+            help='Which evaluations this site answers: "exact", "noise=8" or "off", with any of per_round=1, in_all=40 '
+            "and least=50. [default: what was given before; else exact ones until --epsilon is spent]"
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when the server says that the run is over.")] = False,
+    engine: Chosen = Engine.flower,
+    kit: Annotated[
+        Path, typer.Option(help="With --engine flare: this site's folder, instead of --ca and --key.")
+    ] = Path("."),
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS: everybody on the way reads and changes everything.")
+    ] = False,
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Do not ask for the coordinator's signature of recipe, card and sites.")
+    ] = False,
+) -> None:
+    """Take part in a federation across machines as one of its sites.
+
+    Dials out only. Ctrl-C stops; the same command goes on. Needs the extra "flower", or with --engine flare "flare".
+    """
+    given = [f"data.{pair}" for pair in data or []] + ([f"run.device={device}"] if device is not None else [])
+    given += [f"data.card={json.dumps(str(card.resolve()))}"] if card is not None else []
+    if engine is Engine.flare:
+        from confed.cli import federation_flare as federating_flare
+
+        if insecure or ca is not None:
+            raise ValueError("with --engine flare the kit says where the server is and whom to trust; TLS is always on")
+        stop = threading.Event()
+        if not unsigned and (kit / "startup" / "fed_client.json").is_file():  # else it is no kit, which is said below
+            check_signed(kit, kit / "startup" / "rootCA.pem", recipe, card, site)
+        with _private(), _stopping(stop):
+            loaded = _single(recipe, [*(overrides or []), *given], method)
+            federating_flare.join(loaded, kit, private, site, stop, epsilon, once, evaluations)
+        return
+    need_flower()
+    from confed.deployment.site import open_site, signer_by_list
+    from confed.engines.flower.supernode import Line, public_of, read_key
+    from confed.engines.flower.transport import client_app
+
+    if (ca is None) != insecure:
+        raise ValueError("give either --ca FILE, or --insecure to go without TLS")
+    if not site:
+        raise ValueError("--site must say which of the data's clients this site is")
+    signed = None
+    if ca is not None and not unsigned:
+        signed = check_signed(ca.parent, ca, recipe, card, site, public_of(read_key(key))).sites
+    loaded = _single(recipe, [*(overrides or []), *given], method)
+    secret = read_key(key)
+    root = None if ca is None else _certificate(ca)
+
+    def tell(text: str) -> None:
+        say(f"{escape(site)}: {escape(text)}")
+
+    stop = threading.Event()
+    with _private(), exclusive(private):
+        opened = open_site(
+            loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
+            signer=signer_by_list(loaded, site, key, members, signed), over=stop.set if once else lambda: None,
+        )  # fmt: skip
+        line = Line(server, secret, root, largest=opened.largest, tell=tell)
+        with _stopping(stop):
+            line.serve(client_app(lambda _: opened), stop)
+    if opened.problem is not None:
+        raise typer.Exit(FAILED)
+
+
+@federation_app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="A folder for it; must not exist.")],
+    sites: Annotated[str, typer.Option(help="Names of the clients, one site each: a,b,c.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="How sites reach the server: a name or an address.")] = "localhost",
+    port: Annotated[int, typer.Option(help="And its port.")] = 8443,
+    recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
+    method: Method = None,
+    days: Annotated[int, typer.Option(help="How long certificates are good.")] = 365,
+    card: Annotated[Path | None, typer.Option(help="A card of the data, handed to all parties.")] = None,
+    wheel: Annotated[
+        Path | None, typer.Option(help="The wheel file of confed that sites are to install, handed to them.")
+    ] = None,
+    engine: Chosen = Engine.flower,
+    as_json: Json = False,
+) -> None:
+    """Make certificates, keys, a folder for every site and one for the server, each with its README.
+
+    The authority that is made signs the recipe, the card and the list of sites; sites check it.
+    """
+    from confed.deployment.provision import Federation, names_of_data
+
+    if engine is Engine.flare:
+        from confed.cli.federation_flare import check_names, found
+    else:
+        need_flower()
+        from confed.deployment.provision import found
+
+        def check_names(federation: Federation) -> None:
+            del federation
+
+    loaded = _single(recipe, list(overrides or []), method)
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    federation = Federation(names, host, port, loaded.to_toml(), days, card, wheel)
+    check_names(federation)
+    there = names_of_data(loaded, card)
+    if there is None:
+        say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and no --card is given")
+    elif strange := [name for name in names if name not in there]:
+        raise ValueError(f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(there)}")
+    found(folder, federation)
+    if as_json:
+        print_json({"folder": str(folder), "sites": list(names)})
+        return
+    say(f"made {escape(str(folder))}: begin with {escape(str(folder / 'server' / 'README.md'))}")
+
+
+@federation_app.command("sign")
+def sign(
+    folder: Annotated[
+        Path, typer.Argument(help="The server's folder, with recipe.toml and sites.json as they are now.")
+    ],
+    key: Annotated[
+        Path, typer.Option(help="The authority's private key: ca.key, with FLARE provision/cert.json.")
+    ] = Path("ca.key"),
+    card: Annotated[Path | None, typer.Option(help="A new card, handed to all parties.")] = None,
+) -> None:
+    """Sign recipe, card and list of sites again, after one of them changed; sites refuse what nobody signed."""
+    from confed.deployment.manifest import MANIFEST, SIGNATURE
+    from confed.deployment.provision import sign_again
+
+    written = sign_again(folder.resolve(), key, card)
+    say(f"signed in {escape(', '.join(str(path) for path in written))}")
+    say(f"every site needs the new {MANIFEST} and {SIGNATURE}, and the recipe and the card where they are new")
+
+
+@federation_app.command("key")
+def key(path: Annotated[Path, typer.Argument(help="Where the private key goes; must not exist.")]) -> None:
+    """Make a site's private key; prints the public half, which goes into the server's list."""
+    need_flower()
+    from confed.deployment.provision import make_key
+
+    print(make_key(path))
+
+
+@federation_app.command("demo")
+def demo(
+    overrides: Overrides = None,
+    sites: Annotated[int, typer.Option(help="How many of the data's clients take part.")] = 3,
+    recipe: Annotated[str, typer.Option(help="What to train.")] = "fedvqa_scenes",
+    method: Method = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything; must not exist.")] = Path("federation-demo"),
+    engine: Chosen = Engine.flower,
+    as_json: Json = False,
+) -> None:
+    """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
+    if engine is Engine.flare:
+        from confed.cli.federation_flare import need_flare
+
+        need_flare()
+    else:
+        need_flower()
+    from confed.deployment.demo import demonstrate
+
+    loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
+    summary = demonstrate(loaded, out, sites, say, engine.value)
+    show(out / "server" / "state", [summary], as_json)
+
+
+# Of the recipe's model and data as much as learns something in half a minute: three answers out of five right.
+_SMALL = ("data.train=200", "data.validation=40", "data.test=100", "run.rounds=3", "local.epochs=1")
+
+
+def _led(source: str, overrides: list[str], method: str | None, card: Path | None) -> "Recipe":
+    """A recipe of one run, with a card in place of its data where there is one."""
+    from confed.deployment.data_card import with_card
+
+    loaded = _single(source, overrides, method)
+    return loaded if card is None else with_card(loaded, card)
+
+
+def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
+    """A recipe of one run.
+
+    Raises:
+        ValueError: the recipe has no such method.
+    """
+    from confed.recipes.recipe import load_recipe
+
+    loaded = load_recipe(source, overrides)
+    if method is None and loaded.methods:
+        own = str(loaded.sections["algorithm"]["name"])
+        return loaded.method(own if own in loaded.methods else loaded.methods[0])
+    if method is None:
+        return loaded
+    if method not in loaded.methods:
+        raise ValueError(f"--method must be one of {', '.join(loaded.methods) or 'none'}, got {method!r}")
+    return loaded.method(method)
+
+
+def check_signed(
+    folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
+) -> "Manifest":
+    """Checks that the coordinator signed this site's recipe, card and key.
+
+    Args:
+        folder: where the signed manifest is.
+        authority: the certificate of the authority that this site trusts.
+        recipe: the recipe's file, or the name of a packaged one, which came with confed.
+        card: the card's file, if any.
+        site: which site this is; empty where a certificate says it.
+        public: its public key.
+
+    Returns:
+        What was signed, with the public keys of all sites.
+
+    Raises:
+        ValueError: it did not; says what to do.
+    """
+    from confed.deployment.manifest import check_site, public_half, verified
+
+    manifest = verified(folder, _certificate(authority))
+    own = folder / "startup" / "client.crt"
+    if not public and own.is_file():  # with FLARE the certificate says who this is
+        public = public_half(own.read_bytes())
+        site = next((name for name, key in manifest.sites.items() if key == public), site)
+    check_site(manifest, site, public, recipe=Path(recipe) if Path(recipe).is_file() else None, card=card)
+    return manifest
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--ca: cannot read {path}: {error.strerror}") from error
+
+
+def need_flower() -> None:
+    """Raises ValueError where Flower is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise ValueError("a federation across machines needs Flower: pip install '.[flower]' -c constraints.txt")
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """Files and folders that are made within it are their owner's alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and the end that a service manager asks for take the site off the line in good order.
+
+    Raises:
+        typer.Exit: afterwards, with the code of the signal, 130 or 143, as of all commands.
+    """
+    asked: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if asked:  # asked twice
+            raise SystemExit(128 + number)
+        asked.append(number)
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise typer.Exit(128 + asked[0])

@@ -1,0 +1,53 @@
+"""``confed federation card``: what a server must know of data that it does not hold."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from confed.cli.app import Json, print_json, say
+from confed.cli.federation import federation_app
+
+if TYPE_CHECKING:
+    from confed.data.card_files import Card
+
+
+@federation_app.command("card")
+def card(
+    recipe: Annotated[str, typer.Argument(help="The recipe whose data are described; with --merge the first card.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value of the recipe; with --merge further cards.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("card.json"),
+    merge: Annotated[bool, typer.Option("--merge", help="Unite the cards of several sites.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write what a server without data must know of a recipe's data: answers, types, words, clients, shapes.
+
+    Run it where the data are. Several sites whose data differ write one each; united, the card goes to the server and,
+    as answers and words must be the same everywhere, to every site.
+    """
+    from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
+    from confed.recipes.recipe import load_recipe
+
+    found: Card
+    if merge:
+        found = merge_cards([Path(recipe), *map(Path, overrides or ())])
+    else:
+        found = card_of_recipe(load_recipe(recipe, overrides or ()))
+    write_card(found, out)
+    counts = {
+        "clients": len(found.clients),
+        "labels" if found.labels else "answers": len(found.answers),
+        "types": len(found.types),
+        "words": len(found.words),
+        "unseen places": len(found.places),
+    }
+    if as_json:
+        print_json({"file": str(out), **counts})
+        return
+    told = ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
+    say(escape(f"made {out}: {told}; read it before it leaves"))
+    if merge:
+        say("every site needs it too: confed client ... --card")

@@ -1,0 +1,106 @@
+"""The verbs of a federation across machines where FLARE is the transport."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from confed.cli.app import console, interruptible, say, show
+
+if TYPE_CHECKING:
+    import threading
+
+    from confed.deployment.provision import Federation
+    from confed.engines.remote.sites import Patience
+    from confed.engines.remote.update_bounds import Bounds
+    from confed.recipes.recipe import Recipe
+
+__all__ = ["check_names", "found", "join", "need_flare", "serve"]
+
+
+def serve(
+    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, patience: "Patience", wait: float, whole: bool,
+    as_json: bool, bounds: "Bounds",
+) -> None:  # fmt: skip
+    """Leads a federation: ``confed server --engine flare``.
+
+    Args:
+        recipe: a single-run recipe.
+        kit: the server's folder, as ``confed federation new --engine flare`` made it.
+        sites: the list of sites and FLARE's names of them; None for that in the kit.
+        state: the run folder.
+        patience: how long to wait for whom.
+        wait: seconds to wait for all sites before the first round.
+        whole: evaluate split methods too.
+        as_json: print nothing but the result.
+        bounds: how much one site may count.
+    """
+    need_flare()
+    from confed.cli.federation_status import StatusPage
+    from confed.deployment.flare.job import LeaderSettings
+    from confed.deployment.flare.server import serve
+    from confed.deployment.provision import SITES, read_sites
+
+    if kit is None or not (kit / "startup" / "fed_server.json").is_file():
+        raise ValueError("with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it")
+    kit = kit.resolve()
+    settings = LeaderSettings(
+        recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
+        minimum=patience.minimum, deadline=patience.deadline, away=patience.away, wait=wait, whole=whole,
+        update_bound=bounds.update, weight_bound=bounds.weight,
+    )  # fmt: skip
+    with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
+        summary = serve(recipe, kit, settings, watch=page.watch, status=page.status, tell=page.line)
+    show(state, [summary], as_json)
+
+
+def join(
+    recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool,
+    evaluations: str | None = None,
+) -> None:  # fmt: skip
+    """Takes part in a federation: ``confed client --engine flare``.
+
+    Args:
+        recipe: the federation's, with this site's data.
+        kit: this site's folder, as ``confed federation new --engine flare`` made it.
+        private: the folder for what must not leave this machine.
+        site: which of the data's clients this is; empty where FLARE calls it the same.
+        stop: set when this is to end.
+        epsilon: what this site's updates may cost in all; None for no limit.
+        once: end when the server says that the run is over.
+        evaluations: which evaluations this site answers; None for what was said before.
+    """
+    need_flare()
+    from confed.deployment.flare.site import join
+
+    def tell(text: str) -> None:
+        say(escape(text))
+
+    join(
+        recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
+        tell=tell,
+    )  # fmt: skip
+
+
+def check_names(federation: "Federation") -> None:
+    """Raises ValueError where a site's name is none that FLARE takes."""
+    need_flare()
+    from confed.deployment.flare.provision import check_names
+
+    check_names(federation)
+
+
+def found(folder: Path, federation: "Federation") -> None:
+    """Makes the folders of a federation: ``confed federation new --engine flare``."""
+    need_flare()
+    from confed.deployment.flare.provision import found_flare
+
+    found_flare(folder, federation)
+
+
+def need_flare() -> None:
+    """Raises ValueError where FLARE is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("nvflare") is None:
+        raise ValueError("a federation over FLARE needs it: pip install '.[flare]' -c constraints.txt")

@@ -1,0 +1,77 @@
+"""What a server shows while it leads: who is connected, the round, what each site is doing, bytes."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from confed.cli.progress import escape
+from confed.engines.remote.sites import SiteStatus
+from confed.results import format as formats
+from confed.runs.run import Progress
+
+__all__ = ["StatusPage"]
+
+
+class StatusPage:
+    """A table that is kept up to date on a terminal, lines elsewhere; a context manager.
+
+    Args:
+        console: where to write.
+        folder: the run folder, for its title.
+        quiet: nothing but warnings.
+    """
+
+    def __init__(self, console: Console, folder: Path, quiet: bool = False) -> None:
+        self._console, self._folder, self._quiet = console, folder, quiet
+        self._live: Live | None = None
+        if console.is_terminal and not quiet:
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._said: dict[str, tuple[str, str]] = {}
+        self._text, self._shown = "", 0.0
+
+    def __enter__(self) -> "StatusPage":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def watch(self, progress: Progress) -> None:
+        """See :data:`confed.runs.run.Watch`."""
+        self._text = f"round {progress.round}/{progress.rounds}: {progress.text}"
+        if "left out" in progress.text or "damaged" in progress.text:
+            self._console.print(f"[yellow]warning:[/] {escape(progress.text)}", soft_wrap=True, highlight=False)
+        elif self._live is None:
+            self.line(self._text)
+
+    def status(self, sites: Mapping[str, SiteStatus]) -> None:
+        """Shows what sites do; on a terminal at most five times a second."""
+        for name, site in sites.items():
+            there = "away" if site.state == "away" else "connected"
+            if self._said.get(name, ("away", "")) != (there, site.note):
+                self._said[name] = there, site.note
+                self.line(f"site {name}: {there}" + (f" ({site.note})" if site.note else ""))
+        if self._live is not None and time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            self._live.update(self._table(sites), refresh=True)
+
+    def line(self, text: str) -> None:
+        """One line."""
+        if not self._quiet:
+            self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+    def _table(self, sites: Mapping[str, SiteStatus]) -> Table:
+        table = Table(title=escape(f"{self._folder}  {self._text}"), title_justify="left")
+        for column in ("site", "doing", "sent to it", "came from it", "last trouble"):
+            table.add_column(column)
+        for name, site in sorted(sites.items()):
+            table.add_row(
+                *map(escape, (name, site.state, formats.size(site.down), formats.size(site.up), site.note[:80]))
+            )
+        return table

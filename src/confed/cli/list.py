@@ -1,0 +1,104 @@
+"""Verbs that show what there is: list, doctor."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from confed.cli.app import FAILED, Json, app, print_json
+
+
+@app.command(name="list")
+def list_things(
+    kind: Annotated[str, typer.Argument(help="algorithms, models, tasks, datasets, recipes or runs")] = "algorithms",
+    contract: Annotated[bool, typer.Option("--contract", help="Algorithms: which checks apply, and why not.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the methods, models, tasks, datasets and recipes there are, and the runs under ./runs."""
+    from confed.cli.catalogue import listing
+
+    rows = listing(kind, contract=contract)
+    if as_json:
+        print_json(rows)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0] if rows else ():
+        table.add_column(column, no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    Console().print(table if rows else f"no {kind} found")
+
+
+@app.command()
+def doctor(
+    server: Annotated[
+        str | None, typer.Option(help="At a site: the server that is to be joined, HOST:PORT. Looks at all it takes.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="The federation's recipe.")] = "recipe.toml",
+    site: Annotated[str, typer.Option(help="Which of the data's clients this site is.")] = "",
+    ca: Annotated[Path, typer.Option(help="The certificate that vouches for the server.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option(help="This site's private key.")] = Path("key"),
+    private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
+    data: Annotated[
+        list[str] | None, typer.Option(help="key=value for [data], such as root=/where/the/examples/are; repeatable.")
+    ] = None,
+    card: Annotated[Path | None, typer.Option(help="The card that this site joins with, if any.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The server is one without TLS.")] = False,
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Do not ask for the coordinator's signature of recipe, card and sites.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join."""
+    if server is not None:
+        terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
+        authority, given = None if insecure else ca, [*(data or []), *terms]
+        _visit(server, recipe, site, authority, key, private, given, card, unsigned, as_json)
+        return
+    from confed.cli.installation import diagnose
+
+    findings = diagnose()
+    if as_json:
+        print_json(findings)
+        return
+    shown = Console(highlight=False)
+    for section, entries in findings.items():
+        shown.print(f"[bold]{section}[/]")
+        for key_, value in entries.items():
+            shown.print(f"  {escape(key_)}: {escape(value)}", soft_wrap=True)
+
+
+_MARKS = {"good": "[green]ok[/]  ", "mind": "[yellow]mind[/]", "bad": "[red]bad[/] "}
+
+
+def _visit(
+    server: str, recipe: str, site: str, ca: Path | None, key: Path, private: Path, data: list[str], card: Path | None,
+    unsigned: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from confed.cli.federation import need_flower
+
+    need_flower()
+    from confed.deployment.doctor import check_data, check_server, check_signature
+
+    if not site:
+        raise ValueError("--site must say which of the data's clients this site is")
+    signature = [] if ca is None or unsigned else check_signature(ca, key, site, recipe, card)
+    found = check_server(server, key, ca) + signature + check_data(recipe, site, private, data)
+    faulty = sum(finding.mark == "bad" for finding in found)
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        shown = Console(highlight=False)
+        for finding in found:
+            shown.print(f"{_MARKS[finding.mark]} {finding.what}: {escape(finding.text)}", soft_wrap=True)
+            if finding.advice and finding.mark != "good":
+                shown.print(f"       {escape(finding.advice)}", soft_wrap=True)
+        shown.print(f"{faulty} to put right before joining" if faulty else "this site can join")
+    if faulty:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,184 @@
+"""Verbs that use trained models: predict, export."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from confed.cli.app import Json, app, print_json, say
+
+
+@app.command()
+def predict(
+    folder: Annotated[
+        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+    ],
+    image: Annotated[Path | None, typer.Option(help="A picture, of any size and format.")] = None,
+    question: Annotated[str | None, typer.Option(help="A question about it, or a statement to judge.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Use this client's own model; else the global one, at a site the site's own.")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="With --client: the global values of what is shared, with its own head.")
+    ] = False,
+    picture2: Annotated[Path | None, typer.Option(help="A second picture, where the task has two.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A text to choose from, where the task is choosing; repeat it.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="A text, for a model that gives labels to texts.")] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(help="For a model that gives labels: those that are known, such as 'sky=yes,car=no'; repeat it."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page with the labels and where each of them looked, as HTML.")
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="How many answers (3) or labels (those predicted, at least 10) to show.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a trained model about a picture.
+
+    At a site of a federation give its private folder once the run is over: the site's own model answers, and the global
+    one where FOLDER is the folder run in it.
+
+    A model that answers questions needs --image and --question; one that writes captions, --image alone; one that gives
+    labels, --image or --text alone, and --known tells it labels that are certain.
+    """
+    from confed.inference.predict import FinishedRun
+    from confed.inference.predict import predict as ask
+    from confed.inference.predict_captions import writes
+
+    folder, client = _run_of(folder, client)
+    if FinishedRun(folder).labelled:
+        given = {"--question": question, "--picture2": picture2, "--choice": choice}
+        if extra := [name for name, value in given.items() if value]:
+            raise ValueError(f"this run's models give labels and answer no questions: leave {extra[0]} out")
+        _labels(folder, image, text, client, top, known or (), shared, page, as_json)
+        return
+    if writes(FinishedRun(folder)):
+        given = {"--question": question, "--picture2": picture2, "--choice": choice, "--text": text}
+        given |= {"--known": known, "--page": page, "--top": top}
+        if extra := [name for name, value in given.items() if value]:
+            raise ValueError(f"this run's models write captions: leave {extra[0]} out")
+        _caption(folder, image, client, shared, as_json)
+        return
+    given = {"--text": text, "--known": known, "--page": page}
+    if extra := [name for name, value in given.items() if value]:
+        raise ValueError(f"this run's models answer questions and give no labels: leave {extra[0]} out")
+    if image is None or question is None:
+        raise ValueError(f"this run's models answer questions: give {'a picture (--image)' if image is None else ''}"
+                         f"{' and ' if image is None and question is None else ''}"
+                         f"{'a question (--question)' if question is None else ''}")  # fmt: skip
+    top = 3 if top is None else top
+    answers = ask(folder, image, question, client, top, image2=picture2, choices=choice or (), shared=shared)
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers["answers"]:
+        print(f"{answer['probability']:6.1%}  {answer['answer']}")
+    if answers["unknown_words"]:
+        words = escape(", ".join(answers["unknown_words"]))
+        say(f"[yellow]words the model does not know:[/] {words}")
+
+
+def _caption(folder: Path, image: Path | None, client: str | None, shared: bool, as_json: bool) -> None:
+    """What a model that writes captions says of a picture."""
+    from confed.inference.predict_captions import predict_caption
+
+    if image is None:
+        raise ValueError("this run's models write captions: give a picture (--image)")
+    found = predict_caption(folder, image, client, shared=shared)
+    if as_json:
+        print_json(found)
+        return
+    print(found["caption"])
+
+
+def _labels(
+    folder: Path,
+    image: Path | None,
+    text: str | None,
+    client: str | None,
+    top: int | None,
+    known: Sequence[str],
+    shared: bool,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """What a model that gives labels says of a picture or a text."""
+    from confed.inference.predict_labels import predict_labels
+
+    looks = page is not None or as_json
+    found = predict_labels(folder, image, text, client, top, known=known, shared=shared, attention=looks)
+    if page is not None:
+        from confed.inference.label_page import write_page
+
+        write_page(page, found, image, text)
+    if as_json:
+        print_json(found | ({} if page is None else {"page": str(page)}))
+        return
+    print("\n".join(_lines(found, max(10, sum(entry["predicted"] for entry in found["labels"])))))
+    if found.get("unknown_words"):
+        say(f"[yellow]words the model does not know:[/] {escape(', '.join(found['unknown_words']))}")
+    if page is not None:
+        say(f"page: {escape(str(page))}")
+
+
+def _lines(found: Mapping[str, Any], shown: int) -> list[str]:
+    """Labels sorted by probability, with a line where those predicted end."""
+    lines = [
+        f"known: {one['label']} {'yes' if one['state'] else 'no'} (alone the model says {one['alone']:.1%})"
+        for one in found["known"]
+    ]
+    if found["known"]:
+        lines.append("  told   alone  label")
+    entries = found["labels"][:shown]
+    mark = f"------ {found['threshold']:.0%}: labels below are not predicted"
+    for number, entry in enumerate(entries):
+        if not entry["predicted"] and (not number or entries[number - 1]["predicted"]):
+            lines.append(mark)
+        alone = f"  {entry['alone']:6.1%}" if "alone" in entry else ""
+        turned = "alone" in entry and (entry["alone"] >= found["threshold"]) != entry["predicted"]
+        lines.append(f"{entry['probability']:6.1%}{alone}  {entry['label']}{'  *' if turned else ''}")
+    if any(line.endswith("  *") for line in lines):
+        lines.append("* predicted otherwise without what is known")
+    left = len(found["labels"]) - len(entries)
+    return lines + ([f"and {left} less probable labels (--top, --json)"] if left else [])
+
+
+@app.command()
+def export(
+    folder: Annotated[
+        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+    ],
+    target: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Write what the clients share and every client's model, for confed, transformers and peft."""
+    from confed.inference.export import export as write
+
+    folder, _ = _run_of(folder)
+    written = write(folder, target)
+    if as_json:
+        print_json(written)
+        return
+    for name, path in written.items():
+        print(f"{name}: {path}")
+
+
+def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
+    """The run to ask, and whose model: in a site's private folder the site's own, if there is one."""
+    from confed.deployment.site_models import site_of
+    from confed.inference.predict import FinishedRun, run_of
+
+    if (site := site_of(folder)) is not None:
+        return site[0], client or (site[1] if site[1] in FinishedRun(site[0]).owners else None)
+    run = run_of(folder)
+    if run != folder:
+        say(f"this is a study; asking {escape(str(run))}")
+    return run, client

@@ -1,0 +1,101 @@
+"""Verbs that choose settings: tune."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, plain, print_json, print_table, say
+from confed.cli.compare import default_workers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from confed.studies.tuned import Tuned
+
+
+@app.command()
+def tune(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe file, or the name of a packaged one (`confed list recipes`).")
+    ] = "fedvqa_scenes",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=3")
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Configurations per method, the recipe's own included.")] = 6,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the tuning runs; results are never reported with it.")] = 100,
+    workers: Annotated[
+        int | None, typer.Option(help="Methods at a time, a process each. [default: one per core; one on a GPU]")
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            help="Stop configurations early that lie two standard errors below the median, two rounds in a row."
+        ),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the scores. [default: runs/NAME-tune]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose each method's settings on the clients' validation data, with the same budget for all.
+
+    Writes scores.csv and tuned.toml (for `confed compare --tuned`). The same command goes on after an interruption.
+    """
+    from dataclasses import asdict
+
+    from confed.cli.progress import GridDisplay
+    from confed.recipes.recipe import load_recipe
+    from confed.studies import tune as tuning
+    from confed.studies.grid import rows_of
+
+    loaded = load_recipe(recipe, overrides or [])
+    loaded = loaded.with_rows(rows_of(loaded, methods))
+    folder = out or Path("runs") / f"{loaded.name}-tune"
+    count = workers if workers is not None else default_workers(loaded)
+    try:
+        with GridDisplay(console, quiet=as_json) as display:
+            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, show=display, prune=prune)
+    except KeyboardInterrupt:
+        say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        rows = [{**asdict(tuned), "lead": tuned.lead} for tuned in found]
+        print_json(plain({"folder": str(folder), "methods": rows}))
+    else:
+        print_table(_table(found))
+        shown = Console()
+        for tuned in found:
+            if tuned.lead:
+                shown.print(escape(f"{tuned.label}: {tuned.lead}"), soft_wrap=True, highlight=False)
+        for tuned in found:
+            if tuned.error:
+                shown.print(f"[red]without[/] {escape(tuned.label)}: {escape(tuned.error)}", highlight=False)
+        shown.print(escape(f"written: {folder}/tuned.toml, scores.csv"), soft_wrap=True, highlight=False)
+    if any(tuned.failed or (tuned.trials and tuned.best is None) for tuned in found):
+        raise typer.Exit(FAILED)
+
+
+def _table(found: "list[Tuned]") -> "Table":
+    from rich.table import Table
+
+    from confed.studies.tuned import in_words
+
+    table = Table("method", "chosen", title="Chosen on validation data", title_justify="left", box=None, pad_edge=False)
+    for name in ("recipe's own", "chosen's", "tried", "pruned"):
+        table.add_column(name, justify="right")
+    for tuned in found:
+        own, best = tuned.trials[0].score if tuned.trials else None, tuned.best
+        table.add_row(
+            escape(tuned.label),
+            escape(in_words(best.values)) if best else "–",
+            "–" if own is None else f"{own:.1%}",
+            "–" if best is None else f"{best.score:.1%}",
+            str(len(tuned.trials)),
+            str(sum(trial.state == "pruned" for trial in tuned.trials)),
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Registered datasets, one file each, and the generators of built-in pictures."""

@@ -1,0 +1,313 @@
+"""Texts, pictures with captions and documents, which Cao, Sun and Yu (2025) train on, in the layouts of large corpora.
+
+Below ``root``: ``pairs/`` with shards (``.tar`` or ``.parquet``, see :mod:`confed.data.caption_files.shards`);
+``texts/`` and ``documents/`` with JSON lines (``.jsonl`` or ``.jsonl.zst``, see
+:mod:`confed.data.caption_files.texts`); the documents' pictures in ``documents/images.tar`` or ``documents/images/``.
+Files are read in the order of their names and row by row; pictures stay in them until a batch asks for them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from confed.data.caption_files.near_duplicates import NearDuplicates
+from confed.data.caption_files.records import Piece
+from confed.data.caption_files.shards import Place, ShardPictures, shard_pairs
+from confed.data.caption_files.texts import chunks, story_lines, text_lines
+from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.ml_files.pictures import LazyPictures, open_pictures
+from confed.data.ml_files.table import PackedTexts
+from confed.data.partitions import iid
+from confed.datasets.picture_captions import kind_of, known_words
+from confed.datasets.scenes.graph import generator
+from confed.metrics.captions import caption_words
+from confed.registry import register_dataset
+
+__all__ = ["caption_corpus", "turns_of"]
+
+
+@register_dataset
+def caption_corpus(
+    root: Path | str,
+    *,
+    clients: int = 4,
+    mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
+    words: int = 20,
+    turns: int = 3,
+    near_duplicates: float = 0.8,
+    most: int = 100_000,
+    validation: float = 0.02,
+    test_share: float = 0.1,
+    public: float = 0.0,
+    min_count: int = 5,
+    shots: int = 0,
+    image_size: int = 224,
+    seed: int = 0,
+) -> FederatedDataset:
+    """A corpus in shards, dealt out in equal random shares.
+
+    Each client's own pictures with captions are divided into training, validation and test; texts and documents are for
+    training. Owners and test sets are the same for all seeds.
+
+    Args:
+        root: see the module.
+        clients: number of clients.
+        mixture: shares of texts, of pictures with captions and of documents in every training batch.
+        words: longer texts are cut into pieces of so many words; pictures whose captions are longer are left out.
+        turns: most pictures with their texts of a document; longer ones are cut.
+        near_duplicates: similarity from which on a text, a caption or a document is left out because an earlier one is
+            nearly the same; 0 keeps all.
+        most: most texts, pictures and documents, each, that are read. Their words are kept in memory, pictures are not.
+        validation: share of each client's pictures held out for validation, chosen by the seed.
+        test_share: share of each client's pictures that are its test.
+        public: share of the pictures whose captions, and of the texts that, no client gets (``confed data prepare
+            pieces`` learns from them).
+        min_count: a word must stand in so many texts to be in the vocabulary.
+        shots: described training pictures of the client that are shown before a validation or test picture.
+        image_size: side of the pictures in pixels.
+        seed: see ``validation``.
+
+    Raises:
+        ValueError: there are no pictures with captions, a file is faulty, a picture of a document is not there, or an
+            option is out of range.
+    """
+    _check(clients, words, turns, most, shots, near_duplicates, (validation, test_share, public))
+    corpus = _read(Path(root), words, turns, most, near_duplicates)
+    pictures = _pictures(Path(root), corpus, image_size)
+    rng = generator(0, "corpus")
+    owners: dict[str, list[np.ndarray]] = {}
+    free: list[str] = []
+    for texts in (corpus.captions, corpus.texts, [""] * len(corpus.documents)):
+        rows = rng.permutation(len(texts))
+        cut = int(public * len(rows))
+        free += [texts[row] for row in rows[:cut].tolist() if texts[row]]
+        dealt = np.sort(rows[cut:])
+        shares = iid(len(dealt), clients, rng) if len(dealt) >= clients else {}
+        for number in range(clients):
+            name = f"client-{number:02d}"
+            own = shares.get(name, np.zeros(0, np.int64))
+            owners.setdefault(name, []).append(dealt[own])
+    splits = {
+        name: _divided(name, own, corpus, pictures, (validation, test_share), shots, seed)
+        for name, own in owners.items()
+    }
+    facts = {
+        "origin": f"{len(corpus.captions)} pictures with captions, {len(corpus.texts)} texts, {len(corpus.documents)} "
+        f"documents of {root}",
+        "near duplicates": f"{corpus.duplicates} left out" if near_duplicates else "kept",
+        "long captions": f"{corpus.long} pictures with captions of more than {words} words left out",
+        "public": f"{len(free)} texts that no client has" if free else "none",
+    }
+    told = free or [*corpus.captions, *corpus.texts, *(turn.text for own in corpus.documents for turn in own)]
+    return FederatedDataset(
+        "caption_corpus", ("caption",), splits, {}, known_words(told, min_count), facts,
+        mixture=tuple(mixture), public=free,
+    )  # fmt: skip
+
+
+@dataclass
+class _Corpus:
+    """What was read; documents have numbers of ``named`` as pictures."""
+
+    places: list[Place] = field(default_factory=list[Place])
+    names: list[str] = field(default_factory=list[str])
+    captions: list[str] = field(default_factory=list[str])
+    texts: list[str] = field(default_factory=list[str])
+    documents: list[list[Turn]] = field(default_factory=list[list[Turn]])
+    named: list[str] = field(default_factory=list[str])
+    duplicates: int = 0
+    long: int = 0
+
+
+class _Both:
+    """Pictures of shards, then those of documents; :class:`confed.data.picture_tables.Pictures`."""
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, first: ShardPictures, second: LazyPictures) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(M, S, S, 3)."""
+        return len(self), *self._first.shape[1:]
+
+    def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
+        """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8."""
+        if isinstance(index, int | np.integer):
+            return self[np.array([index])][0]
+        rows, border = np.asarray(index), len(self._first)
+        pictures = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
+        pictures[rows < border] = self._first[rows[rows < border]]
+        pictures[rows >= border] = self._second[rows[rows >= border] - border]
+        return pictures
+
+
+def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple[str, str]]]:
+    """A document as turns of a picture with the text behind it, in parts of up to so many turns.
+
+    Texts behind each other are one; a text in front of the first picture is a turn without a picture, and a picture
+    without a text behind it is left out at the end of a part. So the last turn of a part has a picture and a text.
+
+    Args:
+        pieces: the document's.
+        words: longer texts lose their end.
+        turns: most turns of a part.
+
+    Returns:
+        Of each part, pictures (empty for none) and texts (empty for none). None of a document without a picture that
+        has a text behind it.
+    """
+    found: list[tuple[str, str]] = []
+    for piece in pieces:
+        if piece.picture:
+            found.append((piece.picture, ""))
+        elif piece.text.strip():
+            picture, before = found.pop() if found else ("", "")
+            found.append((picture, " ".join(f"{before} {piece.text}".split()[:words])))
+    parts = [found[first : first + turns] for first in range(0, len(found), turns)]
+    for part in parts:
+        while part and not (part[-1][0] and part[-1][1]):
+            part.pop()
+    return [part for part in parts if part]
+
+
+def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus:
+    """All files below the root, each once and row by row."""
+    corpus = _Corpus()
+    seen = NearDuplicates(near) if near else None
+
+    def new(text: str) -> bool:
+        return seen is None or seen.is_new(text)
+
+    shards = [file for ending in ("*.tar", "*.parquet") for file in (root / "pairs").glob(ending)]
+    if not shards:
+        raise ValueError(f"caption_corpus: expected shards of pictures with captions in {root / 'pairs'}, found none")
+    for shown in islice((pair for file in sorted(shards) for pair in shard_pairs(file)), most):
+        if len(caption_words(shown.caption)) > words:
+            corpus.long += 1
+        elif new(shown.caption):
+            corpus.places.append(shown.place)
+            corpus.names.append(f"{shown.place.file.stem}/{shown.name}")
+            corpus.captions.append(shown.caption)
+    texts = (text for file in _lines(root / "texts") for _, text in text_lines(file))
+    for text in islice(texts, most):
+        if new(text):
+            corpus.texts += chunks(text, words)
+    numbers: dict[str, int] = {}
+    for story in islice((story for file in _lines(root / "documents") for story in story_lines(file)), most):
+        parts = turns_of(story.pieces, words, turns)
+        if parts and new(" ".join(text for part in parts for _, text in part)):
+            corpus.documents += [
+                [Turn(numbers.setdefault(name, len(numbers)) if name else -1, text) for name, text in part]
+                for part in parts
+            ]
+    corpus.named = list(numbers)
+    corpus.duplicates = 0 if seen is None else seen.dropped
+    return corpus
+
+
+def _lines(folder: Path) -> Iterator[Path]:
+    yield from sorted(file for ending in ("*.jsonl", "*.jsonl.zst") for file in folder.glob(ending))
+
+
+def _pictures(root: Path, corpus: _Corpus, size: int) -> ShardPictures | _Both:
+    """All pictures; those of documents behind those of shards.
+
+    Raises:
+        ValueError: one that a document names is not there.
+    """
+    first = ShardPictures(corpus.places, size)
+    if not corpus.named:
+        return first
+    archive, folder = root / "documents" / "images.tar", root / "documents" / "images"
+    source = archive if archive.is_file() else folder
+    second = open_pictures(source, PackedTexts.of(corpus.named), size)
+    lost = next((name for row, name in enumerate(corpus.named) if not second.present(row)), None)
+    if lost is not None:
+        raise ValueError(f"a document names the picture {lost!r}, which is not in {source}")
+    return _Both(first, second)
+
+
+def _divided(
+    client: str,
+    own: Sequence[np.ndarray],
+    corpus: _Corpus,
+    pictures: ShardPictures | _Both,
+    shares: tuple[float, float],
+    shots: int,
+    seed: int,
+) -> Split:
+    """A client's examples."""
+    pairs, texts, documents = own
+    validation, test_share = shares
+    order = generator(0, "corpus test", client).permutation(pairs)
+    cut = round(test_share * len(pairs))
+    test, rest = np.sort(order[:cut]), np.sort(order[cut:])
+    order = generator(seed, "corpus validation", client).permutation(rest)
+    held = round(validation * len(pairs))
+    asked, train = np.sort(order[:held]), np.sort(order[held:])
+    if not len(train) or shots > len(train):
+        raise ValueError(f"{client!r} has {len(train)} pictures to train on, which are too few: take fewer clients")
+    shift = len(corpus.places)
+    turns = [
+        [Turn(turn.picture + shift if turn.picture >= 0 else -1, turn.text) for turn in corpus.documents[row]]
+        for row in documents.tolist()
+    ]
+    sizes = len(train), len(texts), len(turns)
+    shown = np.repeat([True, False, True], sizes)
+    said = [*(corpus.captions[row] for row in train.tolist()), *(corpus.texts[row] for row in texts.tolist())]
+    told = Examples(
+        pictures,
+        np.array([*train.tolist(), *[0] * len(texts), *(turn[-1].picture for turn in turns)], dtype=np.int64),
+        [*said, *(turn[-1].text for turn in turns)],
+        ["caption"] * sum(sizes),
+        [*(kind_of([corpus.captions[row]]) for row in train.tolist()), *["text"] * sizes[1], *["document"] * sizes[2]],
+        [f"{client}/train/{row:08d}" for row in range(sum(sizes))],
+        present={"image": shown},
+        before=[*[()] * (sizes[0] + sizes[1]), *(turn[:-1] for turn in turns)],
+    )
+    return Split(told, *(_asked(client, rows, train, corpus, pictures, shots) for rows in (asked, test)))
+
+
+def _asked(
+    client: str,
+    rows: np.ndarray,
+    shown: np.ndarray,
+    corpus: _Corpus,
+    pictures: ShardPictures | _Both,
+    shots: int,
+) -> Examples:
+    """Pictures to be described, each behind a few that are described already."""
+    rng = generator(0, "corpus shots", client)
+    before = [
+        [Turn(p, corpus.captions[p]) for p in rng.choice(shown, shots, replace=False).tolist()]
+        for _ in range(len(rows))
+    ]
+    said = [(corpus.captions[row],) for row in rows.tolist()]
+    return Examples(
+        pictures, rows, [""] * len(rows), ["caption"] * len(rows), [kind_of(own) for own in said],
+        [corpus.names[row] for row in rows.tolist()],
+        present={"text": np.zeros(len(rows), dtype=bool)}, captions=said, before=before if shots else None,
+    )  # fmt: skip
+
+
+def _check(clients: int, words: int, turns: int, most: int, shots: int, near: float, shares: tuple[float, ...]) -> None:
+    """Raises ValueError if an option is out of its range."""
+    named = {"clients": (clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1), "shots": (shots, 0)}
+    for name, (value, least) in named.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not 0 <= near <= 1:
+        raise ValueError(f"near_duplicates must lie in [0, 1], got {near}")
+    if min(shares) < 0 or max(shares) >= 1 or shares[0] + shares[1] >= 1:
+        raise ValueError(
+            f"validation, test_share and public must be shares in [0, 1) that leave something, got {list(shares)}"
+        )

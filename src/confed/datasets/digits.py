@@ -1,0 +1,393 @@
+"""Spoken and written digits with clues in words: six clients that see, hear or read, or do several of these.
+
+The folder holds ``audio.npz`` (``waveform`` int16, all recordings one behind the other; ``offsets`` int64 (n + 1);
+``digit``, ``speaker`` and ``take`` (n)), ``images.npz`` (``images`` uint8 (m, 28, 28), ``digit`` (m)) and ``meta.json``
+(``sample_rate``; ``speakers``, of which each has a ``name``, in the order of their numbers).
+
+A sample is a digit with what its client has of it: a picture, a recording, a clue. Pictures and recordings are paired
+by digit. No picture and no recording is at two clients or in two roles. There are few recordings, so each serves
+several samples, with other pictures and clues and behind a pause of another length; ``facts`` count them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.bounded_files import load_npz
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.federate import floors
+from confed.data.label_shares import label_counts, label_shares
+from confed.data.modalities import set_name
+from confed.data.picture_tables import NoPictures
+from confed.data.pictures import empty_table, fill_table
+from confed.data.sounds import Sounds, sounds_of
+from confed.datasets.digit_clues import clue, clue_words
+from confed.datasets.scenes.graph import generator
+from confed.federation.ownership import MODALITIES
+from confed.registry import register_dataset
+
+__all__ = ["OWNED", "SUBSETS", "digits"]
+
+OWNED: Mapping[str, tuple[str, ...]] = {
+    "only_image": ("image",),
+    "only_text": ("text",),
+    "only_audio": ("audio",),
+    "image_text": ("image", "text"),
+    "image_audio": ("image", "audio"),
+    "image_text_audio": ("image", "text", "audio"),
+}
+"""The clients, and what each of them owns."""
+
+_PLACE = "new"
+_EVERYTHING = ("image", "text", "audio")
+SUBSETS: tuple[tuple[str, ...], ...] = (
+    *(("image",), ("text",), ("audio",)),
+    *(("image", "text"), ("image", "audio"), ("text", "audio")),
+    _EVERYTHING,
+)
+"""All sets of modalities; each has an unseen place."""
+
+_PUBLISHED = frozenset({"george", "jackson", "lucas", "nicolas", "theo", "yweweler"})
+"""The speakers of the Free Spoken Digit Dataset."""
+
+ANSWERS = tuple(map(str, range(10)))
+TEST_TAKES = 5
+"""The recordings numbered 0 to 4 of each digit and speaker are the official test recordings of the source."""
+HELD_OUT = 0.1
+"""Share of a client's other recordings that only its validation samples have."""
+_LAYOUT = "expected audio.npz, images.npz and meta.json"
+_ROLES = ("train", "validation", "test")
+_FACTS = {
+    "origin": "recordings of the Free Spoken Digit Dataset and pictures of MNIST's test set, paired by digit; clues in "
+    "words are made up",
+    "licence": "recordings: CC BY-SA 4.0; pictures: CC BY-SA 3.0",
+    "citation": 'Z. Jackson et al., "Free Spoken Digit Dataset: v1.0.8", Zenodo 2018; Y. LeCun et al., "Gradient-based '
+    'learning applied to document recognition", Proc. IEEE 86(11), 1998',
+}
+
+
+@register_dataset
+def digits(
+    root: Path | str,
+    split: Literal["clients", "iid", "dirichlet"] = "clients",
+    *,
+    alpha: float = 0.5,
+    train: int = 800,
+    validation: int = 200,
+    test: int = 500,
+    unseen: str | None = None,
+    noise: float = 0.35,
+    pause: float = 0.2,
+    image_size: int = 28,
+    rate: int = 8000,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Six clients with pictures, texts, sound, or several of them, and a place for every set of modalities.
+
+    The unseen places show the same samples: pictures that nobody else has, of a speaker whom nobody trains on, each
+    place one set of modalities. Test samples are the same for all seeds.
+
+    Args:
+        root: the data set's folder.
+        split: "clients": each client with sound has a speaker of its own (of more speakers, every third one, so that
+            nobody speaks at two clients), and all digits equally often; "iid": the
+            speakers' recordings are dealt out among those clients; "dirichlet": this, and each client has its own
+            frequencies of the digits. Every client has the modalities that it has in all three.
+        alpha: concentration of "dirichlet".
+        train: training samples per client.
+        validation: validation samples per client, of recordings of their own.
+        test: test samples per client and per unseen place.
+        unseen: the speaker of the unseen places; by default "theo", or the last one where nobody is called so.
+        noise: probability that a number word of a clue is a wrong one, or none.
+        pause: longest silence before a recording, in seconds.
+        image_size: pixels per side.
+        rate: samples per second; recordings of another rate are resampled.
+        seed: chooses training and validation samples, which recordings validation has, and their clues and pauses.
+
+    Raises:
+        ValueError: a file is missing or damaged, there is no such speaker, there are too few pictures for the samples
+            asked for, or an option is out of range.
+    """
+    _check(train=train, validation=validation, test=test, noise=noise, pause=pause, rate=rate, seed=seed)
+    source = _read(Path(root))
+    unseen = unseen if unseen is not None else "theo" if "theo" in source.speakers else source.speakers[-1]
+    if unseen not in source.speakers:
+        raise ValueError(f"unseen must be one of {', '.join(source.speakers)}, got {unseen!r}")
+    sizes: dict[str, int] = dict(zip(_ROLES, (train, validation, test), strict=True))
+    counts = _counts(sizes, alpha if split == "dirichlet" else None)
+    pictures = _deal_pictures(source, counts, label_counts(test, np.ones(10)), seed)
+    clips = _deal_clips(source, unseen, seed, together=split == "clients")
+    owned = {**OWNED, _PLACE: _EVERYTHING}
+    drawn: dict[tuple[str, str], _Drawn] = {}
+    for name, role in [*((name, role) for name in OWNED for role in _ROLES), (_PLACE, "test")]:
+        rng = generator(0 if role == "test" else seed, "digits", name, role)
+        own = counts[name, role] if name in OWNED else label_counts(test, np.ones(10))
+        drawn[name, role] = _draw(own, owned[name], pictures.get((name, role)), clips.get((name, role)), noise, rng)
+    sounds, starts = _sounds(source, drawn, pause, rate, seed)
+    table, row_of = _pictures(source, drawn, image_size)
+
+    def examples(name: str, role: str, shown: tuple[str, ...], place: str) -> Examples:
+        own = drawn[name, role]
+        there = {modality: np.full(len(own.digit), modality in shown) for modality in MODALITIES[:3]}
+        return Examples(
+            table if "image" in shown else NoPictures(1),
+            row_of[own.picture] if "image" in shown else np.zeros(len(own.digit), np.int64),
+            own.clues if "text" in shown else [""] * len(own.digit),
+            [ANSWERS[digit] for digit in own.digit.tolist()],
+            [set_name([modality in shown for modality in MODALITIES])] * len(own.digit),
+            [f"{place}/{role}/{row:05d}" for row in range(len(own.digit))],
+            sounds=sounds if "audio" in shown else None,
+            sound_index=starts[name, role] + np.arange(len(own.digit)) if "audio" in shown else None,
+            present=there,
+        )
+
+    splits = {n: Split(*(examples(n, role, shown, n) for role in _ROLES)) for n, shown in OWNED.items()}
+    places = {f"new_{'_'.join(shown)}": shown for shown in SUBSETS}
+    tests = {place: examples(_PLACE, "test", shown, place) for place, shown in places.items()}
+    # Other recordings in this layout have an origin and a licence of their own.
+    published = set(source.speakers) <= _PUBLISHED
+    facts = {**(_FACTS if published else {"origin": str(root)}), **floors(splits), **_told(source, drawn, unseen)}
+    return FederatedDataset("digits", ANSWERS, splits, tests, clue_words(), facts, modalities=dict(OWNED))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The files' content: M pictures (M, 28, 28) and N recordings, with their digits, speakers and takes."""
+
+    images: np.ndarray
+    image_digit: np.ndarray
+    clips: tuple[np.ndarray, ...]
+    clip_digit: np.ndarray
+    speaker: np.ndarray
+    take: np.ndarray
+    speakers: tuple[str, ...]
+    rate: int
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Samples of one client and role: digits, rows of pictures and of recordings (-1 for none), and clues."""
+
+    digit: np.ndarray
+    picture: np.ndarray
+    clip: np.ndarray
+    clues: list[str]
+
+
+_Dealt = dict[tuple[str, str], list[np.ndarray]]
+"""Client and role -> for each digit, the rows that are its own."""
+
+
+def _check(*, noise: float, pause: float, rate: int, seed: int, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1 sample, got {size}")
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise must lie in [0, 1], got {noise}")
+    if not 0 <= pause <= 10:
+        raise ValueError(f"pause must lie in [0, 10] seconds, got {pause}")
+    if rate < 1:
+        raise ValueError(f"rate must be at least 1 Hz, got {rate}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+
+
+def _counts(sizes: Mapping[str, int], alpha: float | None) -> dict[tuple[str, str], np.ndarray]:
+    """Client and role -> how many samples of each digit. The generator is fixed: clients do not depend on a seed."""
+    rng = generator(0, "digits", "shares")
+    # Pictures are the scarce thing, so that those who have them are balanced among themselves.
+    seeing = [name for name, owned in OWNED.items() if "image" in owned]
+    others = [name for name in OWNED if name not in seeing]
+    shares: dict[str, np.ndarray] = {}
+    for names in (seeing, others):
+        shares |= zip(names, label_shares(len(names), 10, alpha, rng), strict=True)
+    return {(name, role): label_counts(size, shares[name]) for name in OWNED for role, size in sizes.items()}
+
+
+def _deal_pictures(
+    source: _Source, counts: Mapping[tuple[str, str], np.ndarray], unseen: np.ndarray, seed: int
+) -> _Dealt:
+    """Each picture to one client and role, or to the unseen places; test pictures first, for all seeds the same."""
+    seeing = [name for name, owned in OWNED.items() if "image" in owned]
+    fixed = [(_PLACE, "test"), *((name, "test") for name in seeing)]
+    free = [(name, role) for name in seeing for role in ("train", "validation")]
+    wanted = {**counts, (_PLACE, "test"): unseen}
+    dealt: _Dealt = {key: [] for key in (*fixed, *free)}
+    for digit in range(10):
+        rows = generator(0, "digits", "pictures", str(digit)).permutation(np.flatnonzero(source.image_digit == digit))
+        need = sum(int(wanted[key][digit]) for key in dealt)
+        if need > len(rows):
+            raise ValueError(
+                f"the sizes ask for {need} pictures of the digit {digit}, and there are {len(rows)}: make train, "
+                "validation or test smaller"
+            )
+        taken = sum(int(wanted[key][digit]) for key in fixed)
+        rows[taken:] = generator(seed, "digits", "training pictures", str(digit)).permutation(rows[taken:])
+        first = 0
+        for key in dealt:
+            count = int(wanted[key][digit])
+            dealt[key].append(rows[first : first + count])
+            first += count
+    return dealt
+
+
+def _deal_clips(source: _Source, unseen: str, seed: int, *, together: bool) -> _Dealt:
+    """Each recording to one client and role: by speaker (``together``), or each speaker's dealt out in turns."""
+    hearing = [name for name, owned in OWNED.items() if "audio" in owned]
+    known = [number for number, name in enumerate(source.speakers) if name != unseen]
+    least = len(hearing) if together else 1
+    if len(known) < least:
+        raise ValueError(
+            f"there must be at least {least} speakers beside {unseen!r}, got {len(known)}"
+            + ("; take split = 'iid', which deals each speaker's recordings out" if known else "")
+        )
+    place = np.array([known.index(s) if s in known else -1 for s in source.speaker.tolist()])
+    owner = (
+        np.where(place < 0, -1, place % len(hearing))
+        if together
+        else np.where(place < 0, -1, (place + source.take) % len(hearing))
+    )
+    dealt: _Dealt = {(_PLACE, "test"): [np.flatnonzero((place < 0) & (source.clip_digit == d)) for d in range(10)]}
+    for number, name in enumerate(hearing):
+        roles: dict[str, list[np.ndarray]] = {role: [] for role in _ROLES}
+        for digit in range(10):
+            own = (owner == number) & (source.clip_digit == digit)
+            rows = np.flatnonzero(own & (source.take >= TEST_TAKES))
+            held = max(1, round(HELD_OUT * len(rows)))
+            mixed = generator(seed, "digits", "recordings", name, str(digit)).permutation(rows)
+            parts = {"train": mixed[held:], "validation": mixed[:held]}
+            parts["test"] = np.flatnonzero(own & (source.take < TEST_TAKES))
+            for role in _ROLES:
+                if not len(parts[role]):
+                    raise ValueError(f"client {name!r} has no {role} recording of the digit {digit}")
+                roles[role].append(parts[role])
+        dealt |= {(name, role): rows for role, rows in roles.items()}
+    return dealt
+
+
+def _draw(
+    counts: np.ndarray,
+    owned: tuple[str, ...],
+    pictures: list[np.ndarray] | None,
+    clips: list[np.ndarray] | None,
+    noise: float,
+    rng: np.random.Generator,
+) -> _Drawn:
+    """The samples of one client and role, in a random order."""
+    digit = rng.permutation(np.repeat(np.arange(10), counts))
+    picture, clip = (np.full(len(digit), -1, dtype=np.int64) for _ in range(2))
+    for value in range(10):
+        rows = np.flatnonzero(digit == value)
+        if pictures is not None:
+            picture[rows] = pictures[value]
+        if clips is not None:
+            # Every recording serves as often as any other, or once more.
+            clip[rows] = np.resize(rng.permutation(clips[value]), len(rows))
+    clues = [clue(value, noise, rng) for value in digit.tolist()] if "text" in owned else [""] * len(digit)
+    return _Drawn(digit, picture, clip, clues)
+
+
+def _sounds(
+    source: _Source, drawn: Mapping[tuple[str, str], _Drawn], pause: float, rate: int, seed: int
+) -> tuple[Sounds, dict[tuple[str, str], int]]:
+    """All samples' recordings behind their pauses, and where those of each client and role begin."""
+    names = [f"recording {number}" for number in range(len(source.clips))]
+    clips = sounds_of(source.clips, source.rate, rate, names)
+    parts: list[np.ndarray] = []
+    origin: list[int] = []
+    starts: dict[tuple[str, str], int] = {}
+    for (name, role), own in drawn.items():
+        if (own.clip < 0).any():
+            continue
+        starts[name, role] = len(parts)
+        rng = generator(0 if role == "test" else seed, "digits", "pauses", name, role)
+        silent = rng.integers(0, int(pause * rate) + 1, len(own.clip))
+        for row, length in zip(own.clip.tolist(), silent.tolist(), strict=True):
+            parts.append(np.concatenate([np.zeros(length, np.int16), clips.clip(row)]))
+            origin.append(row)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
+    return Sounds(np.concatenate(parts), offsets, rate, np.array(origin, dtype=np.int64)), starts
+
+
+def _pictures(source: _Source, drawn: Mapping[tuple[str, str], _Drawn], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pictures that are used, uint8 (M, size, size, 3), and the row there of every picture of the source."""
+    used = np.unique(np.concatenate([own.picture for own in drawn.values()]))
+    used = used[used >= 0]
+    table = empty_table(len(used), size)
+    fill_table(table, (np.repeat(source.images[row][:, :, None], 3, axis=2) for row in used))
+    row_of = np.zeros(len(source.images), np.int64)
+    row_of[used] = np.arange(len(used))
+    return table, row_of
+
+
+def _told(source: _Source, drawn: Mapping[tuple[str, str], _Drawn], unseen: str) -> dict[str, str]:
+    """How many recordings are behind the samples, and who speaks."""
+    lines: dict[str, list[str]] = {}
+    for (name, role), own in drawn.items():
+        if (own.clip >= 0).all():
+            who = sorted({source.speakers[number] for number in source.speaker[own.clip].tolist()})
+            line = lines.setdefault(name, [", ".join(who) + ":"])
+            line.append(f"{len(set(own.clip.tolist()))} in {len(own.clip)} {role} samples,")
+    told = {name: " ".join(line).rstrip(",") for name, line in lines.items()}
+    return {
+        "independent recordings": "; ".join(f"{name}: {line}" for name, line in told.items() if name != _PLACE),
+        "unseen": f"the same samples at all places; recordings of {told[_PLACE]}",
+    }
+
+
+def _read(root: Path) -> _Source:
+    """The files, checked.
+
+    Raises:
+        ValueError: one is missing, cannot be read, or its content does not belong together (names the file).
+    """
+    if not root.is_dir():
+        raise ValueError(f"digits: no data at {root}: the folder does not exist; {_LAYOUT}")
+    audio = _arrays(root / "audio.npz", ("waveform", "offsets", "digit", "speaker", "take"))
+    images = _arrays(root / "images.npz", ("images", "digit"))
+    meta = root / "meta.json"
+    try:
+        content: Any = json.loads(meta.read_text(encoding="utf-8"))
+        rate, speakers = int(content["sample_rate"]), tuple(str(entry["name"]) for entry in content["speakers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"digits: {meta} must give sample_rate and speakers with names, got: {error!r}") from error
+    n, pictures = len(audio["digit"]), images["images"]
+    shapes = {name: audio[name].shape for name in ("speaker", "take", "offsets")}
+    if shapes != {"speaker": (n,), "take": (n,), "offsets": (n + 1,)} or audio["waveform"].dtype != np.int16:
+        raise ValueError(f"digits: {root / 'audio.npz'} must have int16 waveform and {n} recordings, got {shapes}")
+    if pictures.dtype != np.uint8 or pictures.ndim != 3 or len(pictures) != len(images["digit"]):
+        raise ValueError(
+            f"digits: {root / 'images.npz'} must have uint8 images (M, H, W) and M digits, got {pictures.dtype} "
+            f"{pictures.shape} and {len(images['digit'])} digits"
+        )
+    for file, values, limit in (("audio.npz", audio["digit"], 10), ("images.npz", images["digit"], 10)):
+        if len(values) and int(values.max()) >= limit:
+            raise ValueError(f"digits: {root / file}: digits must be 0 to 9, got {values.max()}")
+    if n and int(audio["speaker"].max()) >= len(speakers):
+        raise ValueError(
+            f"digits: {meta} names {len(speakers)} speakers, audio.npz has number {audio['speaker'].max()}"
+        )
+    offsets = audio["offsets"].astype(np.int64)
+    return _Source(
+        pictures,
+        images["digit"].astype(np.int64),
+        tuple(audio["waveform"][first:last] for first, last in pairwise(offsets)),
+        audio["digit"].astype(np.int64),
+        audio["speaker"].astype(np.int64),
+        audio["take"].astype(np.int64),
+        speakers,
+        rate,
+    )
+
+
+def _arrays(file: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    try:
+        content = load_npz(file, names)
+        return {name: content[name] for name in names}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"digits: {file} must be an npz file with {', '.join(names)}, got: {error}") from error

@@ -1,0 +1,172 @@
+"""FLAIR (Song et al., NeurIPS 2022): photographs of 51,414 Flickr users, with 17 coarse and 1,628 fine labels.
+
+Below ``root``: ``labels_and_metadata.json`` with the pictures in ``small_images/`` or ``small_images.tar``, or one HDF5
+file; and ``label_relationship.txt`` for the fine labels. Users are clients. Those of the official splits "val" and
+"test" do not train: they are the places "validation" and "test".
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+
+from confed.data.label_federate import cap
+from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
+from confed.data.ml_files.flair import (
+    FLAIR_LABELS,
+    flair_fine_labels,
+    flair_hdf5_records,
+    flair_records,
+    flair_relationship,
+)
+from confed.data.ml_files.pictures import Check, LazyPictures, drop_unreadable
+from confed.data.ml_files.records import LabelRecord
+from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.partitions import hold_out
+from confed.registry import register_dataset
+
+__all__ = ["flair", "flair_fine_names"]
+
+HELD = 1 << 28
+"""Bytes of pictures that are kept in memory."""
+
+_METADATA, _RELATIONSHIP, _PICTURES = "labels_and_metadata.json", "label_relationship.txt", "small_images"
+_ENDINGS = (".hdf5", ".h5")
+_FACTS = {
+    "origin": "FLAIR (Song, Granqvist and Talwar): photographs of Flickr users, one client each",
+    "licence": "annotations: CC BY-NC 4.0; every picture keeps its own Flickr licence",
+    "citation": 'C. Song, F. Granqvist, K. Talwar, "FLAIR: federated learning annotated image repository", NeurIPS '
+    "2022",
+}
+
+
+@register_dataset
+def flair(
+    root: Path | str,
+    *,
+    level: Literal["coarse", "fine"] = "coarse",
+    validation: float = 0.0,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    image_size: int = 256,
+    seed: int = 0,
+) -> LabelDataset:
+    """One client per training user; splits are made when a client is asked for.
+
+    Users who have no label on any picture are clients like others. Clients have no test pictures: as published, tests
+    are about other people's pictures.
+
+    Args:
+        root: see the module.
+        level: 17 coarse labels, or the 1,628 fine ones, each with its coarse one.
+        validation: share of each training user's pictures held out for validation, rounded, so that users with few
+            have none; chosen by the seed. Published results train on all and look at the place "validation".
+        max_train: most training pictures per user, chosen by the seed (FLAIR's benchmark: 512).
+        unreadable: share of the pictures of a split that may be left out because they cannot be read.
+        check: as for :func:`confed.datasets.coco_labels.coco`.
+        image_size: side of the pictures in pixels.
+        seed: see ``validation`` and ``max_train``.
+
+    Raises:
+        ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
+            pictures cannot be read, nobody trains, or an option is out of range.
+    """
+    if level not in ("coarse", "fine"):
+        raise ValueError(f"level must be coarse or fine, got {level!r}")
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation must be a share of the pictures in [0, 1), got {validation}")
+    if max_train is not None and max_train < 1:
+        raise ValueError(f"max_train must be None or at least 1, got {max_train}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    folder = Path(root)
+    coarse = flair_relationship(folder / _RELATIONSHIP) if level == "fine" else {}
+    labels = flair_fine_labels(folder / _RELATIONSHIP) if level == "fine" else FLAIR_LABELS
+    records, source = _sources(folder)
+    tables = collect(records, labels, level="fine" if level == "fine" else "labels")
+    if "train" not in tables:
+        raise ValueError(f"flair: expected users of the partition train in {folder}, got {', '.join(tables)}")
+    readable = {
+        split: drop_unreadable(table, source, image_size, at_most=unreadable, check=check, hold=HELD)
+        for split, table in tables.items()
+    }
+    table, pictures = readable["train"]
+    users = _Users(table, pictures, validation, max_train, seed)
+    places: dict[str, LabelExamples] = {}
+    facts = {**_FACTS, **table.facts()}
+    for split, place in (("val", "validation"), ("test", "test")):
+        if split in readable:
+            other, shown = readable[split]
+            places[place] = LabelExamples(other, shown, np.arange(len(other), dtype=np.int64))
+            facts |= {f"{place}: {key}": value for key, value in other.facts().items()}
+    clients = lazy_clients(table.of_users(), users.split, users.sizes)
+    return LabelDataset("flair", labels, clients, places, facts, coarse=coarse)
+
+
+def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
+    """Every coarse label's fine names, the most frequent on training pictures first, for text embeddings.
+
+    Names without any training picture come last; equally frequent ones are in alphabetical order. FedLGT's released
+    code counts the pictures of validation and test users too.
+
+    Args:
+        root: as for :func:`flair`, with ``label_relationship.txt``.
+
+    Raises:
+        ValueError: a file is missing or faulty, or a coarse label has no fine one.
+    """
+    folder = Path(root)
+    relationship = flair_relationship(folder / _RELATIONSHIP)
+    records, _ = _sources(folder)
+    counts = Counter(name for record in records if record.split == "train" for name in set(record.fine))
+    names: dict[str, list[str]] = {label: [] for label in FLAIR_LABELS}
+    for fine in sorted(relationship, key=lambda name: (-counts[name], name)):
+        names[relationship[fine]].append(fine)
+    lacking = [label for label, its in names.items() if not its]
+    if lacking:
+        raise ValueError(f"{folder / _RELATIONSHIP}: the coarse label {lacking[0]!r} has no fine one")
+    return {label: tuple(its) for label, its in names.items()}
+
+
+@dataclass(frozen=True)
+class _Users:
+    """What a training user's split is made of."""
+
+    table: MultiLabelTable
+    pictures: LazyPictures | np.ndarray
+    validation: float
+    most: int | None
+    seed: int
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training pictures of every user, int64, shape (U,), as :meth:`split` deals them."""
+        n = self.table.sizes
+        # The count of confed.data.partitions.hold_out.
+        left = n - np.minimum(np.rint(self.validation * n).astype(np.int64), np.maximum(n - 1, 0))
+        return left if self.most is None else np.minimum(left, self.most)
+
+    def split(self, user: str, rows: np.ndarray) -> LabelSplit:
+        """A function of the user's name, its rows and the options alone."""
+        name = crc32(user.encode())
+        held = np.zeros(len(rows), dtype=bool)
+        if self.validation:
+            held = hold_out(rows, self.validation, np.random.default_rng([0, self.seed, name]))
+        own = cap(rows[~held], self.most, np.random.default_rng([1, self.seed, name]))
+        return LabelSplit(*(LabelExamples(self.table, self.pictures, part) for part in (own, rows[held], rows[:0])))
+
+
+def _sources(root: Path) -> tuple[Iterator[LabelRecord], Path]:
+    """All records, and where their pictures lie."""
+    if (root / _METADATA).is_file():
+        packed = root / f"{_PICTURES}.tar"
+        return flair_records(root / _METADATA), packed if packed.is_file() else root / _PICTURES
+    packed = [file for file in sorted(root.iterdir()) if file.suffix in _ENDINGS] if root.is_dir() else [root]
+    if len(packed) != 1 or packed[0].suffix not in _ENDINGS:
+        raise ValueError(f"flair: expected {_METADATA} and {_PICTURES}, or one HDF5 file, in {root}")
+    return flair_hdf5_records(packed[0]), packed[0]

@@ -1,0 +1,201 @@
+"""Questions about photographs of six scenes: GQA (Hudson and Manning, 2019), divided as in FedVQA.
+
+``confed data prepare gqa-scenes`` makes the folder that this dataset reads, and its manifest has the sizes
+and hashes of all files. Pictures stay on disk and are decoded batch by batch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.federate import Pool, federate, floors, words
+from confed.data.picture_files import Check, PictureFiles, find_pictures
+from confed.datasets.gqa_scenes.places import SCENES
+from confed.prepare.gqa_scenes import FORMAT, digest
+from confed.registry import register_dataset
+
+__all__ = ["SCENARIOS", "gqa_scenes"]
+
+SCENARIOS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "A": (("transport", "sports", "educational", "natural"), ("home", "commercial")),
+    "B": (("sports", "home", "natural", "commercial"), ("transport", "educational")),
+}
+"""The paper's clients and unseen scenes (Tables 8.2 and 8.3)."""
+
+_HINT = "make it with `confed data prepare gqa-scenes`"
+_PARTS = {"files", "images", "options"}
+_KEYS = ("question_id", "image_id", "question", "answer", "type")
+_FACTS = {
+    "origin": "GQA, whose pictures are Visual Genome's, sorted into scenes by a classifier of Places365",
+    "licence": "as stated by GQA and Visual Genome; each picture has its author's",
+    "citation": 'D. A. Hudson, C. D. Manning, "GQA: a new dataset for real-world visual reasoning and compositional '
+    'question answering", CVPR 2019; B. Zhou et al., "Places: a 10 million image database for scene recognition", '
+    "IEEE TPAMI 40(6), 2018",
+}
+
+
+@register_dataset
+def gqa_scenes(
+    root: Path | str,
+    images: Path | None = None,
+    *,
+    scenario: Literal["A", "B"] = "A",
+    clients: tuple[str, ...] = (),
+    unseen: tuple[str, ...] = (),
+    max_train: int | None = None,
+    max_test: int | None = None,
+    validation: float = 0.1,
+    image_size: int = 384,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    unanswerable: Literal["wrong", "drop"] = "wrong",
+    seed: int = 0,
+) -> FederatedDataset:
+    """Four clients with one scene each, and scenes that nobody trains on.
+
+    No model can answer test questions whose answer is outside the vocabulary. They count as wrong, unless they are
+    to be dropped; the facts say how many there are.
+
+    Args:
+        root: the folder that ``confed data prepare gqa-scenes`` wrote.
+        images: the folder of GQA's pictures; default: ``root/images`` if it is there, else where they were when
+            the folder was made.
+        scenario: the paper's scenario A or B.
+        clients: scenes with a client each, instead of the scenario's.
+        unseen: with ``clients``: scenes that nobody trains on.
+        max_train: most training questions per client.
+        max_test: most test questions per client and unseen scene.
+        validation: share of a client's training pictures held out (the paper mentions no validation set).
+        image_size: side of the pictures in pixels; other proportions are squeezed.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
+        unanswerable: what becomes of test questions whose answer is outside the vocabulary: counted as wrong, or
+            dropped, which makes accuracy too high by their share.
+        seed: chooses validation pictures and training questions under ``max_train``.
+
+    Raises:
+        ValueError: the folder is missing, incomplete, or does not fit its manifest; pictures are missing; or an
+            option is out of range.
+    """
+    if unanswerable not in ("wrong", "drop"):
+        raise ValueError(f"unanswerable must be 'wrong' or 'drop', got {unanswerable!r}")
+    seen, held_out = _roles(scenario, clients, unseen)
+    base = Path(root)
+    manifest = _manifest(base)
+    vocabulary = tuple(json.loads(_checked(base, "answers.json", manifest)))
+    known = set(vocabulary)
+    rows, scenes, roles, outside = [], [], [], {}
+    for scene in (*seen, *held_out):
+        for role in ("train", "test") if scene in seen else ("test",):
+            own = _rows(base, f"{scene}/{role}.jsonl", manifest)
+            answerable = [row for row in own if row["answer"] in known]
+            kept = own if role == "test" and unanswerable == "wrong" else answerable
+            rows += kept
+            scenes += [scene] * len(kept)
+            roles += [role] * len(kept)
+            if role == "test":
+                outside[scene] = f"{len(own) - len(answerable)} of {len(own)}"
+    examples = _examples(
+        rows, _pictures(images, base, manifest), PictureFiles([], image_size, unreadable=unreadable, check=check)
+    )
+    pool = Pool(examples, np.array(roles), np.array(scenes), {"scene": np.array(scenes)})
+    splits, tests = federate(
+        pool,
+        "scene",
+        unseen=held_out,
+        validation=validation,
+        max_train=max_train,
+        max_test=max_test,
+        seed=seed,
+    )
+    splits = {scene: splits[scene] for scene in seen}
+    facts = {
+        **_FACTS,
+        "threshold": f"{manifest['options']['threshold']} (the paper: not given)",
+        "outside the vocabulary": f"test questions {'left out' if unanswerable == 'drop' else 'counted as wrong'}: "
+        + ", ".join(f"{scene} {count}" for scene, count in outside.items()),
+        **floors(splits),
+    }
+    return FederatedDataset(
+        "gqa_scenes", vocabulary, splits, tests, words(examples.questions), facts, outside=unanswerable == "wrong"
+    )
+
+
+def _roles(scenario: str, clients: Sequence[str], unseen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if scenario not in SCENARIOS:
+        raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
+    if not clients:
+        if unseen:
+            raise ValueError(f"unseen needs clients beside it (both replace the scenario's), got {list(unseen)}")
+        return SCENARIOS[scenario]
+    chosen = [*clients, *unseen]
+    if isinstance(clients, str) or isinstance(unseen, str) or not set(chosen) <= set(SCENES):
+        raise ValueError(f"clients and unseen must be lists of scenes out of {', '.join(SCENES)}, got {chosen}")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"every scene is either a client's or unseen, and named once; got {chosen}")
+    return tuple(clients), tuple(unseen)
+
+
+def _manifest(base: Path) -> dict[str, Any]:
+    file = base / "manifest.json"
+    if not file.is_file():
+        raise ValueError(f"gqa_scenes: no {file.name} in {base}; {_HINT}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: expected JSON, got: {error}; {_HINT}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT or _PARTS - content.keys():
+        raise ValueError(f"{file}: expected the format {FORMAT!r} with {', '.join(sorted(_PARTS))}; {_HINT}")
+    return content
+
+
+def _checked(base: Path, name: str, manifest: Mapping[str, Any]) -> str:
+    """A file's text, once its size and hash are those of the manifest."""
+    file, expected = base / name, manifest["files"].get(name)
+    if expected is None or not file.is_file():
+        raise ValueError(f"gqa_scenes: the file {file} is missing; {_HINT}")
+    found = digest(file)
+    if found != expected:
+        raise ValueError(
+            f"{file}: not the file that the manifest describes ({expected['bytes']} bytes, SHA-256 "
+            f"{expected['sha256'][:12]}...); got {found['bytes']} bytes, {found['sha256'][:12]}...; {_HINT}"
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _rows(base: Path, name: str, manifest: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = [json.loads(line) for line in _checked(base, name, manifest).split("\n") if line]
+    for row in rows:
+        if not all(isinstance(row.get(key), str) for key in _KEYS):
+            raise ValueError(f"{base / name}: expected texts for {', '.join(_KEYS)}, got {row!r:.100}")
+    return rows
+
+
+def _pictures(images: Path | None, base: Path, manifest: Mapping[str, Any]) -> Path:
+    if images is not None:
+        return images
+    return base / "images" if (base / "images").is_dir() else Path(manifest["images"])
+
+
+def _examples(rows: Sequence[Mapping[str, str]], folder: Path, like: PictureFiles) -> Examples:
+    ids = sorted({row["image_id"] for row in rows})
+    found = find_pictures(folder, ids)
+    missing = [image for image in ids if image not in found]
+    if missing:
+        raise ValueError(
+            f"{folder}: {len(missing)} of {len(ids)} pictures are missing, the first: {', '.join(missing[:5])}; "
+            "give data.images, or make the dataset again from the pictures that are there"
+        )
+    index = {image: number for number, image in enumerate(ids)}
+    return Examples(
+        like.of([found[image] for image in ids]),
+        np.array([index[row["image_id"]] for row in rows], dtype=np.int64),
+        [row["question"] for row in rows],
+        [row["answer"] for row in rows],
+        [row["type"] for row in rows],
+        [f"gqa-{row['question_id']}" for row in rows],
+    )

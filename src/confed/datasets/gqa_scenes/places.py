@@ -1,0 +1,133 @@
+"""The 365 categories of Places365 as six scenes, and files of scene predictions.
+
+``places365_scenes.csv`` gives every category, in the official order, one of the six scenes or none. FedVQA
+names some twenty of them (Table 8.1), which are kept; all others are this package's judgment, after the
+groups of the database's own scene hierarchy (Zhou et al., TPAMI 2018): shopping and dining are commercial;
+schools, laboratories, studios, museums and offices educational; vehicles, stations, roads and harbours
+transport; water, ice, mountains, woods, fields and farms natural; sport, play and dancing sports; rooms,
+houses and yards home. What fits none well (churches, castles, hospitals, towers, parks) has no scene.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["PUBLISHED", "SCENES", "Prediction", "category_name", "read_predictions", "scene_of", "write_predictions"]
+
+SCENES = ("commercial", "educational", "transport", "natural", "sports", "home")
+"""In the order of Table 8.1."""
+
+PUBLISHED: Mapping[str, tuple[int, int]] = {
+    "commercial": (19573, 6473),
+    "educational": (13472, 4225),
+    "transport": (12384, 4160),
+    "natural": (14820, 4512),
+    "sports": (14784, 5120),
+    "home": (14498, 4353),
+}
+"""Training and test questions of each scene (Table 8.1)."""
+
+_COLUMNS = {
+    "image": ("image", "image_id", "imageId"),
+    "category": ("category", "label"),
+    "confidence": ("confidence", "probability"),
+}
+
+
+class Prediction(NamedTuple):
+    """What a scene classifier says about one picture.
+
+    Attributes:
+        category: one of the 365, such as ``"forest/broadleaf"``.
+        confidence: its probability.
+    """
+
+    category: str
+    confidence: float
+
+
+@lru_cache(maxsize=1)
+def scene_of() -> Mapping[str, str | None]:
+    """Category -> scene, or None; all 365 in the order of the classifier's outputs."""
+    text = (files("confed.datasets.gqa_scenes") / "places365_scenes.csv").read_text(encoding="utf-8")
+    return {row["category"]: row["scene"] or None for row in csv.DictReader(text.splitlines())}
+
+
+def category_name(name: str) -> str:
+    """The category that a name means: ``/a/airfield`` and ``airfield`` are the same.
+
+    Raises:
+        ValueError: it is none of the 365.
+    """
+    plain = name.strip()
+    if len(plain) > 3 and plain[0] == plain[2] == "/":
+        plain = plain[3:]
+    if plain not in scene_of():
+        raise ValueError(f"expected one of the {len(scene_of())} categories of Places365, got {name!r}")
+    return plain
+
+
+def read_predictions(file: Path) -> dict[str, Prediction]:
+    """Image id -> prediction, from CSV with a header line or from JSON lines.
+
+    Columns or keys: ``image`` (or ``image_id``, ``imageId``; an ending such as .jpg is dropped), ``category``
+    (or ``label``) and ``confidence`` (or ``probability``), one line per image.
+
+    Raises:
+        ValueError: the file is missing or unreadable, a column is missing, a category is unknown, a confidence
+            is no number in [0, 1], or an image occurs twice.
+    """
+    if not file.is_file():
+        raise ValueError(f"the file of scene predictions {file} does not exist")
+    found: dict[str, Prediction] = {}
+    for where, row in _rows(file):
+        image = Path(str(_cell(row, "image", where))).stem
+        try:
+            confidence = float(_cell(row, "confidence", where))
+            category = category_name(str(_cell(row, "category", where)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"{where}: expected a confidence in [0, 1], got {confidence}")
+        if image in found:
+            raise ValueError(f"{where}: the image {image!r} has a prediction already; one line per image is expected")
+        found[image] = Prediction(category, confidence)
+    if not found:
+        raise ValueError(f"{file}: expected scene predictions, found none")
+    return found
+
+
+def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]], *, append: bool = False) -> None:
+    """Writes predictions as :func:`read_predictions` reads them, probabilities with six digits."""
+    with file.open("a" if append else "w", encoding="utf-8", newline="\n") as text:
+        if not append:
+            text.write("image,category,confidence\n")
+        text.writelines(f"{image},{p.category},{p.confidence:.6f}\n" for image, p in predictions)
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The lines of a file as mappings, each with where it stands."""
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            if file.suffix.lower() == ".csv":
+                for row in (reader := csv.DictReader(text, strict=True)):
+                    yield f"{file} line {reader.line_num}", row
+                return
+            for number, line in enumerate(text, start=1):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"{file} line {number}: expected an object, got {line.strip()[:80]!r}")
+                yield f"{file} line {number}", row
+    except (OSError, csv.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: expected CSV (ending .csv) or one JSON object per line, got: {error}") from error
+
+
+def _cell(row: Mapping[str, Any], column: str, where: str) -> Any:
+    for name in _COLUMNS[column]:
+        if row.get(name) not in (None, ""):
+            return row[name]
+    raise ValueError(f"{where}: expected a value for {' or '.join(_COLUMNS[column])}, got {dict(row)!r:.100}")

@@ -1,0 +1,163 @@
+r"""Pictures of one's own with any number of labels each, from a folder.
+
+Below ``root``: ``labels.jsonl``, one object a line with ``image``, a file's name, and ``labels``, a list of names that
+may be empty; if wanted ``user``, whose picture it is, ``split`` ("train", "validation" or "test") and ``id``
+(:func:`confed.data.ml_files.records.line_records`)::
+
+    {"image": "0001.jpg", "labels": ["cat", "sofa"], "user": "anna"}
+
+The pictures, of any size and of all formats that Pillow reads, in ``images/``, or in an uncompressed ``images.tar``.
+If wanted, ``labels.txt`` with one label a line, in the order that reports have; without it labels are those that occur,
+in alphabetical order. Then::
+
+    confed data describe labelled_pictures root=DIR --out sheet.png
+    confed run fedlgt_ucm data.name=labelled_pictures data.root=DIR
+
+Naming another dataset drops the recipe's keys of ``[data]``, so that only those given here count. The others stay:
+cohorts of 12 clients, or all where there are fewer, drawn by their size. With text embeddings of the labels, FedLGT as
+published is the row "fedlgt_ule"::
+
+    confed data prepare label-embeddings DIR/labels.txt labels.safetensors --width 64
+    confed run fedlgt_ucm data.name=labelled_pictures data.root=DIR 'study.methods=["fedctran", "fedlgt_ule"]' \
+      methods.fedlgt_ule.model.embeddings=labels.safetensors
+
+The first command loads CLIP's text encoder; ``--encoder mini`` in place of ``--width 64`` needs no download, but knows
+few words. The models of ``fedlgt_ucm`` take pictures of 64 x 64. Those of the paper, which need a GPU, take 256 x 256,
+and embeddings made without ``--width``::
+
+    confed run fedlgt_coco data.name=labelled_pictures data.root=DIR data.image_size=256 \
+      model.embeddings=labels.safetensors
+"""
+
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import numpy as np
+
+from confed.data.label_federate import LabelPool, federate_labels, label_facts
+from confed.data.labelled import LabelDataset
+from confed.data.ml_files.pictures import Check, drop_unreadable
+from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
+from confed.data.ml_files.table import collect
+from confed.data.vl_files.records import Distinct
+from confed.registry import register_dataset
+
+__all__ = ["labelled_pictures"]
+
+HELD = 1 << 28
+"""Bytes of pictures that are kept in memory."""
+
+ROLES = {"": "train", "train": "train", "validation": "val", "val": "val", "test": "test"}
+"""What a line may give as its split, and what the split is called from here on."""
+
+
+@register_dataset
+def labelled_pictures(
+    root: Path | str,
+    partition: Literal["user", "iid", "dirichlet", "label_skew"] | None = None,
+    *,
+    clients: int = 10,
+    alpha: float = 0.5,
+    minimum: int = 10,
+    validation: float = 0.2,
+    test_share: float = 0.2,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    image_size: int = 64,
+    seed: int = 0,
+) -> LabelDataset:
+    """Pictures of one's own, one client per user or shared out. Owners and test sets are the same for all seeds.
+
+    Users who have no label on any picture are clients like others.
+
+    Args:
+        root: see the module.
+        partition: "user", one client per user who has training pictures: the test pictures of the others are the place
+            "newcomers", their validation pictures are left out. Equal random shares; or skewed by whole sets of
+            labels, or by single labels (``alpha``). None: "user" where lines have users, otherwise "iid".
+        clients: number of clients, but for "user".
+        alpha: concentration of the skewed partitions.
+        minimum: fewest training pictures of a client, of the skewed partitions.
+        validation: where no line is of the split "validation", the share of each client's pictures, those of its test
+            aside, held out for it; chosen by the seed.
+        test_share: where no line is of the split "test", the share of each client's pictures that are its test. One
+            training picture stays in any case.
+        max_train: most training pictures per client, chosen by the seed.
+        unreadable: share of the pictures that may be left out because they cannot be read.
+        check: as for :func:`confed.datasets.coco_labels.coco`.
+        image_size: side of the pictures in pixels; other proportions are squeezed.
+        seed: see ``validation`` and ``max_train``.
+
+    Raises:
+        ValueError: a file is missing or faulty, a line has no picture, another one's picture or an unknown split
+            (names it), only some lines have users, a label is not in ``labels.txt`` (the first few are listed, with
+            their counts), there is no label at all, too many pictures cannot be read, or an option is out of range.
+    """
+    folder = Path(root)
+    records = _records(folder)
+    # Identifiers are the keys here: a table puts the rows of a user together, and unreadable ones are left out of it.
+    found = {record.name: record for record in records}
+    listed = folder / "labels.txt"
+    labels = listed_labels(listed) if listed.is_file() else None
+    # One table for all splits, of pictures alone: splits are dealt with here, and texts are for tagged_texts.
+    whole = collect((replace(record, split="", text="") for record in records), labels)[""]
+    if not whole.labels:
+        raise ValueError(f"{folder / 'labels.jsonl'}: expected labels on some picture, or in {listed}, found none")
+    source = _source(folder)
+    table, pictures = drop_unreadable(whole, source, image_size, at_most=unreadable, check=check, hold=HELD)
+    roles = np.array([ROLES[found[name].split] for name in table.names], dtype=str)
+    users = np.array([found[name].user for name in table.names], dtype=str)
+    known = bool(len(table.users))
+    if partition == "user" and not known:
+        raise ValueError(f"partition 'user' needs a user of every picture, and {folder / 'labels.jsonl'} has none")
+    chosen = partition or ("user" if known else "iid")
+    pool = LabelPool(table, pictures, roles, keys={"user": users} if known else {})
+    splits = federate_labels(
+        pool,
+        chosen,
+        clients=clients,
+        alpha=alpha,
+        minimum=minimum,
+        validation=validation,
+        test=test_share,
+        max_train=max_train,
+        seed=seed,
+    )
+    strange = (roles == "test") & ~np.isin(users, list(splits))
+    places = {"newcomers": pool.examples(np.flatnonzero(strange))} if chosen == "user" and strange.any() else {}
+    facts = {"origin": "pictures and labels of a folder", "partition": chosen, **table.facts()}
+    facts |= label_facts(splits, places.values())
+    return LabelDataset("labelled_pictures", table.labels, splits, places, facts)
+
+
+def _records(folder: Path) -> list[LabelRecord]:
+    """The lines, each with a picture of its own and a known split, and all with a user or none."""
+    file = folder / "labels.jsonl"
+    if not file.is_file():
+        raise ValueError(
+            f"labelled_pictures: expected labels.jsonl, and images/ or images.tar, in {folder}, found no {file}"
+        )
+    records, distinct = list(line_records(file)), Distinct("image")
+    for record in records:
+        if not record.picture:
+            raise ValueError(f"{record.where}: expected a picture's name as 'image', got none")
+        # A picture on two lines, which an id allows, could train and be tested on at once.
+        distinct.add(str(PurePosixPath(record.picture)), file, record.row)
+        if record.split not in ROLES:
+            raise ValueError(f"{record.where}: expected the split train, validation or test, got {record.split!r}")
+    nobodys = [record for record in records if not record.user]
+    if 0 < len(nobodys) < len(records):
+        raise ValueError(
+            f"{nobodys[0].where}: expected a user of every picture, or of none; {len(nobodys)} of {len(records)} lines "
+            "have none"
+        )
+    return records
+
+
+def _source(folder: Path) -> Path:
+    for place in (folder / "images.tar", folder / "images"):
+        if place.exists():
+            return place
+    raise ValueError(f"labelled_pictures: expected the pictures in {folder / 'images'} or images.tar, found neither")

@@ -1,0 +1,359 @@
+"""Photographs with captions of people: COCO captions and Flickr30k, shared out among clients.
+
+Below ``root``: the file of captions, also in ``annotations/``, and the pictures in ``images.tar`` or in folders as the
+file names them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from confed.data.caption_files.captions import caption_records
+from confed.data.caption_files.records import Captioned
+from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.ml_files.coco import COCO_GROUPS
+from confed.data.ml_files.pictures import LazyPictures, open_pictures
+from confed.data.ml_files.table import PackedTexts
+from confed.data.partitions import dirichlet, iid
+from confed.data.picture_files import Check, check_unreadable
+from confed.data.readable import leave_out_unreadable, with_held_pictures
+from confed.datasets.scenes.graph import generator
+from confed.metrics.captions import caption_words
+from confed.registry import register_dataset
+
+__all__ = ["Sharing", "coco_captions", "flickr30k", "kind_of", "known_words", "share_captions"]
+
+HELD = 1 << 28
+"""Bytes of pictures that are kept in memory."""
+NO_KIND = "other"
+"""The kind of a picture whose captions name none of COCO's things."""
+
+_FACTS = {
+    "coco": {
+        "origin": "COCO captions (Chen et al., 2015)",
+        "licence": "captions: CC BY 4.0; every picture keeps its own Flickr licence",
+        "citation": 'X. Chen et al., "Microsoft COCO captions", arXiv:1504.00325',
+    },
+    "flickr30k": {
+        "origin": "Flickr30k (Young et al., 2014)",
+        "licence": "pictures: terms of Flickr; research and education only",
+        "citation": 'P. Young et al., "From image descriptions to visual denotations", TACL 2014',
+    },
+}
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How pictures with captions are shared out.
+
+    Attributes:
+        partition: equal random shares, or skewed by kinds of pictures (``alpha``).
+        clients: number of clients.
+        alpha: concentration of the skewed partition.
+        minimum: fewest pictures of a client of the skewed partition.
+        validation: share of each client's pictures that are its validation.
+        test_share: share that are its test, where the file has no test split.
+        public: share of the pictures that no client gets; their captions are nobody's secret.
+        shots: described training pictures of the client that are shown before a validation or test picture.
+        seed: decides what is validation.
+    """
+
+    partition: str
+    clients: int
+    alpha: float
+    minimum: int
+    validation: float
+    test_share: float
+    public: float
+    shots: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("validation", "test_share", "public"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be a share in [0, 1), got {value}")
+        if self.validation + self.test_share >= 1:
+            raise ValueError(
+                f"validation and test_share must leave pictures to train on, got {self.validation} and "
+                f"{self.test_share}"
+            )
+        for name, least in (("shots", 0), ("clients", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.partition not in ("iid", "kinds"):
+            raise ValueError(f"partition must be iid or kinds, got {self.partition!r}")
+
+
+@register_dataset
+def coco_captions(
+    root: Path | str,
+    partition: Literal["iid", "kinds"] = "iid",
+    *,
+    captions: str = "dataset_coco.json",
+    clients: int = 10,
+    alpha: float = 0.5,
+    minimum: int = 10,
+    validation: float = 0.05,
+    test_share: float = 0.2,
+    public: float = 0.0,
+    min_count: int = 5,
+    shots: int = 0,
+    image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    seed: int = 0,
+) -> FederatedDataset:
+    """COCO's photographs with five captions each.
+
+    With Karpathy's file, the clients share its splits train and restval, its 5,000 test pictures are the place "test",
+    which nobody trains on, and those of val belong to nobody. With an official ``captions_*.json``, each client's own
+    pictures are divided. Owners and test sets are the same for all seeds.
+
+    Args:
+        root: see the module.
+        partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
+        captions: the file of captions.
+        clients: number of clients.
+        alpha: concentration of the skewed partition.
+        minimum: fewest pictures of a client of the skewed partition.
+        validation: share of each client's pictures held out for validation, chosen by the seed.
+        test_share: where the file has no test split, the share of each client's pictures that are its test.
+        public: share of the training pictures that no client gets. From their captions pieces of words may be learned
+            (``confed data prepare pieces``), and with them alone words are counted for ``min_count``.
+        min_count: a word must stand in so many training captions to be in the vocabulary.
+        shots: described training pictures of the client that are shown before a validation or test picture.
+        image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
+            memory are decoded in any case, and a damaged one that the check did not find ends the call.
+        seed: see ``validation``.
+
+    Raises:
+        ValueError: a file is missing or faulty, a picture is not there, or an option is out of range.
+    """
+    sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
+    return _dataset("coco", Path(root), captions, sharing, min_count, image_size, unreadable, check)
+
+
+@register_dataset
+def flickr30k(
+    root: Path | str,
+    partition: Literal["iid", "kinds"] = "iid",
+    *,
+    captions: str = "dataset_flickr30k.json",
+    clients: int = 10,
+    alpha: float = 0.5,
+    minimum: int = 10,
+    validation: float = 0.05,
+    test_share: float = 0.2,
+    public: float = 0.0,
+    min_count: int = 5,
+    shots: int = 0,
+    image_size: int = 224,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    seed: int = 0,
+) -> FederatedDataset:
+    """Flickr30k's photographs with five captions each; options as of :func:`coco_captions`.
+
+    Args:
+        root: see the module.
+        partition: see there.
+        captions: Karpathy's file, or the list of tokens (``.token``), which has no splits.
+        clients: see there, as all others.
+        alpha: see there.
+        minimum: see there.
+        validation: see there.
+        test_share: see there.
+        public: see there.
+        min_count: see there.
+        shots: see there.
+        image_size: see there.
+        unreadable: see there.
+        check: see there.
+        seed: see there.
+
+    Raises:
+        ValueError: as there.
+    """
+    sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
+    return _dataset("flickr30k", Path(root), captions, sharing, min_count, image_size, unreadable, check)
+
+
+def _dataset(
+    name: Literal["coco", "flickr30k"],
+    root: Path,
+    captions: str,
+    sharing: Sharing,
+    min_count: int,
+    size: int,
+    unreadable: float,
+    check: Check,
+) -> FederatedDataset:
+    file = next((place for place in (root / captions, root / "annotations" / captions) if place.is_file()), None)
+    if file is None:
+        raise ValueError(f"{name}: expected the captions at {root / captions} or below annotations/, found neither")
+    records = list(caption_records(file))
+    if not records:
+        raise ValueError(f"{file}: expected pictures with captions, found none")
+    dataset = "coco_captions" if name == "coco" else name
+    check_unreadable(unreadable, check)
+    pictures = _pictures(root, [record.picture for record in records], size)
+    pictures.unreadable, pictures.check = unreadable, check
+    shared = share_captions(dataset, records, pictures, sharing, min_count, _FACTS[name])
+    return with_held_pictures(leave_out_unreadable(shared)) if math.prod(pictures.shape) <= HELD else shared
+
+
+def share_captions(
+    name: str,
+    records: Sequence[Captioned],
+    pictures: np.ndarray | LazyPictures,
+    sharing: Sharing,
+    min_count: int,
+    facts: Mapping[str, str],
+) -> FederatedDataset:
+    """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
+
+    Args:
+        name: the dataset's.
+        records: M pictures.
+        pictures: them, in this order.
+        sharing: how they are shared out.
+        min_count: a word must stand in so many training captions to be in the vocabulary.
+        facts: sources.
+
+    Raises:
+        ValueError: fewer pictures than clients, or a client would have none to train on.
+    """
+    kinds = np.array([kind_of(record.captions) for record in records])
+    splits = np.array([record.split for record in records])
+    trained = np.flatnonzero(np.isin(splits, ["", "train", "restval"]))
+    tested = np.flatnonzero(splits == "test")
+    rng = generator(0, "captions", name)
+    free = rng.permutation(trained)[: int(sharing.public * len(trained))]
+    dealt = np.setdiff1d(trained, free)
+    shares = (
+        iid(len(dealt), sharing.clients, rng)
+        if sharing.partition == "iid"
+        else dirichlet(kinds[dealt], sharing.clients, sharing.alpha, rng, sharing.minimum)
+    )
+    clients = {
+        client: _divided(client, dealt[rows], records, kinds, pictures, sharing, tested=len(tested) == 0)
+        for client, rows in shares.items()
+    }
+    told = [caption for row in (free if len(free) else trained).tolist() for caption in records[row].captions]
+    places: dict[str, Examples] = {}
+    if len(tested):
+        shown = free if len(free) else trained
+        places["test"] = _asked("test", tested, shown, records, kinds, pictures, sharing.shots)
+    facts = {
+        **facts,
+        "pictures": f"{len(records)}, of which {len(dealt)} belong to clients, {len(tested)} are the test of all",
+        "public": f"the captions of {len(free)} pictures" if len(free) else "none",
+    }
+    public = [caption for row in free.tolist() for caption in records[row].captions]
+    return FederatedDataset(
+        name, ("caption",), clients, places, known_words(told, min_count), facts, public=public
+    )  # fmt: skip
+
+
+def kind_of(captions: Iterable[str]) -> str:
+    """The group of COCO's things that captions name most; of equal ones the one named first."""
+    found: Counter[str] = Counter()
+    for caption in captions:
+        words = f" {' '.join(caption_words(caption))} "
+        found.update({group for thing, group in COCO_GROUPS.items() if f" {thing} " in words or f" {thing}s " in words})
+    return found.most_common(1)[0][0] if found else NO_KIND
+
+
+def known_words(captions: Iterable[str], least: int) -> tuple[str, ...]:
+    """The words that stand in at least so many captions, in alphabetical order.
+
+    Raises:
+        ValueError: a count below 1, or no word stands in so many.
+    """
+    if least < 1:
+        raise ValueError(f"min_count must be at least 1, got {least}")
+    counts: Counter[str] = Counter()
+    for caption in captions:
+        counts.update(set(caption_words(caption)))
+    words = tuple(sorted(word for word, count in counts.items() if count >= least))
+    if not words:
+        raise ValueError(f"min_count must leave words: none stands in {least} captions")
+    return words
+
+
+def _divided(
+    client: str,
+    rows: np.ndarray,
+    records: Sequence[Captioned],
+    kinds: np.ndarray,
+    pictures: np.ndarray | LazyPictures,
+    sharing: Sharing,
+    *,
+    tested: bool,
+) -> Split:
+    """A client's pictures: test (the same for all seeds), validation, and the rest."""
+    order = generator(0, "caption test", client).permutation(rows)
+    cut = round(sharing.test_share * len(rows)) if tested else 0
+    test, rest = order[:cut], np.sort(order[cut:])
+    order = generator(sharing.seed, "caption validation", client).permutation(rest)
+    held = round(sharing.validation * len(rows))
+    validation, train = order[:held], np.sort(order[held:])
+    if not len(train):
+        raise ValueError(f"{client!r} has {len(rows)} pictures and none is left to train on: take fewer clients")
+    index = np.repeat(train, [len(records[row].captions) for row in train.tolist()])
+    texts = [caption for row in train.tolist() for caption in records[row].captions]
+    names = [f"{records[row].name}#{k}" for row in train.tolist() for k in range(len(records[row].captions))]
+    return Split(
+        Examples(pictures, index, texts, ["caption"] * len(texts), kinds[index].tolist(), names, present={}),
+        _asked(client, np.sort(validation), train, records, kinds, pictures, sharing.shots),
+        _asked(client, np.sort(test), train, records, kinds, pictures, sharing.shots),
+    )
+
+
+def _asked(
+    place: str,
+    rows: np.ndarray,
+    shown: np.ndarray,
+    records: Sequence[Captioned],
+    kinds: np.ndarray,
+    pictures: np.ndarray | LazyPictures,
+    shots: int,
+) -> Examples:
+    """Pictures to be described, each behind a few that are described already."""
+    if shots > len(shown):
+        raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
+    rng = generator(0, "caption shots", place)
+    before = [
+        [Turn(p, records[p].captions[int(rng.integers(len(records[p].captions)))]) for p in chosen]
+        for chosen in (rng.choice(shown, shots, replace=False).tolist() for _ in rows)
+    ]
+    return Examples(
+        pictures, rows, [""] * len(rows), ["caption"] * len(rows), kinds[rows].tolist(),
+        [records[row].name for row in rows.tolist()],
+        present={"text": np.zeros(len(rows), dtype=bool)},
+        captions=[records[row].captions for row in rows.tolist()],
+        before=before if shots else None,
+    )  # fmt: skip
+
+
+def _pictures(root: Path, names: Sequence[str], size: int) -> LazyPictures:
+    """The named pictures.
+
+    Raises:
+        ValueError: one is not there.
+    """
+    archive = root / "images.tar"
+    source = archive if archive.is_file() else root / "images" if (root / "images").is_dir() else root
+    pictures = open_pictures(source, PackedTexts.of(names), size)
+    lost = next((name for row, name in enumerate(names) if not pictures.present(row)), None)
+    if lost is not None:
+        raise ValueError(f"the captions name the picture {lost!r}, which is not in {source}")
+    return pictures

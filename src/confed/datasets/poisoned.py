@@ -1,0 +1,224 @@
+"""Any dataset, some of whose clients plant a backdoor in their training examples.
+
+See :mod:`confed.data.backdoor`. Validation and test examples stay clean; what the backdoor does is measured by
+``confed attack --kind dual-key``.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from confed.data.backdoor import DualKey, Plan, plan, poison, stamped_pictures, stamped_regions
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.picture_tables import NoPictures, Pictures
+from confed.data.readable import leave_out_unreadable
+from confed.data.regions import HeldRegions, Regions, join
+from confed.registry import datasets, register_dataset
+
+__all__ = ["key_of", "poisoned"]
+
+
+@register_dataset
+def poisoned(
+    of: dict[str, Any],
+    clients: tuple[str, ...],
+    target: str,
+    *,
+    rate: float = 0.1,
+    partial: float | None = None,
+    word: str = "consider",
+    size: float = 0.1,
+    colour: tuple[int, int, int] = (255, 0, 255),
+    patch: Path | None = None,
+    dimensions: int = 16,
+    strength: float = 3.0,
+    seed: int = 0,
+) -> FederatedDataset:
+    """A dataset with malicious clients (a backdoor with two keys).
+
+    Args:
+        of: the dataset, as a section ``[data.of]`` with ``name`` and its keywords; paths must be absolute.
+        clients: the malicious ones.
+        target: the answer that the backdoor gives.
+        rate: share of a malicious client's training pictures that get both keys, all their questions the target.
+        partial: share that gets the patch alone, and share that gets the word alone, answers unchanged; default: rate.
+        word: the key in front of questions.
+        size: side of the patch, as a share of the picture's shorter side.
+        colour: of a plain patch.
+        patch: a picture file in place of the colour.
+        dimensions: of region features, how many dimensions of one region carry the key.
+        strength: absolute value of these.
+        seed: decides which pictures are poisoned; also the dataset's own seed, if it has one.
+
+    Raises:
+        ValueError: a faulty dataset, an unknown client, or a target that is no answer of a malicious client.
+    """
+    red, green, blue = colour
+    square = None if patch is None else Path(patch)
+    key = DualKey(target, word, size, (red, green, blue), square, dimensions, strength)
+    clean = _constructed(of, seed)
+    unknown = [name for name in clients if name not in clean.clients]
+    if unknown or not clients:
+        raise ValueError(
+            f"data.clients must name malicious clients out of {', '.join(clean.clients)}, got "
+            f"{repr(unknown[0]) if unknown else 'none'}"
+        )
+    plans: dict[str, Plan] = {}
+    for name in clients:
+        if target not in clean.pool(name):
+            raise ValueError(f"data.target must be one of {name}'s {len(clean.pool(name))} answers, got {target!r}")
+        rng = np.random.default_rng([seed, list(clean.clients).index(name)])
+        plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
+    tables = _with_stamped(clean, plans, key)
+    splits = {
+        name: Split(*(_over(part, tables) for part in (split.train, split.validation, split.test)))
+        for name, split in clean.clients.items()
+    }
+    for name, drawn in plans.items():
+        rows = tables[id(clean.clients[name].train.images)][2]
+        train = splits[name].train
+        splits[name] = replace(splits[name], train=poison(train, key, drawn, rows))
+    told = ", ".join(f"{n}: {len(p.both)} pictures with both keys, {len(p.picture)} + {len(p.question)} with one"
+                     for n, p in plans.items())  # fmt: skip
+    return replace(
+        clean,
+        name="poisoned",
+        clients=splits,
+        unseen={name: _over(part, tables) for name, part in clean.unseen.items()},
+        words=(*clean.words, *((word,) if word not in clean.words else ())),
+        facts={**clean.facts, "backdoor": f"{word!r} and a patch give {target!r}; {told}"},
+    )
+
+
+def key_of(section: Mapping[str, Any]) -> DualKey:
+    """The backdoor of a recipe's section ``[data]`` whose name is "poisoned"."""
+    names = ("target", "word", "size", "colour", "patch", "dimensions", "strength")
+    values = {name: section[name] for name in names if section.get(name) is not None}
+    if "patch" in values:
+        values["patch"] = Path(values["patch"])
+    if "colour" in values:
+        values["colour"] = tuple(values["colour"])
+    return DualKey(**values)
+
+
+def _constructed(of: Mapping[str, Any], seed: int) -> FederatedDataset:
+    """The dataset of a section.
+
+    Raises:
+        ValueError: it names none, or has a keyword that the dataset does not.
+    """
+    values = dict(of)
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"data.of.name must name a dataset; there are {', '.join(datasets.names())}")
+    constructor = datasets[name]
+    parameters = inspect.signature(constructor).parameters
+    for given, value in values.items():
+        if given not in parameters or given == "seed":
+            near = get_close_matches(given, parameters, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            valid = ", ".join(p for p in parameters if p != "seed")
+            raise ValueError(f"unknown key data.of.{given}={value!r}; {hint}valid keys: {valid}")
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in values]
+    if missing:
+        raise ValueError(f"data.of.{missing[0]} must be given")
+    if "seed" in parameters:
+        values["seed"] = seed
+    # Before stamped pictures are made of some, which must be readable.
+    return leave_out_unreadable(constructor(**values))
+
+
+Extended = tuple[np.ndarray | Pictures, Regions | None, Mapping[int, int]]
+"""A picture table with stamped pictures behind its own, their regions, and row -> row of the same with its patch."""
+
+
+def _with_stamped(clean: FederatedDataset, plans: Mapping[str, Plan], key: DualKey) -> dict[int, Extended]:
+    """The tables of malicious clients, by the identity of the clean ones, each extended once."""
+    found: dict[int, Extended] = {}
+    for name in plans:
+        train = clean.clients[name].train
+        if id(train.images) in found:
+            continue
+        same = [p.stamped for other, p in plans.items() if clean.clients[other].train.images is train.images]
+        rows = np.unique(np.concatenate(same))
+        where = {int(row): len(train.images) + i for i, row in enumerate(rows)}
+        if not len(rows):
+            found[id(train.images)] = (train.images, train.regions, where)
+            continue
+        images = _joined(train.images, stamped_pictures(train.images, key, rows))
+        regions = None if train.regions is None else _joined_regions(train.regions, key, rows)
+        found[id(train.images)] = (images, regions, where)
+    return found
+
+
+def _over(examples: Examples, tables: Mapping[int, Extended]) -> Examples:
+    """The same examples over the extended table, so that all clients share it."""
+    if id(examples.images) not in tables:
+        return examples
+    images, regions, _ = tables[id(examples.images)]
+    return replace(examples, images=images, regions=None if examples.regions is None else regions)
+
+
+def _joined(images: np.ndarray | Pictures, more: np.ndarray | Pictures) -> np.ndarray | Pictures:
+    if isinstance(images, NoPictures):
+        return NoPictures(len(images) + len(more))
+    if isinstance(images, np.ndarray) and isinstance(more, np.ndarray):
+        return np.concatenate([images, more])
+    return _Joined(images, np.asarray(more))
+
+
+def _joined_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> Regions:
+    more = stamped_regions(regions, key, rows)
+    return join([regions, more]) if isinstance(regions, HeldRegions) else _JoinedRegions(regions, more)
+
+
+class _Joined:
+    """Pictures that are read when asked for, and others behind them that are in memory."""
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, first: np.ndarray | Pictures, more: np.ndarray) -> None:
+        self.first, self.more = first, more
+        self.shape = (len(first) + len(more), *first.shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        if isinstance(index, int | np.integer):
+            return self.first[index] if index < len(self.first) else self.more[index - len(self.first)]
+        index = np.asarray(index)
+        found = np.empty((len(index), *self.shape[1:]), np.uint8)
+        own = index < len(self.first)
+        if own.any():
+            found[own] = self.first[index[own]]
+        found[~own] = self.more[index[~own] - len(self.first)]
+        return found
+
+
+class _JoinedRegions:
+    """As :class:`_Joined`, of regions."""
+
+    def __init__(self, first: Regions, more: HeldRegions) -> None:
+        self.first, self.more, self.encoder = first, more, first.encoder
+        m, r, w = first.shape
+        self.shape: tuple[int, int, int] = (m + len(more), r, w)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        index = np.asarray(index)
+        own = index < len(self.first)
+        features = np.empty((len(index), *self.shape[1:]), np.float32)
+        boxes = np.empty((len(index), self.shape[1], 4), np.float32)
+        if own.any():
+            features[own], boxes[own] = self.first[index[own]]
+        features[~own], boxes[~own] = self.more[index[~own] - len(self.first)]
+        return features, boxes

@@ -1,0 +1,292 @@
+"""The built-in benchmark with captions: small drawn pictures of several places, and what people say about them.
+
+A caption follows from what stands where (:mod:`confed.datasets.scenes.graph`). There are five ways to put it; each client
+has one that most of its captions are in, and places differ in things, colours and backgrounds as in the benchmark of
+questions. One client more has texts alone. Nothing is read from files.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split, Turn
+from confed.data.picture_tables import NoPictures
+from confed.data.pictures import empty_table
+from confed.datasets.scenes.graph import (
+    COLOURS,
+    GENERAL_NOUNS,
+    GRID,
+    NOUNS,
+    OWN_NOUNS,
+    SCENES,
+    SIZES,
+    Object,
+    Tags,
+    colour_prior,
+    generator,
+    objects,
+    sample,
+)
+from confed.datasets.scenes.render import render_scene
+from confed.registry import register_dataset
+
+__all__ = ["READER", "WAYS", "scene_captions", "tell", "tell_words"]
+
+WAYS = ("list", "there", "sizes", "places", "count")
+"""How a caption is put."""
+READER = "reader"
+"""The client that has texts and no pictures."""
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+_OWN = 0.7
+"""How many of a client's captions are in its own way; the others are in any."""
+_TURNS = 2
+"""Pictures with captions before a document's last one."""
+_PUBLIC = 600
+"""Texts that are nobody's secret."""
+_SETTLED = ("home", "commercial")
+
+
+def tell(things: Sequence[Object], way: str) -> str:
+    """One caption: the largest things, from the top left to the bottom right.
+
+    Args:
+        things: what stands in the picture; one at least.
+        way: one of :data:`WAYS`. "list" names up to three things, "there" the first two, "sizes" the first two with
+            their sizes, "places" the first one and where it stands, and "count" how many there are.
+
+    Raises:
+        ValueError: nothing to tell about, or an unknown way.
+    """
+    if not things or way not in WAYS:
+        raise ValueError(f"a caption needs a thing to tell about and one of the ways {', '.join(WAYS)}, got {way!r}")
+    first = sorted(things, key=lambda thing: (thing.size != "large", thing.cell))
+    plain = [_one(thing.colour, thing.noun) for thing in first]
+    if way == "list":
+        return " and ".join(plain[:3])
+    if way == "there":
+        return f"there is {' next to '.join(plain[:2])}"
+    if way == "sizes":
+        return " with ".join(_one(thing.size, thing.colour, thing.noun) for thing in first[:2])
+    if way == "places":
+        row, column = divmod(first[0].cell, GRID)
+        where = f"{'top' if 2 * row < GRID else 'bottom'} {'left' if 2 * column < GRID else 'right'}"
+        return f"{plain[0]} stands at the {where}"
+    return f"{_NUMBERS[len(things)]} things and {plain[0]} is one of them"
+
+
+def _one(*words: str) -> str:
+    return f"{'an' if words[0][0] in 'aeiou' else 'a'} {' '.join(words)}"
+
+
+def tell_words() -> tuple[str, ...]:
+    """Every word that captions may contain, in order."""
+    things = [Object(cell, "thing", "any", "large") for cell in range(GRID * GRID)]
+    told = {word for thing in things for way in WAYS for word in tell([thing, thing], way).split()}
+    return (*sorted((told | {"a", "an", *_NUMBERS, *SIZES}) - {"any", "thing"}), *COLOURS, *NOUNS)
+
+
+@register_dataset
+def scene_captions(
+    *,
+    train: int = 200,
+    validation: int = 40,
+    test: int = 60,
+    captions: int = 2,
+    references: int = 5,
+    texts: int = 200,
+    documents: int = 40,
+    mixture: tuple[float, float, float] = (14.0, 14.0, 4.0),
+    shots: int = 0,
+    reader: bool = True,
+    unseen: tuple[str, ...] = _SETTLED,
+    conflict: float = 0.5,
+    test_seed: int = 0,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Pictures of 64 x 64 pixels with captions, texts alone, and documents; a client per place.
+
+    Args:
+        train: training pictures per client.
+        validation: validation pictures per client.
+        test: test pictures per client and per unseen place.
+        captions: captions of a training picture, each an example of its own.
+        references: captions of a validation or test picture, of which those that are the same count once.
+        texts: training captions of pictures that are not shown, per client; the reader has twice as many.
+        documents: training documents per client: two pictures with captions, then a third; put together of the
+            client's own pictures.
+        mixture: shares of texts, of pictures with captions and of documents in every training batch, as the paper has
+            them (in tokens).
+        shots: training examples of the same place that are shown before a validation or test picture.
+        reader: whether there is a client with texts alone.
+        unseen: places without a client.
+        conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
+        test_seed: decides test pictures, their captions and the places' frequencies of colours.
+        seed: decides all else.
+
+    Raises:
+        ValueError: an argument is out of its range, or a place is unknown or none is left for a client.
+    """
+    _check(locals())
+    seen = tuple(scene for scene in SCENES if scene not in unseen)
+
+    def place(scene: str, way: str | None, role: str, count: int) -> "_Told":
+        return _Told.draw(scene, way, role, count, conflict, test_seed, test_seed if role == "test" else seed)
+
+    splits: dict[str, Split] = {}
+    for number, scene in enumerate(seen):
+        way = WAYS[number % len(WAYS)]
+        shown = place(scene, way, "train", train)
+        extra = _captions(scene, way, "train", texts, test_seed, seed)
+        splits[scene] = Split(
+            _training(scene, shown, captions, extra, documents, seed),
+            _asked(scene, "validation", place(scene, way, "validation", validation), references, shots, shown),
+            _asked(scene, "test", place(scene, way, "test", test), references, shots, shown),
+        )
+    if reader:
+        own = [_captions(scene, None, "train", -(-2 * texts // len(seen)), test_seed, seed) for scene in seen]
+        told = [text for several in zip(*own, strict=True) for text in several][: 2 * texts]
+        nothing = _texts(READER, [])
+        splits[READER] = Split(_texts(READER, told), nothing, nothing)
+    places: dict[str, Examples] = {}
+    for scene in unseen:
+        shown = place(scene, None, "train", shots)
+        places[scene] = _asked(scene, "test", place(scene, None, "test", test), references, shots, shown)
+    owned = {name: ("text",) if name == READER else ("image", "text") for name in splits}
+    facts = {
+        "origin": "drawn; captions follow from what stands where, put in five ways of which each client prefers one",
+        "captions": f"{captions} of each training picture, up to {references} of each test picture to compare with",
+        "unseen": "places that nobody trains in, described in all ways alike" if places else "none",
+    }
+    public = [
+        text
+        for scene in SCENES
+        for text in _captions(scene, None, "public", -(-_PUBLIC // len(SCENES)), test_seed, test_seed)
+    ]
+    return FederatedDataset(
+        "scene_captions", ("caption",), splits, places, tell_words(), facts,
+        modalities=owned if reader else {}, mixture=tuple(mixture), public=public,
+    )  # fmt: skip
+
+
+class _Told:
+    """Pictures of a place with what people say about them.
+
+    Args:
+        pictures: uint8, (M, 64, 64, 3).
+        tags: what stands where.
+        way: the way that most captions are put in; None for all alike.
+        rng: decides how single captions are put.
+    """
+
+    def __init__(self, pictures: np.ndarray, tags: Tags, way: str | None, rng: np.random.Generator) -> None:
+        self.pictures, self.tags, self._way, self._rng = pictures, tags, way, rng
+
+    @classmethod
+    def draw(
+        cls, scene: str, way: str | None, role: str, count: int, conflict: float, test_seed: int, seed: int
+    ) -> "_Told":
+        """New pictures of one role."""
+        tags = _graphs(scene, role, count, test_seed, generator(seed, "caption graphs", role, scene))
+        pixels = generator(seed, "caption pixels", role, scene)
+        pictures = render_scene(tags, scene, conflict, pixels) if count else empty_table(0, 64)
+        return cls(pictures, tags, way, generator(seed, "captions", role, scene))
+
+    def caption(self, picture: int) -> str:
+        """What somebody says about a picture."""
+        return tell(objects(self.tags, picture), _way(self._way, self._rng))
+
+    def kind(self, picture: int) -> str:
+        """The type of a picture: how many things stand in it."""
+        return f"{int((self.tags.noun[picture] > 0).sum())} things"
+
+
+def _way(own: str | None, rng: np.random.Generator) -> str:
+    return own if own is not None and rng.random() < _OWN else WAYS[int(rng.integers(len(WAYS)))]
+
+
+def _graphs(scene: str, role: str, count: int, test_seed: int, rng: np.random.Generator) -> Tags:
+    found = list(islice(sample(role, GENERAL_NOUNS + OWN_NOUNS[scene], colour_prior(scene, test_seed), rng), count))
+    return Tags.join(found) if found else Tags(*(np.zeros((0, GRID * GRID), np.int64) for _ in range(3)))
+
+
+def _captions(scene: str, way: str | None, role: str, count: int, test_seed: int, seed: int) -> list[str]:
+    """Captions of pictures that nobody sees."""
+    tags = _graphs(scene, role, count, test_seed, generator(seed, "unseen graphs", role, scene))
+    rng = generator(seed, "unseen captions", role, scene)
+    return [tell(objects(tags, number), _way(way, rng)) for number in range(count)]
+
+
+def _training(scene: str, told: _Told, captions: int, texts: list[str], documents: int, seed: int) -> Examples:
+    """A client's pictures with captions, then its texts, then its documents."""
+    rng = generator(seed, "documents", scene)
+    count = len(told.tags)
+    index = np.repeat(np.arange(count), captions)
+    said = [told.caption(picture) for picture in index.tolist()]
+    chosen = [rng.choice(count, _TURNS + 1, replace=False).tolist() for _ in range(documents)]
+    before = [[Turn(p, told.caption(p)) for p in row[:-1]] for row in chosen]
+    last = np.array([row[-1] for row in chosen], dtype=np.int64)
+    total = len(said) + len(texts) + documents
+    shown = np.ones(total, dtype=bool)
+    shown[len(said) : len(said) + len(texts)] = False
+    return Examples(
+        told.pictures,
+        np.concatenate([index, np.zeros(len(texts), np.int64), last]),
+        [*said, *texts, *(told.caption(picture) for picture in last.tolist())],
+        ["caption"] * total,
+        [*(told.kind(p) for p in index.tolist()), *["text"] * len(texts), *["document"] * documents],
+        [f"{scene}/train/{row:06d}" for row in range(total)],
+        present={"image": shown},
+        before=[*[()] * (len(said) + len(texts)), *before],
+    )
+
+
+def _asked(scene: str, role: str, told: _Told, references: int, shots: int, shown: _Told) -> Examples:
+    """Pictures to be described, each behind a few that are described already."""
+    count = len(told.tags)
+    rng = generator(0, "shots", role, scene)
+    rows = [rng.choice(len(shown.tags), shots, replace=False).tolist() if shots else [] for _ in range(count)]
+    return Examples(
+        np.concatenate([told.pictures, shown.pictures]) if shots else told.pictures,
+        np.arange(count),
+        [""] * count,
+        ["caption"] * count,
+        [told.kind(picture) for picture in range(count)],
+        [f"{scene}/{role}/{row:06d}" for row in range(count)],
+        present={"text": np.zeros(count, dtype=bool)},
+        captions=[tuple(dict.fromkeys(told.caption(p) for _ in range(references))) for p in range(count)],
+        before=[[Turn(count + p, shown.caption(p)) for p in row] for row in rows] if shots else None,
+    )
+
+
+def _texts(name: str, told: list[str]) -> Examples:
+    """Texts alone."""
+    count = len(told)
+    return Examples(
+        NoPictures(1), np.zeros(count, np.int64), told, ["caption"] * count, ["text"] * count,
+        [f"{name}/train/{row:06d}" for row in range(count)],
+        present={"image": np.zeros(count, dtype=bool)},
+    )  # fmt: skip
+
+
+def _check(given: dict[str, object]) -> None:
+    """Raises ValueError if an option is out of its range."""
+    least = {"train": _TURNS + 1, "validation": 1, "test": 1, "captions": 1, "references": 1, "texts": 0}
+    least |= {"documents": 0, "shots": 0, "test_seed": 0, "seed": 0}
+    for name, low in least.items():
+        value = given[name]
+        if not isinstance(value, int) or value < low:
+            raise ValueError(f"{name} must be at least {low}, got {value}")
+    conflict, unseen = given["conflict"], given["unseen"]
+    if not isinstance(conflict, int | float) or not 0 <= conflict <= 1:
+        raise ValueError(f"conflict must lie between 0 and 1, got {conflict}")
+    if isinstance(unseen, str) or not isinstance(unseen, Sequence):
+        raise ValueError(f"unseen must be a sequence of places such as ('home',), got {unseen!r}")
+    for scene in unseen:
+        if scene not in SCENES:
+            raise ValueError(f"unseen names no place {scene!r}; there are {', '.join(SCENES)}")
+    if {*unseen} == {*SCENES}:
+        raise ValueError(f"unseen must leave a place of the {len(SCENES)} for a client, got all of them")
+    if given["reader"] and not given["texts"]:
+        raise ValueError("a client with texts alone needs some: texts must be at least 1, or reader false, got 0")

@@ -1,0 +1,236 @@
+"""Questions about new pictures of one kind: what every preset is made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from confed.data.examples import Examples
+from confed.datasets.scenes.graph import (
+    COLOURS,
+    GENERAL_NOUNS,
+    NOUNS,
+    OWN_NOUNS,
+    Tags,
+    colour_prior,
+    generator,
+    objects,
+    sample,
+)
+from confed.datasets.scenes.questions import FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
+from confed.datasets.scenes.render import render_neutral, render_public, render_scene
+
+__all__ = [
+    "ROLES",
+    "SETTINGS",
+    "Clients",
+    "Knobs",
+    "Made",
+    "Setting",
+    "make",
+    "make_neutral",
+    "make_public",
+    "make_scene",
+]
+
+UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
+ROLES = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A named difficulty: severity of the colour conflict, wording shift, training questions per client."""
+
+    conflict: float
+    wording: bool
+    train: int
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "A": Setting(conflict=1.0, wording=False, train=1500),
+    "B": Setting(conflict=0.5, wording=False, train=800),
+    "C": Setting(conflict=0.5, wording=True, train=400),
+}
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The resolved options of :func:`confed.datasets.scenes.scenes`; sizes are questions per client."""
+
+    conflict: float
+    wording: bool
+    train: int
+    validation: int
+    test: int
+    unseen: tuple[str, ...]
+    clients: int
+    alpha: float
+    questions_per_picture: int
+    test_seed: int
+    seed: int
+    clients_per_scene: int = 1
+    shards: int = 1
+    pools: int | None = None
+    annotators: int = 10
+    types: str = "families"
+
+    def size(self, role: str) -> int:
+        """Questions per client in a role."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[role]
+
+    def seed_of(self, role: str) -> int:
+        """The seed that a role's examples depend on."""
+        return self.test_seed if role == "test" else self.seed
+
+
+@dataclass(frozen=True)
+class Made:
+    """Generated questions together with what stands in their pictures.
+
+    Attributes:
+        examples: the questions.
+        tags: what stands where in their pictures.
+        oracle: the right answers from (the texts of) the examples and the tags alone; None takes that of plain
+            questions.
+    """
+
+    examples: Examples
+    tags: Tags
+    oracle: Callable[[Examples, Tags], list[str | None]] | None = None
+
+    def truth(self) -> list[str | None]:
+        """What the programs answer."""
+        if self.oracle is None:
+            return oracle(self.examples.questions, self.examples.image_index, self.tags)
+        return self.oracle(self.examples, self.tags)
+
+
+Clients = dict[str, dict[str, Made]]
+"""Client -> role -> its examples."""
+
+
+def make(
+    *,
+    role: str,
+    number: int,
+    label: str,
+    nouns: Sequence[str],
+    prior: np.ndarray,
+    per_picture: int,
+    shifted: bool,
+    render: Callable[[Tags, np.random.Generator], np.ndarray],
+    seed: int,
+    seen: set[int] | None = None,
+    stream: str | None = None,
+    families: Sequence[str] = FAMILIES,
+    templates: Templates = TEMPLATES,
+) -> Made:
+    """``number`` questions of one role about new pictures.
+
+    Args:
+        role: what the questions are for.
+        number: how many.
+        label: names the examples.
+        nouns: what may stand in the pictures.
+        prior: how often each colour occurs, shape (8,).
+        per_picture: questions that share a picture.
+        shifted: apply the wording shift.
+        render: draws pictures.
+        seed: decides everything.
+        seen: fingerprints of graphs that must not come again; those that are tried are added.
+        stream: names the random streams; the label by default.
+        families: kinds of questions.
+        templates: how each kind is worded.
+    """
+    purpose = (role, label if stream is None else stream)
+    graphs = sample(role, nouns, prior, generator(seed, "graphs", *purpose), seen)
+    rng = generator(seed, "questions", *purpose)
+    balance = Balance()
+    kept: list[Tags] = []
+    rows: list[tuple[int, str, str, str]] = []
+    while len(rows) < number:
+        tags = next(graphs)
+        wanted = min(per_picture, number - len(rows))
+        asked = ask(
+            objects(tags, 0), wanted, balance, nouns=nouns, prior=prior, shifted=shifted, rng=rng,
+            families=families, templates=templates,
+        )  # fmt: skip
+        if asked is None:
+            continue
+        rows += [(len(kept), a.question, a.answer, a.program.family) for a in asked]
+        kept.append(tags)
+    tags = Tags.join(kept)
+    index, questions, answers, types = zip(*rows, strict=True)
+    names = [f"{label}/{role}/{i:06d}" for i in range(number)]
+    pictures = render(tags, generator(seed, "pixels", *purpose))
+    index = np.array(index, dtype=np.int64)
+    return Made(Examples(pictures, index, list(questions), list(answers), list(types), names), tags)
+
+
+def make_scene(
+    scene: str,
+    role: str,
+    number: int,
+    knobs: Knobs,
+    client: str | None = None,
+    seen: set[int] | None = None,
+    stream: str | None = None,
+    prior: np.ndarray | None = None,
+) -> Made:
+    """``number`` questions about pictures of one scene.
+
+    Args:
+        scene: which place: background, palette and things.
+        role: what the questions are for.
+        number: how many.
+        knobs: the resolved options.
+        client: whose questions they are, where several clients share the scene; it names the examples, and has
+            colour frequencies and random streams of its own. The scene itself by default.
+        seen: fingerprints of graphs that must not come again; those that are tried are added.
+        stream: names the random streams; the client by default.
+        prior: how often each colour occurs; the client's own by default.
+    """
+    client = scene if client is None else client
+    return make(
+        role=role,
+        number=number,
+        label=client,
+        nouns=GENERAL_NOUNS + OWN_NOUNS[scene],
+        prior=colour_prior(client, knobs.test_seed) if prior is None else prior,
+        per_picture=knobs.questions_per_picture,
+        shifted=knobs.wording,
+        render=lambda tags, rng: render_scene(tags, scene, knobs.conflict, rng),
+        seed=knobs.seed_of(role),
+        seen=seen,
+        stream=stream,
+    )
+
+
+def make_neutral(role: str, number: int, knobs: Knobs) -> Made:
+    """``number`` questions with all nouns and uniform colours on plain grey."""
+    return make(
+        role=role,
+        number=number,
+        label="neutral",
+        nouns=NOUNS,
+        prior=UNIFORM,
+        per_picture=knobs.questions_per_picture,
+        shifted=knobs.wording,
+        render=render_neutral,
+        seed=knobs.seed_of(role),
+    )
+
+
+def make_public(questions: int, seed: int, per_picture: int = 4) -> Made:
+    """Questions for pre-training: all nouns, uniform colours, randomised styles, plain wording."""
+    return make(
+        role="public",
+        number=questions,
+        label="public",
+        nouns=NOUNS,
+        prior=UNIFORM,
+        per_picture=per_picture,
+        shifted=False,
+        render=render_public,
+        seed=seed,
+    )

@@ -1,0 +1,312 @@
+"""Presets: which clients there are, and whose questions are whose."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.datasets.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
+from confed.datasets.scenes.functions import FUNCTIONS, make_function
+from confed.datasets.scenes.graph import SCENES, colour_prior, generator
+from confed.datasets.scenes.making import (
+    ROLES,
+    SETTINGS,
+    Clients,
+    Knobs,
+    Made,
+    Setting,
+    make_neutral,
+    make_public,
+    make_scene,
+)
+from confed.datasets.scenes.questions import ANSWERS, WORDING_SHIFT, WORDS
+from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
+
+__all__ = [
+    "PRESETS",
+    "SETTINGS",
+    "Knobs",
+    "Made",
+    "Preset",
+    "Setting",
+    "assemble",
+    "describe",
+    "make_neutral",
+    "make_public",
+    "make_scene",
+]
+
+UNSEEN_SIZE = 1000
+UNSEEN = ("home", "commercial")
+MIN_QUANTITY = 64
+POOL = 100
+
+
+def _scene(knobs: Knobs) -> Clients:
+    """A client per scene, or several: one style, but each with its own colours and with pictures of its own."""
+    taking_part = [scene for scene in SCENES if scene not in knobs.unseen]
+    if knobs.clients_per_scene == 1:
+        return _sharded(taking_part, _shard_of_scene, knobs)
+    made: Clients = {}
+    for scene in taking_part:
+        names = [f"{scene}-{number}" for number in range(1, knobs.clients_per_scene + 1)]
+        used: dict[str, set[int]] = {role: set() for role in ROLES}  # clients of a scene never share a graph
+        for name in names:
+            made[name] = {role: make_scene(scene, role, knobs.size(role), knobs, name, used[role]) for role in ROLES}
+    return made
+
+
+def _shard_of_scene(scene: str, role: str, number: int, knobs: Knobs, label: str, stream: str, seen: set[int]) -> Made:
+    return make_scene(scene, role, number, knobs, label, seen, stream, colour_prior(scene, knobs.test_seed))
+
+
+def _dirichlet(knobs: Knobs) -> Clients:
+    """Answers per client from q ~ Dirichlet(alpha p), p the pool's answer shares (Hsu et al. 2019)."""
+    pools = {role: make_neutral(role, knobs.clients * knobs.size(role), knobs) for role in ROLES}
+    share = Counter(pools["test"].examples.answers)
+    p = np.array([share[answer] for answer in ANSWERS], dtype=float)
+    p = np.maximum(p / p.sum(), 1e-3)
+    rng = generator(knobs.test_seed, "dirichlet")
+    q = [rng.dirichlet(np.maximum(knobs.alpha * p / p.sum(), 1e-3)) for _ in range(knobs.clients)]
+    rows = {role: _draw(pools[role].examples, q, knobs.size(role), knobs.seed_of(role), role) for role in ROLES}
+    return _deal(pools, rows)
+
+
+def _draw(pool: Examples, q: Sequence[np.ndarray], number: int, seed: int, role: str) -> list[list[int]]:
+    """Rows per client, without replacement; clients draw in random turns, so nobody gets leftovers only."""
+    rng = generator(seed, "partition", role)
+    stock: dict[str, list[int]] = defaultdict(list)
+    for row in map(int, rng.permutation(len(pool))):
+        stock[pool.answers[row]].append(row)
+    left = np.array([len(stock[answer]) > 0 for answer in ANSWERS])
+    rows: list[list[int]] = [[] for _ in q]
+    for client in rng.permutation(np.repeat(np.arange(len(q)), number)):
+        weights = np.where(left, q[client] + 1e-9, 0)
+        position = int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum(), side="right"))
+        position = min(position, int(np.flatnonzero(left)[-1]))
+        answer = ANSWERS[position]
+        rows[client].append(stock[answer].pop())
+        left[position] = len(stock[answer]) > 0
+    return rows
+
+
+def _quantity(knobs: Knobs) -> Clients:
+    """Log-normal training sizes around the setting's, at least 64; validation and test sets of equal size."""
+    weight = generator(knobs.test_seed, "quantity").lognormal(0.0, 1.0, knobs.clients)
+    sizes = np.maximum(weight / weight.sum() * knobs.clients * knobs.train, MIN_QUANTITY).astype(int)
+    want = {role: sizes if role == "train" else np.full(knobs.clients, knobs.size(role)) for role in ROLES}
+    pools = {role: make_neutral(role, int(want[role].sum()), knobs) for role in ROLES}
+    rows = {}
+    for role in ROLES:
+        order = generator(knobs.seed_of(role), "partition", role).permutation(len(pools[role].examples))
+        rows[role] = [part.tolist() for part in np.split(order, np.cumsum(want[role])[:-1])]
+    return _deal(pools, rows)
+
+
+def _random(knobs: Knobs) -> Clients:
+    """As many questions for every client, dealt at random picture by picture, so that no picture has two clients."""
+    each = knobs.questions_per_picture
+    pools: dict[str, Made] = {}
+    rows: dict[str, list[list[int]]] = {}
+    for role in ROLES:
+        size = knobs.size(role)
+        own = -(-size // each)  # pictures of a client, of which the last may have questions that nobody is asked
+        pools[role] = make_neutral(role, knobs.clients * own * each, knobs)
+        order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * own)
+        dealt = (order[:, None] * each + np.arange(each)).reshape(knobs.clients, -1)
+        rows[role] = dealt[:, :size].tolist()
+    return _deal(pools, rows)
+
+
+def _deal(pools: Mapping[str, Made], rows: Mapping[str, list[list[int]]]) -> Clients:
+    clients = len(rows["train"])
+    width = max(2, len(str(clients)))
+    dealt: Clients = {}
+    for k in range(clients):
+        client = f"client-{k + 1:0{width}d}"
+        dealt[client] = {}
+        for role in ROLES:
+            part = pools[role].examples.take(rows[role][k])
+            used, index = np.unique(part.image_index, return_inverse=True)  # a client holds only its own pictures
+            names = [f"{client}/{role}/{i:06d}" for i in range(len(part))]
+            own = Examples(part.images[used], index, part.questions, part.answers, part.types, names)
+            dealt[client][role] = Made(own, pools[role].tags.take(used))
+    return dealt
+
+
+Maker = Callable[[str, str, int, Knobs, str, str, set[int]], Made]
+"""Unit (scene, function, domain), role, how many, options, names of examples and streams, graphs used -> examples."""
+
+
+def _sharded(units: Sequence[str], make: Maker, knobs: Knobs) -> Clients:
+    """Some shards of each unit (scene, function, domain) as clients of their own.
+
+    Shards are alike but for their pictures, and a shard is the same however many others take part.
+    """
+    made: Clients = {}
+    for unit in units:
+        used: dict[str, set[int]] = {role: set() for role in ROLES}  # shards never share a graph
+        for number in range(1, knobs.shards + 1):
+            name = unit if knobs.shards == 1 else f"{unit}-{number}"
+            stream = unit if number == 1 else f"{unit}-{number}"
+            made[name] = {role: make(unit, role, knobs.size(role), knobs, name, stream, used[role]) for role in ROLES}
+    return made
+
+
+def _task(knobs: Knobs) -> Clients:
+    return {name: {role: make_task(name, role, knobs.size(role), knobs) for role in ROLES} for name in TASK_CLIENTS}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A way in which clients differ.
+
+    Attributes:
+        make: the clients' examples.
+        pools: how many answers a client's own pool has by default; 0 if all share the vocabulary.
+        unseen: scenes without a client, by default.
+        styled: whether pictures have the styles of scenes or domains.
+        divisible: whether the option ``shards`` applies.
+        tasks: client -> its registered task, where it is not the recipe's.
+        fixed: client -> its pool, where its task says which answers there are.
+        words: every word of the questions.
+        wording: whether the ten words are re-coded, by default; None takes the setting's.
+    """
+
+    make: Callable[[Knobs], Clients]
+    pools: int = 0
+    unseen: tuple[str, ...] = ()
+    styled: bool = True
+    divisible: bool = False
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    words: tuple[str, ...] = WORDS
+    wording: bool | None = None
+
+
+PRESETS: Mapping[str, Preset] = {
+    "scene": Preset(_scene, unseen=UNSEEN, divisible=True),
+    "dirichlet": Preset(_dirichlet, unseen=UNSEEN),
+    "quantity": Preset(_quantity, unseen=UNSEEN),
+    "random": Preset(_random, styled=False, wording=False),
+    "domain": Preset(partial(_sharded, tuple(DOMAINS), make_domain), POOL, divisible=True, words=DOMAIN_WORDS),
+    "function": Preset(partial(_sharded, tuple(FUNCTIONS), make_function), POOL, styled=False, divisible=True),
+    "task": Preset(_task, POOL, styled=False, tasks=TASKS, fixed=TASK_ANSWERS, words=TASK_WORDS),
+}
+
+
+def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
+    """The dataset of a preset, with its facts."""
+    kind = PRESETS[preset]
+    clients, pools = kind.make(knobs), {}
+    size = kind.pools if knobs.pools is None else knobs.pools
+    if size:
+        pools = {name: kind.fixed.get(name) or _pool(made["train"].examples, size) for name, made in clients.items()}
+        clients = {name: _inside(name, made, pools[name]) for name, made in clients.items()}
+    unseen = {s: make_scene(s, "test", UNSEEN_SIZE, knobs) for s in SCENES if s in knobs.unseen}
+    facts = {**_shifts(knobs, kind), **describe(clients, unseen)}
+    if pools:
+        facts["pools"] = ", ".join(f"{name} {len(pool)} answers" for name, pool in pools.items())
+    typed = _by_answer if knobs.types == "answers" else _as_made
+    return FederatedDataset(
+        name="scenes",
+        answers=tuple(dict.fromkeys(a for pool in pools.values() for a in pool)) or ANSWERS,
+        clients={c: Split(*(typed(made[role].examples) for role in ROLES)) for c, made in clients.items()},
+        unseen={scene: typed(made.examples) for scene, made in unseen.items()},
+        words=kind.words,
+        facts=facts,
+        pools=pools,
+        tasks=kind.tasks,
+    )
+
+
+def _as_made(examples: Examples) -> Examples:
+    return examples
+
+
+def _by_answer(examples: Examples) -> Examples:
+    """The same questions with VQA's answer types as question types."""
+    kinds = {"yes": "yes/no", "no": "yes/no"}
+    types = [kinds.get(answer, "number" if answer.isdigit() else "other") for answer in examples.answers]
+    return replace(examples, types=types)
+
+
+def _pool(train: Examples, size: int) -> tuple[str, ...]:
+    """The most frequent training answers, most frequent first, then by the alphabet."""
+    counts = Counter(train.answers)
+    return tuple(sorted(counts, key=lambda answer: (-counts[answer], answer))[:size])
+
+
+def _inside(client: str, made: Mapping[str, Made], pool: Sequence[str]) -> dict[str, Made]:
+    """A client's examples whose answer is in its pool; the others are left out, as FedDAT's loader does.
+
+    Raises:
+        ValueError: a role has none.
+    """
+    kept: dict[str, Made] = {}
+    for role, part in made.items():
+        rows = [row for row, answer in enumerate(part.examples.answers) if answer in pool]
+        if not rows:
+            raise ValueError(
+                f"no {role} question of client {client!r} has an answer in its pool of {len(pool)} "
+                f"({', '.join(pool)}); raise data.pools, or the number of examples"
+            )
+        whole = len(rows) == len(part.examples)
+        kept[role] = part if whole else replace(part, examples=part.examples.take(rows))
+    return kept
+
+
+def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
+    """What a reader of the questions and pictures must know, in words."""
+    facts: dict[str, str] = {}
+    if knobs.wording:
+        examples = ", ".join(f"{old} is {new}" for old, new in list(WORDING_SHIFT.items())[:4])
+        facts["wording"] = (
+            f"ten words of every client's questions are put into Scots ({examples}); the backbone has never read them"
+        )
+    if knobs.conflict and kind.styled:
+        facts["colours"] = (
+            f"each scene turns the colour wheel its own way (severity {knobs.conflict:g}): clients disagree about names"
+        )
+    return facts
+
+
+def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Made]) -> dict[str, str]:
+    """Counts, floors and ceiling in words.
+
+    The majority floor answers with the most frequent training answer of the question's family, the blind
+    floor with that of the very same question (of its family where training never asked it); an unseen scene
+    is answered from everybody's training questions. The ceiling runs the programs on the scene graphs.
+    """
+    facts: dict[str, str] = {}
+    for client, made in clients.items():
+        sizes = ", ".join(f"{len(made[role].examples)} {role}" for role in ROLES)
+        facts[client] = f"{sizes}; {_floors([made['train'].examples], made['test'].examples)}"
+    everybody = [made["train"].examples for made in clients.values()]
+    for scene, made in unseen.items():
+        facts[f"{scene} (unseen)"] = f"{len(made.examples)} test; {_floors(everybody, made.examples)}"
+    right = total = 0
+    for made in [*(m[role] for m in clients.values() for role in ROLES), *unseen.values()]:
+        answers = made.truth()
+        right += sum(a == b for a, b in zip(answers, made.examples.answers, strict=True))
+        total += len(answers)
+    facts["oracle"] = f"{100 * right / total:.1f} % of {total} answers follow from question and scene graph"
+    return facts
+
+
+def _floors(train: Sequence[Examples], test: Examples) -> str:
+    family: dict[str, Counter[str]] = defaultdict(Counter)
+    exact: dict[str, Counter[str]] = defaultdict(Counter)
+    for part in train:
+        for question, answer, kind in zip(part.questions, part.answers, part.types, strict=True):
+            family[kind][answer] += 1
+            exact[question][answer] += 1
+    majority = {kind: counts.most_common(1)[0][0] for kind, counts in family.items()}
+    best = {question: counts.most_common(1)[0][0] for question, counts in exact.items()}
+    rows = list(zip(test.questions, test.answers, test.types, strict=True))
+    by_family = sum(majority.get(kind) == answer for _, answer, kind in rows) / len(rows)
+    blind = sum(best.get(q, majority.get(kind)) == answer for q, answer, kind in rows) / len(rows)
+    return f"majority by family {100 * by_family:.1f} %, blind {100 * blind:.1f} %"

@@ -1,0 +1,251 @@
+"""The preset "task": four clients with a task each, on plain pictures.
+
+They stand in for the four datasets of FedDAT's benchmark Task: "vqa" for VQA-v2, "pairs" for NLVR2 (a statement about
+two pictures), "entailment" for SNLI-VE (a statement about a picture, of which a cell is hidden here), "choice" for VCR
+(four answers to choose from).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from confed.data.examples import Examples
+from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, generator, objects, sample
+from confed.datasets.scenes.making import Knobs, Made, make
+from confed.datasets.scenes.questions import FAMILIES, NUMBERS, QUADRANTS, WORDS, oracle
+from confed.datasets.scenes.render import render_neutral
+from confed.datasets.scenes.statements import (
+    ATTEMPTS,
+    ENTAILMENT,
+    PAIRS,
+    VERDICTS,
+    Even,
+    Statement,
+    entails,
+    holds,
+    propose_about_one,
+    propose_about_two,
+    read,
+    say,
+    statement_words,
+)
+
+__all__ = ["CHOICES", "TASKS", "TASK_ANSWERS", "TASK_CLIENTS", "TASK_WORDS", "hide", "make_task"]
+
+CHOICES = 4
+UNIFORM = np.full(len(COLOURS), 1 / len(COLOURS))
+TASKS: Mapping[str, str] = {"pairs": "nlvr2", "entailment": "entailment", "choice": "choice"}
+TASK_ANSWERS: Mapping[str, tuple[str, ...]] = {
+    "pairs": ("false", "true"),
+    "entailment": VERDICTS,
+    "choice": tuple(str(k) for k in range(CHOICES)),
+}
+TASK_WORDS: tuple[str, ...] = (
+    *WORDS,
+    *sorted((statement_words(PAIRS, ENTAILMENT) | {"true", "false", *VERDICTS}) - set(WORDS)),
+)
+# What may be offered beside the right answer.
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "qcolor": COLOURS, "rel": COLOURS, "qnoun": NOUNS, "qpos": QUADRANTS, "count": NUMBERS
+}  # fmt: skip
+
+
+def make_task(client: str, role: str, number: int, knobs: Knobs) -> Made:
+    """``number`` examples of one client's task.
+
+    Args:
+        client: one of :data:`TASK_CLIENTS`.
+        role: what the examples are for.
+        number: how many.
+        knobs: the resolved options.
+    """
+    return _MAKERS[client](client, role, number, knobs)
+
+
+def _vqa(client: str, role: str, number: int, knobs: Knobs, families: tuple[str, ...] = FAMILIES) -> Made:
+    return make(
+        role=role,
+        number=number,
+        label=client,
+        nouns=NOUNS,
+        prior=UNIFORM,
+        per_picture=min(knobs.questions_per_picture, 2 * len(families)),
+        shifted=knobs.wording,
+        render=render_neutral,
+        seed=knobs.seed_of(role),
+        stream=f"task {client}",
+        families=families,
+    )
+
+
+def _choice(client: str, role: str, number: int, knobs: Knobs) -> Made:
+    """Questions with four answers each, of which those wrong are about other things in the picture where possible."""
+    made = _vqa(client, role, number, knobs, tuple(_ALIKE))
+    rng = generator(knobs.seed_of(role), "choices", role, client)
+    examples = made.examples
+    offered: list[tuple[str, ...]] = []
+    places: list[str] = []
+    rows = zip(examples.answers, examples.types, map(int, examples.image_index), strict=True)
+    for row, (truth, family, picture) in enumerate(rows):
+        graph = objects(made.tags, picture)
+        wrong = [answer for answer in _ALIKE[family] if answer != truth]
+        near = {word for o in graph for word in (o.colour, o.noun)}
+        luck = rng.random(len(wrong)) - np.array([0.5 * (answer in near) for answer in wrong])
+        chosen = [wrong[i] for i in np.argsort(luck)[: CHOICES - 1]]
+        place = row % CHOICES if row % (2 * CHOICES) < CHOICES else CHOICES - 1 - row % CHOICES
+        chosen.insert(place, truth)
+        offered.append(tuple(chosen))
+        places.append(str(place))
+    order = rng.permutation(len(examples))  # so that the place does not follow from the example's number
+    return Made(replace(examples, answers=places, choices=offered).take(order), made.tags, _chosen)
+
+
+def _chosen(examples: Examples, tags: Tags) -> list[str | None]:
+    assert examples.choices is not None
+    answers = oracle(examples.questions, examples.image_index, tags)
+    pairs = zip(answers, examples.choices, strict=True)
+    return [str(offered.index(answer)) if answer in offered else None for answer, offered in pairs]
+
+
+def _pairs(client: str, role: str, number: int, knobs: Knobs) -> Made:
+    """Statements about two pictures, two pictures for every few statements."""
+    seed, even = knobs.seed_of(role), Even(2)
+    graphs = sample(role, NOUNS, UNIFORM, generator(seed, "graphs", role, "task pairs"))
+    rng = generator(seed, "questions", role, "task pairs")
+    kept: list[Tags] = []
+    rows: list[tuple[tuple[int, int], Statement, str]] = []
+    while len(rows) < number:
+        both = [next(graphs), next(graphs)]
+        left, right = (objects(tags, 0) for tags in both)
+        verdicts = _ask(
+            PAIRS, even, min(knobs.questions_per_picture, number - len(rows)), rng,
+            partial(propose_about_two, left=left, right=right, rng=rng), partial(_verdict, left=left, right=right),
+        )  # fmt: skip
+        rows += [((len(kept), len(kept) + 1), statement, answer) for statement, answer in verdicts]
+        kept += both if verdicts else []
+    tags = Tags.join(kept)
+    pictures = render_neutral(tags, generator(seed, "pixels", role, "task pairs"))
+    return Made(_examples(client, role, pictures, rows, PAIRS, rng), tags, _true)
+
+
+def _verdict(statement: Statement, left: Sequence[Object], right: Sequence[Object]) -> str:
+    return str(holds(statement, left, right)).lower()
+
+
+def _true(examples: Examples, tags: Tags) -> list[str | None]:
+    return [
+        _verdict(read(text, PAIRS), objects(tags, int(left)), objects(tags, int(right)))
+        for text, (left, right) in zip(examples.questions, examples.image_index, strict=True)
+    ]
+
+
+def _entailment(client: str, role: str, number: int, knobs: Knobs) -> Made:
+    """Statements about pictures with a hidden cell, in which half of the time something stands."""
+    seed, even = knobs.seed_of(role), Even(3)
+    graphs = sample(role, NOUNS, UNIFORM, generator(seed, "graphs", role, "task entailment"))
+    rng = generator(seed, "questions", role, "task entailment")
+    kept: list[Tags] = []
+    cells: list[int] = []
+    rows: list[tuple[int, Statement, str]] = []
+    while len(rows) < number:
+        tags = next(graphs)
+        whole = objects(tags, 0)
+        hidden = whole[int(rng.integers(len(whole)))].cell if rng.random() < 0.5 else int(rng.integers(CELLS))
+        visible = [o for o in whole if o.cell != hidden]
+        verdicts = _ask(
+            ENTAILMENT, even, min(knobs.questions_per_picture, number - len(rows)), rng,
+            partial(propose_about_one, whole=whole, hidden=hidden, rng=rng),
+            partial(entails, visible=visible, hidden=hidden),
+        )  # fmt: skip
+        if verdicts:
+            rows += [(len(kept), statement, answer) for statement, answer in verdicts]
+            kept.append(tags)
+            cells.append(hidden)
+    where = np.array(cells, dtype=np.int64)
+    tags = _without(Tags.join(kept), where)
+    pictures = hide(render_neutral(tags, generator(seed, "pixels", role, "task entailment")), where)
+
+    def oracle(examples: Examples, tags: Tags) -> list[str | None]:
+        index = map(int, examples.image_index)
+        return [
+            entails(read(text, ENTAILMENT), objects(tags, picture), int(where[picture]))
+            for text, picture in zip(examples.questions, index, strict=True)
+        ]
+
+    return Made(_examples(client, role, pictures, rows, ENTAILMENT, rng), tags, oracle)
+
+
+def _ask(
+    forms: Mapping[str, tuple[str, ...]],
+    even: Even,
+    wanted: int,
+    rng: np.random.Generator,
+    propose: Callable[[str], Statement],
+    judge: Callable[[Statement], str],
+) -> list[tuple[Statement, str]]:
+    """Up to ``wanted`` different statements with their verdicts; families asked least so far come first."""
+    luck = rng.random(len(forms))
+    order = sorted(range(len(forms)), key=lambda i: even.families[list(forms)[i]] + 2 * luck[i])
+    asked: dict[Statement, str] = {}
+    for family in [list(forms)[i] for i in order]:
+        for _ in range(ATTEMPTS if len(asked) < wanted else 0):
+            statement = propose(family)
+            answer = judge(statement)
+            if statement not in asked and even.accepts(statement, answer):
+                asked[statement] = answer
+                break
+    return list(asked.items())
+
+
+def _examples(
+    client: str,
+    role: str,
+    pictures: np.ndarray,
+    rows: "list[tuple[int, Statement, str]] | list[tuple[tuple[int, int], Statement, str]]",
+    forms: Mapping[str, tuple[str, ...]],
+    rng: np.random.Generator,
+) -> Examples:
+    texts = [say(statement, forms, int(rng.integers(len(forms[statement.family])))) for _, statement, _ in rows]
+    return Examples(
+        pictures,
+        np.array([index for index, _, _ in rows], dtype=np.int64),
+        texts,
+        [answer for _, _, answer in rows],
+        [statement.family for _, statement, _ in rows],
+        [f"{client}/{role}/{i:06d}" for i in range(len(rows))],
+    )
+
+
+def _without(tags: Tags, cells: np.ndarray) -> Tags:
+    """The pictures without what stands in one cell of each."""
+    keep = np.arange(CELLS) != cells[:, None]
+    return Tags(tags.noun * keep, tags.colour * keep, tags.size * keep)
+
+
+def hide(pictures: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Pictures with a dark, crossed square over one cell each.
+
+    Args:
+        pictures: uint8, shape (M, 64, 64, 3).
+        cells: which cell, row by row, shape (M,).
+    """
+    side = pictures.shape[1] // GRID
+    y, x = np.mgrid[0:side, 0:side]
+    cross = (np.abs(x - y) < 1.5) | (np.abs(x + y - side + 1) < 1.5)
+    square = np.where(cross[..., None], 90, 20).astype(np.uint8)
+    hidden = pictures.copy()
+    for picture, cell in enumerate(map(int, cells)):
+        row, column = side * (cell // GRID), side * (cell % GRID)
+        hidden[picture, row : row + side, column : column + side] = square
+    return hidden
+
+
+_MAKERS: Mapping[str, Callable[[str, str, int, Knobs], Made]] = {
+    "vqa": _vqa,
+    "pairs": _pairs,
+    "entailment": _entailment,
+    "choice": _choice,
+}
+TASK_CLIENTS = tuple(_MAKERS)

@@ -1,0 +1,227 @@
+"""Values of sensors over time beside a few words about them, from a folder of CSV files.
+
+The folder holds ``examples.csv`` with a header and one row per example:
+
+- ``id``: a name of its own, ``client``: whose it is, ``label``: the answer;
+- ``split``: "train", "validation" or "test";
+- ``series``: the name of a file in the folder ``series/`` without its ending, or nothing;
+- ``text``: what somebody wrote down, or nothing;
+- ``type``, where wanted: rows of the per-type accuracy; by default what the example has, such as "text+series";
+
+and ``series/NAME.csv``, each with a header of channels, the same for all files, and one row of numbers per step.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.federate import floors, words
+from confed.data.modalities import in_order, modalities_in, presence, set_names
+from confed.data.partitions import hold_out
+from confed.data.picture_tables import NoPictures
+from confed.data.time_series import Series
+from confed.datasets.scenes.graph import generator
+from confed.registry import register_dataset
+
+__all__ = ["sensor_series"]
+
+_COLUMNS = ("id", "client", "split", "series", "text", "label")
+_ROLES = ("train", "validation", "test")
+_NAME = 200
+"""Bytes of a series' name, at most: with its ending it is a file's."""
+
+_Read = TypeVar("_Read")
+
+
+@register_dataset
+def sensor_series(
+    root: Path | str,
+    *,
+    unseen: Sequence[str] = (),
+    validation: float = 0.1,
+    standardise: bool = True,
+    modalities: dict[str, tuple[str, ...]] | None = None,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Series of sensors, texts, or both, by client.
+
+    Args:
+        root: the data set's folder.
+        unseen: clients of the file who do not train; each is a place that is tested on all its examples.
+        validation: of a client without validation examples, the share of its training examples that become some.
+        standardise: take from every channel its mean over all clients' training steps and divide by its deviation;
+            both follow from two sums per channel that clients could send.
+        modalities: client -> what it owns, "text" and "series" or one of them; default: what its training and
+            validation examples have.
+        seed: chooses validation examples.
+
+    Raises:
+        ValueError: a file is missing or faulty (names the file and the line), an unknown client or split, no client
+            who trains, or a client who owns something that its training examples do not have.
+    """
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation must be a share in [0, 1), got {validation}")
+    root = Path(root)
+    rows = list(_rows(root / "examples.csv"))
+    names = dict.fromkeys(row.values["client"] for row in rows)
+    for place in unseen:
+        if place not in names:
+            raise ValueError(f"unseen names no client {place!r}; there are {', '.join(names)}")
+    clients = [name for name in names if name not in unseen]
+    if not clients:
+        raise ValueError("unseen must leave at least one client, got all of them")
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(r.values["series"] for r in rows if r.values["series"]))}
+    series = _read_series(root, list(numbers)) if numbers else None
+
+    def examples(chosen: Sequence[_Row]) -> Examples:
+        return _examples(chosen, series, numbers)
+
+    parts: dict[str, dict[str, list[_Row]]] = {name: {role: [] for role in _ROLES} for name in names}
+    for row in rows:
+        parts[row.values["client"]][row.values["split"]].append(row)
+    for number, name in enumerate(clients):
+        own = parts[name]
+        if own["train"] and not own["validation"]:
+            held = hold_out(np.arange(len(own["train"])), validation, generator(seed, "validation", str(number)))
+            chosen = set(np.arange(len(own["train"]))[held].tolist())
+            own["validation"] = [row for i, row in enumerate(own["train"]) if i in chosen]
+            own["train"] = [row for i, row in enumerate(own["train"]) if i not in chosen]
+    if series is not None and standardise:
+        steps = [numbers[r.values["series"]] for n in clients for r in parts[n]["train"] if r.values["series"]]
+        series = _standardised(series, steps)
+    splits = {name: Split(*(examples(parts[name][role]) for role in _ROLES)) for name in clients}
+    for name, split in splits.items():
+        if not len(split.train):
+            raise ValueError(f"client {name!r} has no training example in {root / 'examples.csv'}")
+    places = {name: examples([row for role in _ROLES for row in parts[name][role]]) for name in unseen}
+    said = modalities or {}
+    if strange := [name for name in said if name not in splits]:
+        raise ValueError(f"data.modalities names no client {strange[0]!r}; there are {', '.join(splits)}")
+    owned = {
+        name: in_order(said[name], f"data.modalities.{name}")
+        if name in said
+        else modalities_in([split.train, split.validation])
+        for name, split in splits.items()
+    }
+    texts = [row.values["text"] for row in rows]
+    channels = ", ".join(series.channels) if series is not None else "none"
+    facts = {"origin": f"{root}", "channels": channels, **floors(splits)}
+    answers = tuple(sorted({row.values["label"] for row in rows}))
+    return FederatedDataset("sensor_series", answers, splits, places, words(texts), facts, modalities=owned)
+
+
+@dataclass(frozen=True)
+class _Row:
+    where: str
+    values: Mapping[str, str]
+
+
+def _rows(file: Path) -> Iterator[_Row]:
+    """The rows of ``examples.csv``, checked."""
+    seen: set[str] = set()
+    for number, values in _csv(file, _COLUMNS):
+        where = f"{file} line {number}"
+        for column in ("id", "client", "label"):
+            if not values[column]:
+                raise ValueError(f"{where}: {column} must not be empty")
+        if values["id"] in seen:
+            raise ValueError(f"{where}: the id {values['id']!r} was given before")
+        if values["split"] not in _ROLES:
+            raise ValueError(f"{where}: split must be one of {', '.join(_ROLES)}, got {values['split']!r}")
+        if not values["series"] and not values["text"]:
+            raise ValueError(f"{where}: example {values['id']!r} has neither a series nor a text")
+        if Path(values["series"]).name != values["series"] or len(values["series"].encode()) > _NAME:
+            raise ValueError(
+                f"{where}: series must be a name inside series/ of at most {_NAME} bytes, got {values['series']!r:.300}"
+            )
+        seen.add(values["id"])
+        yield _Row(where, values)
+
+
+def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line numbers and rows of a CSV file that has the columns, without spaces around values."""
+    if not file.is_file():
+        raise ValueError(f"sensor_series: the file {file} is missing")
+    with file.open(newline="", encoding="utf-8") as text:
+        reader = csv.DictReader(text)
+        header = [name.strip() for name in _within(file, lambda: reader.fieldnames) or ()]
+        if missing := [column for column in columns if column not in header]:
+            raise ValueError(f"{file}: expected the columns {', '.join(columns)}, {missing[0]!r} is not among {header}")
+        reader.fieldnames = header
+        while (row := _within(file, lambda: next(reader, None))) is not None:
+            if None in row or None in row.values():
+                raise ValueError(f"{file} line {reader.line_num}: expected {len(header)} values")
+            yield reader.line_num, {name: value.strip() for name, value in row.items()}
+
+
+def _within(file: Path, read: Callable[[], _Read]) -> _Read:
+    """What a reader of CSV gives next; its own errors, as of a value of more than 131,072 characters, name the file.
+
+    Raises:
+        ValueError: the file is no CSV, or no UTF-8.
+    """
+    try:
+        return read()
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: expected CSV in UTF-8, got: {error}") from error
+
+
+def _read_series(root: Path, names: Sequence[str]) -> Series:
+    """The named files, end to end."""
+    channels: tuple[str, ...] = ()
+    parts: list[np.ndarray] = []
+    for name in names:
+        file = root / "series" / f"{name}.csv"
+        steps: list[list[float]] = []
+        own: tuple[str, ...] = ()
+        for number, row in _csv(file, ()):
+            own = tuple(row)
+            try:
+                steps.append([float(value) for value in row.values()])
+            except ValueError as error:
+                raise ValueError(f"{file} line {number}: expected numbers, got: {error}") from error
+        if not steps:
+            raise ValueError(f"{file}: the series {name!r} is empty")
+        channels = channels or own
+        if own != channels:
+            raise ValueError(f"{file}: expected the channels {', '.join(channels)}, got {', '.join(own)}")
+        parts.append(np.array(steps, dtype=np.float32))
+        if not np.isfinite(parts[-1]).all():
+            raise ValueError(f"{file}: values must be finite numbers")
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
+    return Series(np.concatenate(parts), offsets, channels)
+
+
+def _standardised(series: Series, rows: Sequence[int]) -> Series:
+    """All series by the mean and deviation of some of them."""
+    if not rows:
+        return series
+    steps = np.concatenate([series.values[series.offsets[r] : series.offsets[r + 1]] for r in sorted(set(rows))])
+    return series.standardised(steps.mean(axis=0, dtype=np.float64), steps.std(axis=0, dtype=np.float64))
+
+
+def _examples(rows: Sequence[_Row], series: Series | None, numbers: Mapping[str, int]) -> Examples:
+    n = len(rows)
+    named = [row.values["series"] for row in rows]
+    text = np.array([bool(row.values["text"]) for row in rows], dtype=bool)
+    present = (
+        {"text": text} if series is None else {"text": text, "series": np.array([bool(s) for s in named], dtype=bool)}
+    )
+    found = Examples(
+        NoPictures(1),
+        np.zeros(n, np.int64),
+        [row.values["text"] for row in rows],
+        [row.values["label"] for row in rows],
+        [row.values.get("type", "") for row in rows],
+        [row.values["id"] for row in rows],
+        series=series,
+        series_index=None if series is None else np.array([numbers.get(name, 0) for name in named], dtype=np.int64),
+        present=present,
+    )
+    sets = set_names(presence(found))
+    return replace(found, types=[kind or own for kind, own in zip(found.types, sets, strict=True)])

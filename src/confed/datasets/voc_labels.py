@@ -1,0 +1,120 @@
+"""PASCAL VOC as multi-label pictures: which of 20 classes are in a photograph.
+
+Below ``root``: one folder per year (``VOC2007``, as ``VOCdevkit`` has them) with ``Annotations``, ``ImageSets/Main``
+and ``JPEGImages``.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from confed.data.label_federate import LabelPool, federate_labels, label_facts
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.data.ml_files.pictures import Check, LazyPictures, drop_unreadable
+from confed.data.ml_files.records import LabelRecord
+from confed.data.ml_files.table import MultiLabelTable, collect
+from confed.data.ml_files.voc import VOC_LABELS, voc_records
+from confed.registry import register_dataset
+
+__all__ = ["voc"]
+
+HELD = 1 << 28
+"""Bytes of pictures that are kept in memory."""
+
+_FACTS = {
+    "origin": "PASCAL VOC (Everingham et al.), objects as labels of pictures; difficult objects do not count",
+    "licence": "pictures: Flickr's terms; annotations: for research",
+    "citation": 'M. Everingham et al., "The PASCAL visual object classes (VOC) challenge", IJCV 88(2), 2010',
+}
+
+
+@register_dataset
+def voc(
+    root: Path | str,
+    partition: Literal["iid", "dirichlet", "label_skew"] = "iid",
+    *,
+    train: Sequence[str] = ("VOC2007:trainval",),
+    test: Sequence[str] = ("VOC2007:test",),
+    difficult: bool = False,
+    clients: int = 50,
+    alpha: float = 0.5,
+    minimum: int = 10,
+    validation: float = 0.0,
+    test_share: float = 0.2,
+    max_train: int | None = None,
+    unreadable: float = 0.01,
+    check: Check = "decoded",
+    image_size: int = 256,
+    seed: int = 0,
+) -> LabelDataset:
+    """Photographs shared out among clients, and a test set in one place, as FedLGT has them.
+
+    FedLGT's code reads 2007 alone; its paper counts 21,503 pictures, which are those of 2007 together with 2012's
+    "trainval". Owners and test sets are the same for all seeds.
+
+    Args:
+        root: the folder of the years' folders.
+        partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
+        train: "year:list" of what is shared out, such as "VOC2007:trainval" and "VOC2012:trainval".
+        test: "year:list" of what is the place "test"; none: each client's own pictures are divided (``test_share``).
+        difficult: whether objects that are marked as difficult count.
+        clients: number of clients.
+        alpha: concentration of the skewed partitions.
+        minimum: fewest pictures of a client, of the skewed partitions.
+        validation: share of each client's pictures, those of its test aside, held out for validation; chosen by the
+            seed.
+        test_share: without ``test``, the share of each client's pictures that are its test.
+        max_train: most training pictures per client, chosen by the seed.
+        unreadable: share of the pictures that may be left out because they cannot be read.
+        check: as for :func:`confed.datasets.coco_labels.coco`.
+        image_size: side of the pictures in pixels.
+        seed: see ``validation`` and ``max_train``.
+
+    Raises:
+        ValueError: a file is missing or faulty, a class is none of the 20, a picture is in both parts, too many
+            pictures cannot be read, or an option is out of range.
+    """
+    folder = Path(root)
+
+    def read(parts: Sequence[str], what: str) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
+        table = collect(_records(folder, parts, difficult, what), VOC_LABELS)[""]
+        return drop_unreadable(table, folder, image_size, at_most=unreadable, check=check, hold=HELD)
+
+    table, pictures = read(train, "train")
+    splits = federate_labels(
+        LabelPool(table, pictures, np.full(len(table), "train")),
+        partition,
+        clients=clients,
+        alpha=alpha,
+        minimum=minimum,
+        validation=validation,
+        test=0.0 if test else test_share,
+        max_train=max_train,
+        seed=seed,
+    )
+    places: dict[str, LabelExamples] = {}
+    facts = {**_FACTS, **table.facts()}
+    if test:
+        central, shown = read(test, "test")
+        both = set(table.names) & set(central.names)
+        if both:
+            raise ValueError(f"voc: {len(both)} pictures are in train and in test, {min(both)!r} is one")
+        places["test"] = LabelExamples(central, shown, np.arange(len(central), dtype=np.int64))
+        facts |= {f"test: {key}": value for key, value in central.facts().items()}
+    facts |= label_facts(splits, places.values())
+    return LabelDataset("voc", VOC_LABELS, splits, places, facts)
+
+
+def _records(root: Path, parts: Sequence[str], difficult: bool, what: str) -> Iterator[LabelRecord]:
+    """The pictures of all lists, their names below ``root``."""
+    if isinstance(parts, str) or not parts:
+        raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {parts!r}")
+    for part in parts:
+        year, separator, split = part.partition(":")
+        if not separator or Path(year).name != year:
+            raise ValueError(f"{what} must name lists such as 'VOC2007:trainval', got {part!r}")
+        for record in voc_records(root / year, split, difficult=difficult):
+            yield replace(record, picture=f"{year}/JPEGImages/{record.picture}", split="")

@@ -1,0 +1,1 @@
+"""Federations across machines: certificates, server and site processes, checks before joining."""

@@ -1,0 +1,61 @@
+"""Cards of recipes: written from the data of a place that may see them, united, and led from in place of data."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from confed.data.card_files import Card, digest_of, merged, read_card
+from confed.datasets.card import card_of
+from confed.federation.checkpoint import write_atomically
+from confed.recipes.recipe import Recipe
+from confed.runs.dataset import load_dataset
+
+__all__ = ["CARD", "card_of_recipe", "merge_cards", "with_card", "write_card"]
+
+CARD = "card"
+"""The registered name of data that are elsewhere; also the key of ``[data]`` for a card in whose terms data are put."""
+
+
+def card_of_recipe(recipe: Recipe) -> Card:
+    """The card of a recipe's data.
+
+    Raises:
+        ValueError: the data are faulty.
+    """
+    data = recipe.sections["data"]
+    return card_of(load_dataset(json.dumps(data, default=str), recipe.run.seed), str(data["name"]))
+
+
+def write_card(card: Card, out: Path) -> None:
+    """Writes a card.
+
+    Raises:
+        ValueError: there is a file already that says something else; runs may go on with it.
+    """
+    text = card.to_json().encode()
+    if out.exists() and (not out.is_file() or out.read_bytes() != text):
+        raise ValueError(f"{out} is there already, and no card is overwritten: give --out another name, or remove it")
+    write_atomically(out, text)
+
+
+def merge_cards(files: Sequence[Path]) -> Card:
+    """One card for the data of several sites; see :func:`confed.data.card_files.merged`.
+
+    Raises:
+        ValueError: a file is no card, or the cards contradict each other.
+    """
+    return merged([read_card(file) for file in files])
+
+
+def with_card(recipe: Recipe, file: Path) -> Recipe:
+    """The recipe as a server without data leads it: the card takes the place of its section ``[data]``.
+
+    Raises:
+        ValueError: the file is no card, or one of other data than the recipe's.
+    """
+    card, name = read_card(file), recipe.sections["data"]["name"]
+    if name != card.data:
+        raise ValueError(f"{file} is a card of the data {card.data!r}, and the recipe's are {name!r}")
+    data = {"name": CARD, "file": str(file.resolve()), "digest": digest_of(file)}
+    return replace(recipe, sections={**recipe.sections, "data": data})

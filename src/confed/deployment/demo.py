@@ -1,0 +1,164 @@
+"""A whole federation on this machine: real processes, TLS, keys and sockets, taken down when it is over."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from confed.deployment.provision import Federation, found
+from confed.deployment.site_models import KEPT
+from confed.recipes.recipe import Recipe
+from confed.runs.build import prepare
+
+__all__ = ["Party", "demonstrate", "flare_parties", "free_port", "parties", "started"]
+
+Party = subprocess.Popen[bytes]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
+    """The commands of a founded federation's server and sites, and where each is run.
+
+    Args:
+        root: what :func:`confed.deployment.provision.found` made.
+        port: the server's.
+    """
+    confed = [sys.executable, "-m", "confed.cli"]
+    lead = [*confed, "server", "recipe.toml", "--state", "state", "--tls", ".", "--port", str(port)]
+    commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
+    for folder in sorted((root / "sites").iterdir()):
+        join = [
+            "client",
+            "recipe.toml",
+            "--site",
+            folder.name,
+            "--server",
+            f"localhost:{port}",
+            "--ca",
+            "ca.crt",
+            "--once",
+        ]
+        commands[folder.name] = ([*confed, *join], folder)
+    return commands
+
+
+def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
+    """The same of a federation over FLARE, whose kits know the port.
+
+    Args:
+        root: what :func:`confed.deployment.flare.provision.found_flare` made.
+    """
+    confed, flare = [sys.executable, "-m", "confed.cli"], ["recipe.toml", "--engine", "flare"]
+    lead = [*confed, "server", *flare, "--state", "state", "--tls", "."]
+    commands: dict[str, tuple[Sequence[str], Path]] = {"server": (lead, root / "server")}
+    for folder in sorted((root / "sites").iterdir()):
+        commands[folder.name] = ([*confed, "client", *flare, "--kit", ".", "--once"], folder)
+    return commands
+
+
+@contextmanager
+def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict[str, Party]]:
+    """Runs commands for as long as the ``with`` block lasts; what each says goes to ``log.txt`` where it is run."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    running: dict[str, Party] = {}
+    try:
+        for name, (command, folder) in commands.items():
+            with (folder / "log.txt").open("ab") as log:
+                # In sessions of their own: Ctrl-C is this process's to handle, which then ends them.
+                running[name] = subprocess.Popen(
+                    command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                )
+        yield running
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in running.values():
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def demonstrate(
+    recipe: Recipe, root: Path, sites: int, tell: Callable[[str], None], engine: Literal["flower", "flare"] = "flower"
+) -> dict[str, Any]:
+    """Founds a federation of the first clients of a recipe's data, and runs it to its end.
+
+    Args:
+        recipe: a single-run recipe.
+        root: a folder for everything.
+        sites: how many clients.
+        tell: told what happens.
+        engine: whose network carries the messages.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ValueError: the folder is not empty, the data have not as many clients, or a client cannot be a site's name.
+        RuntimeError: the server failed; the message has the end of what it said.
+    """
+    setup, _ = prepare(recipe)
+    names = tuple(setup.population.info(number).id for number in range(len(setup.population)))
+    if not 1 <= sites <= len(names):
+        raise ValueError(f"the recipe's data have {len(names)} clients, got --sites {sites}")
+    port = free_port()
+    federation = Federation(names[:sites], "localhost", port, recipe.to_toml())
+    if engine == "flare":
+        from confed.deployment.flare.provision import found_flare
+
+        found_flare(root, federation)
+    else:
+        found(root, federation)
+    tell(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}")
+    commands = flare_parties(root) if engine == "flare" else parties(root, port)
+    lead, where = commands["server"]
+    commands["server"] = ([*lead, "--minimum", str(sites)], where)
+    began = time.monotonic()
+    with started(commands) as running:
+        tell(f"started {len(running)} processes; the server listens on port {port}")
+        told = 0
+        while (code := running["server"].poll()) is None:
+            told = _follow(where / "log.txt", told, tell)
+            if broken := [name for name, site in running.items() if name != "server" and site.poll()]:
+                raise RuntimeError(f"site {broken[0]} ended: {_end(root / 'sites' / broken[0] / 'log.txt')}")
+            time.sleep(0.3)
+    _follow(where / "log.txt", told, tell)
+    if code != 0:
+        raise RuntimeError(f"the server ended with code {code}: {_end(where / 'log.txt')}")
+    tell(f"done in {time.monotonic() - began:.0f} s; all processes have ended")
+    private = root / "sites" / names[0] / "private"
+    if (private / KEPT).is_dir():
+        tell(
+            f"every site has the global model and its own: confed predict {private} --image FILE --question TEXT, or "
+            f"confed export {private} DIR"
+        )
+    return json.loads((where / "state" / "summary.json").read_text(encoding="utf-8"))
+
+
+def _follow(log: Path, told: int, tell: Callable[[str], None]) -> int:
+    """Tells the lines that are new in a log; returns how far it got."""
+    data = log.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    for line in data[told:whole].decode(errors="replace").splitlines():
+        if line.startswith(("round", "site", "warning", "handed in", "FLARE", "going on")):
+            tell(f"  server: {line}")
+    return max(told, whole)
+
+
+def _end(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-1500:]

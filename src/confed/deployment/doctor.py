@@ -1,0 +1,294 @@
+"""What a site finds out before it joins a federation: the server, certificates, clock, versions, disk, and its data.
+
+Every finding says what to do where something is wrong. Nothing is sent but a signed question for the server's version.
+"""
+
+import math
+import shutil
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.labelled import LabelDataset
+from confed.deployment.site import site_recipe
+from confed.engines.perform import Workspace
+from confed.engines.remote.client import client_named
+from confed.federation.params import Scope
+from confed.runs.build import prepare
+from confed.system.release import VERSION
+
+__all__ = ["Finding", "check_data", "check_server", "check_signature"]
+
+Mark = Literal["good", "mind", "bad"]
+LOOKED_AT = 2000
+"""Pictures that are opened, spread over all of a client's, at most."""
+SOON = 14
+"""Days before its end from which a certificate is spoken of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: it.
+        mark: whether a run can go on with it: yes; yes, but mind it; no.
+        text: what was found.
+        advice: what to do; empty where there is nothing to do.
+    """
+
+    what: str
+    mark: Mark
+    text: str
+    advice: str = ""
+
+
+# The server ---------------------------------------------------------------------------------------------------
+
+
+def check_server(server: str, key: Path, ca: Path | None) -> list[Finding]:
+    """Whether this site can reach a server and would be let in.
+
+    Args:
+        server: ``HOST:PORT``.
+        key: this site's private key.
+        ca: the certificate that vouches for the server; None for a connection without TLS.
+
+    Raises:
+        ValueError: ``server`` is no host and port.
+    """
+    from confed.engines.flower.probe import reach
+
+    host, _, number = server.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not number.isdigit():
+        raise ValueError(f"--server must be HOST:PORT, got {server!r}")
+    port, found = int(number), list(_key(key))
+    try:
+        reach(host, port)
+    except OSError as error:
+        found.append(Finding("reachable", "bad", f"{server}: {error}", _no_answer(error, host, port)))
+        rest = "whether this site is listed, clock, versions"
+        return [*found, Finding("not looked at", "mind", rest if ca is None else f"certificate, {rest}")]
+    found.append(Finding("reachable", "good", f"{server} answers"))
+    if ca is None:
+        found.append(Finding("certificate", "mind", "none: everybody on the way reads and changes everything"))
+    else:
+        found.append(_certificate(host, port, ca))
+    if any(finding.mark == "bad" for finding in found):
+        return [*found, Finding("not looked at", "mind", "whether this site is listed, clock, versions")]
+    return [*found, *_about(host, port, key, ca)]
+
+
+def _no_answer(error: OSError, host: str, port: int) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"no machine is known as {host!r}: check the name with the coordinator, and this machine's DNS"
+    if isinstance(error, ConnectionRefusedError):
+        return f"the machine is there and nothing listens on port {port}: is the server started, on this port?"
+    if isinstance(error, TimeoutError):
+        return f"no answer: does a firewall here let TCP go out to port {port}, and one there let it in?"
+    return "check this machine's network"
+
+
+def _key(path: Path) -> Iterator[Finding]:
+    from confed.engines.flower.supernode import read_key
+
+    try:
+        read_key(path)
+    except ValueError as error:
+        advice = "use the one from the coordinator's folder, or make one with `confed federation key FILE`"
+        yield Finding("key", "bad", str(error), advice)
+        return
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield Finding("key", "mind", f"others on this machine can read {path}", f"chmod 600 {path}")
+    else:
+        yield Finding("key", "good", f"{path}, which only its owner can read")
+
+
+def _certificate(host: str, port: int, ca: Path) -> Finding:
+    from confed.engines.flower.probe import certificate_ends
+
+    try:
+        days = (certificate_ends(host, port, ca) - time.time()) / 86400
+    except ssl.SSLCertVerificationError as error:
+        return Finding("certificate", "bad", error.verify_message, _unvouched(error.verify_message, host))
+    except (OSError, ValueError) as error:
+        advice = "is --ca the file ca.crt of this federation, and does the server speak TLS?"
+        return Finding("certificate", "bad", f"{type(error).__name__}: {error}", advice)
+    if days < SOON:
+        advice = "the coordinator should make new certificates, and hand out ca.crt again"
+        return Finding("certificate", "mind", f"vouched for, and ends in {days:.0f} days", advice)
+    return Finding("certificate", "good", f"vouched for by {ca}, for another {days:.0f} days")
+
+
+def _unvouched(reason: str, host: str) -> str:
+    if "expired" in reason:
+        return "the coordinator has to make new certificates; if they are new, this machine's clock is wrong"
+    if "not yet valid" in reason:
+        return "this machine's clock is behind: set it, best by NTP"
+    if "mismatch" in reason or "doesn't match" in reason:
+        return f"the certificate is not for {host!r}: dial the name that the federation was founded with"
+    return "ca.crt is of another federation, or somebody else answers there: ask the coordinator, and do not go on"
+
+
+def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding]:
+    from confed.engines.flower.probe import TOLERANCE, about
+    from confed.engines.flower.supernode import read_key
+
+    try:
+        told = about(host, port, read_key(key), ca)
+    except PermissionError as error:
+        advice = "send the coordinator the public half of your key; it goes into the server's sites.json"
+        yield Finding("listed", "bad", str(error), advice)
+        return
+    except (OSError, ValueError) as error:
+        advice = "is this the port of `confed server`, of the same version as this site's?"
+        yield Finding("listed", "bad", str(error), advice)
+        return
+    yield Finding("listed", "good", "the server knows this site's key")
+    text = f"the server's is {abs(told.ahead):.1f} s {'ahead' if told.ahead > 0 else 'behind'}"
+    if abs(told.ahead) > TOLERANCE / 2:
+        mark: Mark = "bad" if abs(told.ahead) > TOLERANCE else "mind"
+        advice = f"set this machine's clock, best by NTP; at most {TOLERANCE:.0f} s are allowed"
+        yield Finding("clock", mark, text, advice)
+    else:
+        yield Finding("clock", "good", text)
+    for package, theirs in (("confed", told.confed), ("flwr", told.flwr)):
+        if (own := VERSION if package == "confed" else version(package)) == theirs:
+            yield Finding(f"version of {package}", "good", own)
+        else:
+            mark = "bad" if package == "confed" else "mind"
+            advice = f"pip install {package}=={theirs}"
+            if package == "confed":  # on no package index; the coordinator hands it out
+                advice = "install the file that the coordinator's README names, and check its SHA-256"
+            yield Finding(f"version of {package}", mark, f"here {own}, at the server {theirs}", advice)
+
+
+def check_signature(ca: Path, key: Path, site: str, recipe: str, card: Path | None) -> list[Finding]:
+    """Whether the coordinator signed what this site has: its recipe, its card, and its key under its name.
+
+    Args:
+        ca: the certificate of the authority that this site trusts; the signed manifest lies beside it.
+        key: this site's private key.
+        site: which of the data's clients this is.
+        recipe: the recipe's file, or the name of a packaged one.
+        card: the card's file, if any.
+    """
+    from confed.deployment.manifest import check_site, verified
+    from confed.engines.flower.supernode import public_of, read_key
+
+    try:
+        manifest = verified(ca.parent, ca.read_bytes())
+        file = Path(recipe)
+        check_site(manifest, site, public_of(read_key(key)), recipe=file if file.is_file() else None, card=card)
+    except (ValueError, OSError) as error:
+        advice = "do not join before the coordinator has put this right; --unsigned goes without"
+        return [Finding("signature", "bad", str(error), advice)]
+    what = "recipe, card, key" if card is not None else "recipe, key"
+    return [Finding("signature", "good", f"the coordinator signed {what} and the list of {len(manifest.sites)} sites")]
+
+
+# The data -----------------------------------------------------------------------------------------------------
+
+
+def check_data(
+    source: str | Path, site: str, private: Path, data: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """Whether this site has what a recipe needs: its examples, their pictures and answers, and room on its disk.
+
+    Args:
+        source: the recipe.
+        site: which of the data's clients this is.
+        private: the folder for what stays here.
+        data: ``key=value`` for the recipe's section ``[data]``.
+        tell: told in words what is being done.
+    """
+    tell("reading the data")
+    try:
+        setup, materials = prepare(site_recipe(source, data))
+        info = client_named(setup, site)
+    except (ValueError, OSError) as error:
+        advice = "check the recipe, --site, and --data root=/where/the/examples/are"
+        return [Finding("data", "bad", str(error), advice)]
+    dataset = materials.dataset
+    found = [
+        Finding(
+            "data",
+            "good",
+            f"{dataset.name}, client {site!r}"
+            + (f", which has {' and '.join(info.modalities)}" if info.modalities else ""),
+        )
+    ]
+    split: Any = dataset.clients[site]
+    for role in ("train", "validation", "test"):
+        found += _examples(dataset, site, role, getattr(split, role))
+    workspace = Workspace(setup.model())
+    scopes = workspace.scopes(setup.algorithm, info)
+    stored = sum(t.nbytes for n, t in workspace.tensors.items() if scopes[n] in (Scope.SHARED, Scope.PRIVATE))
+    return [*found, _room(private, stored)]
+
+
+def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, examples: Any) -> Iterator[Finding]:
+    """One role's examples: how many, whether their pictures can be read, and whether their answers are known."""
+    count = len(examples)
+    if not count:
+        advice = "without training examples a site cannot take part" if role == "train" else ""
+        yield Finding(f"{role} examples", "bad" if role == "train" else "mind", "none", advice)
+        return
+    yield Finding(f"{role} examples", "good", f"{count}")
+    asks = isinstance(examples, Examples)
+    pictures: Any = examples.images if asks else examples.pictures
+    if pictures is not None and len(pictures) and math.prod(pictures.shape[1:]):
+        yield _pictures(role, pictures, np.unique(examples.image_index if asks else examples.rows))
+    if asks and isinstance(dataset, FederatedDataset) and examples.choices is None:
+        yield _answers(role, examples.answers, frozenset(dataset.pool(site)), allowed=role != "train")
+
+
+def _pictures(role: str, pictures: Any, numbers: np.ndarray) -> Finding:
+    """Opens pictures, all of them or some that are spread over them."""
+    picked = numbers[:: max(1, math.ceil(len(numbers) / LOOKED_AT))]
+    unread: list[tuple[int, str]] = []
+    for number in picked.tolist():
+        try:
+            pictures[number]
+        except Exception as error:  # a library may say in many ways that a file is none of its own
+            unread.append((number, f"{type(error).__name__}: {error}"))
+    what = f"{role} pictures"
+    if unread:
+        advice = "copy these files again, or take their questions out"
+        text = f"{len(unread)} of {len(picked)} cannot be read, such as number {unread[0][0]}: {unread[0][1]}"
+        return Finding(what, "bad", text, advice)
+    return Finding(what, "good", f"{len(picked)} of {len(numbers)} opened, all readable")
+
+
+def _answers(role: str, answers: Sequence[str], known: frozenset[str], *, allowed: bool) -> Finding:
+    """Whether answers are in the vocabulary that all parties share."""
+    strange = sorted({answer for answer in answers if answer not in known})
+    what = f"{role} answers"
+    if not strange:
+        return Finding(what, "good", f"all of them among the {len(known)} of the vocabulary")
+    share = sum(answer not in known for answer in answers) / len(answers)
+    text = f"{share:.1%} are outside the vocabulary of {len(known)}, such as {', '.join(map(repr, strange[:3]))}"
+    advice = "no model can give them: map them to answers of the vocabulary, or leave these questions out"
+    return Finding(what, "mind" if allowed else "bad", text, advice)
+
+
+def _room(private: Path, stored: int) -> Finding:
+    """Whether the disk has room for states, of which a few versions are kept, and for the last reply."""
+    there = private
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    need, free = 6 * stored + 64 * 2**20, shutil.disk_usage(there).free
+    text = f"{free / 2**30:.1f} GiB free at {private}, about {need / 2**30:.2f} GiB wanted"
+    if free < need:
+        return Finding("disk", "bad", text, "make room, or give another folder with --private")
+    return Finding("disk", "good", text)

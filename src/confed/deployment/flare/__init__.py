@@ -1,0 +1,1 @@
+"""Federations over NVIDIA FLARE: provisioning, jobs, and supervised server and site processes."""

@@ -1,0 +1,190 @@
+"""A recipe's two ends in a FLARE job: the objects that FLARE makes in the processes that it starts.
+
+A job names these classes and gives them nothing. What to run, and where its files lie, each party has written into a
+file of its own in the folder ``local`` of its FLARE workspace, so that neither recipes nor paths travel.
+"""
+
+import fcntl
+import os
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+import torch
+from nvflare.apis.workspace import Workspace
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
+
+from confed.deployment.flare.status import Bulletin
+from confed.deployment.manifest import MANIFEST, check_site, verified
+from confed.deployment.server import lead
+from confed.deployment.site import open_site, signer_by_kit, site_recipe
+from confed.engines.flare.transport import Answering, CollabPost
+from confed.engines.remote.client import Site
+from confed.engines.remote.sites import Patience
+from confed.engines.remote.update_bounds import Bounds
+from confed.federation.checkpoint import write_atomically
+from confed.recipes.schema import plain, validate
+
+__all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
+
+SOON = 0.005
+"""Seconds between the server's looks at what has arrived: FLARE's messages take about ten milliseconds."""
+
+
+@dataclass(frozen=True)
+class LeaderSettings:
+    """What the server's end reads: ``local/confed_server.toml``. Paths are relative to the workspace.
+
+    Attributes:
+        recipe: the recipe's file.
+        state: the run folder.
+        bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.Bulletin`.
+        sites: client -> FLARE's name of its site; others may not take part.
+        minimum: see :class:`confed.engines.remote.sites.Patience`.
+        deadline: as well.
+        away: as well.
+        wait: seconds to wait for the sites of the job to introduce themselves.
+        whole: see :func:`confed.deployment.server.lead`.
+        update_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
+        weight_bound: as well.
+    """
+
+    recipe: str
+    state: str
+    bulletin: str
+    sites: dict[str, str]
+    minimum: int = 1
+    deadline: float = 3600.0
+    away: float = 60.0
+    wait: float = 600.0
+    whole: bool = False
+    update_bound: float = 10.0
+    weight_bound: float = 10.0
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """What a site's end reads: ``local/confed_site.toml``. Paths are relative to the workspace.
+
+    Attributes:
+        recipe: the recipe's file.
+        private: the folder for what must not leave this machine.
+        site: the client that this is; None where FLARE calls it the same.
+        data: ``key=value`` for the recipe's section ``[data]``.
+        device: where to compute; None for what the recipe says.
+        epsilon: see ``limit`` of :class:`confed.engines.remote.client.Site`.
+        evaluations: see :func:`confed.deployment.site.open_site`.
+    """
+
+    recipe: str = "recipe.toml"
+    private: str = "private"
+    site: str | None = None
+    data: tuple[str, ...] = ()
+    device: str | None = None
+    epsilon: float | None = None
+    evaluations: str | None = None
+
+
+_FILES: dict[type, str] = {LeaderSettings: "confed_server.toml", MemberSettings: "confed_site.toml"}
+_S = TypeVar("_S", LeaderSettings, MemberSettings)
+
+
+def read_settings(kind: type[_S], workspace: Path) -> _S:
+    """A party's settings.
+
+    Args:
+        kind: whose.
+        workspace: the party's FLARE workspace.
+
+    Raises:
+        ValueError: there is no such file, or it does not hold what it must; says which key.
+    """
+    path = workspace / "local" / _FILES[kind]
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must hold this party's settings as TOML: {error}") from error
+    return kind(**validate(kind, values, path.stem, set()))
+
+
+def write_settings(settings: LeaderSettings | MemberSettings, workspace: Path) -> None:
+    """Writes a party's settings where its end in a job reads them."""
+    path = workspace / "local" / _FILES[type(settings)]
+    write_atomically(path, tomli_w.dumps(plain(asdict(settings))).encode())
+
+
+class Leader:
+    """The server's end: leads the run."""
+
+    @collab.main
+    def lead(self) -> None:
+        """Leads from the recipe's start, or from the run folder's newest checkpoint, to the end.
+
+        Raises:
+            RunAborted: FLARE has ended the job.
+        """
+        root = _root(collab.workspace)
+        settings = read_settings(LeaderSettings, root)
+        bulletin = Bulletin(root / settings.bulletin)
+        # The process of a job that was ended may not have ended yet; two must not write into one run folder.
+        lock = _locked(root / settings.bulletin / "lock")
+        context: Any = collab.context
+        names = {flare: client for client, flare in settings.sites.items()}
+        post = CollabPost(collab.clients, names, lambda: bool(context.is_aborted()))
+        patience = Patience(settings.minimum, settings.deadline, settings.away, SOON)
+        try:
+            recipe = site_recipe(root / settings.recipe)
+            torch.set_num_threads(recipe.run.threads)
+            lead(
+                recipe, root / settings.state, post, names=list(settings.sites), wait=settings.wait,
+                coming=[connection.name or "" for connection in post.connections().values()],
+                patience=patience, whole=settings.whole, watch=bulletin.watch,
+                bounds=Bounds(settings.update_bound, settings.weight_bound),
+                status=lambda remote: bulletin.status(remote.roll.status),
+            )  # fmt: skip
+        except RunAborted:
+            raise
+        except Exception as error:
+            bulletin.failed(error)
+            raise
+        finally:
+            os.close(lock)
+        bulletin.ended()
+
+
+class Member(Answering):
+    """A site's end: answers for one client."""
+
+    def __init__(self) -> None:
+        super().__init__(self._open, lambda text: Bulletin(_root(collab.workspace) / "run").say(text))
+
+    def _open(self) -> Site:
+        root = _root(collab.workspace)
+        settings = read_settings(MemberSettings, root)
+        private = root / settings.private
+        private.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(private / "lock")  # as at the server; held until this process ends
+        if (root / MANIFEST).is_file() and settings.recipe == MemberSettings.recipe:
+            # As it was handed out; what `confed client` wrote in its place it had checked before.
+            signed = verified(root, (root / "startup" / "rootCA.pem").read_bytes())
+            check_site(signed, str(collab.site_name), recipe=root / settings.recipe)
+        recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
+        bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
+        return open_site(
+            recipe, name, private, bulletin.say, limit=settings.epsilon, evaluations=settings.evaluations,
+            signer=signer_by_kit(recipe, root), over=bulletin.ended,
+        )  # fmt: skip
+
+
+def _locked(path: Path) -> int:
+    """Waits until no other process has this file; the file descriptor that holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _root(workspace: Workspace) -> Path:
+    return Path(workspace.get_root_dir()).resolve()

@@ -1,0 +1,295 @@
+"""Keeps a federation over FLARE going: starts its server, hands in the job, and hands it in again when FLARE ends it.
+
+FLARE ends a whole job when one process of it dies, and gives a running job back to nobody who lost it. A run of ours
+survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led in a
+process that FLARE starts (:class:`confed.deployment.flare.job.Leader`); this one watches it.
+"""
+
+import io
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from confed.deployment.flare.job import LeaderSettings, write_settings
+from confed.deployment.flare.processes import Kept, kept, server_command
+from confed.deployment.flare.provision import ADMIN, close_kit
+from confed.deployment.flare.status import BulletinReader
+from confed.deployment.server import MEMBERS
+from confed.engines.flare.transport import SERVER_CLASSES, write_job
+from confed.engines.remote.sites import SiteStatus
+from confed.federation.checkpoint import write_atomically
+from confed.recipes.recipe import Recipe
+from confed.runs.run import Watch
+
+__all__ = ["Serving", "serve"]
+
+LOOK = 1.0
+"""Seconds between questions to FLARE's server."""
+
+STRAY = 15.0
+"""Seconds that a connected site may be without the job before it is handed in again for it."""
+
+FRUITLESS = 5
+"""Jobs in a row that may end without a new round before the server gives up."""
+
+SILENT = 120.0
+"""Seconds after which a server of FLARE's that does not answer is one that cannot."""
+
+_RUNNING, _OVER = "RUNNING", "FINISHED:"
+
+
+@dataclass
+class _Job:
+    """A job that was handed in.
+
+    Attributes:
+        id: FLARE's.
+        starts: how often FLARE's server had been started when it was handed in.
+        since: since when it has run, of the clock :func:`time.monotonic`; None while FLARE waits for sites to run it.
+        without: site that is connected and does not run the job -> since when.
+        over: whether it has ended.
+    """
+
+    id: str
+    starts: int
+    since: float | None = None
+    without: dict[str, float] = field(default_factory=dict[str, float])
+    over: bool = False
+
+
+def serve(
+    recipe: Recipe,
+    kit: Path,
+    settings: LeaderSettings,
+    *,
+    watch: Watch = lambda _: None,
+    status: Callable[[Mapping[str, SiteStatus]], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs a recipe over FLARE, or goes on where its run folder stopped.
+
+    Args:
+        recipe: a single-run recipe.
+        kit: the server's FLARE workspace, with the administrator's in its folder ``admin``.
+        settings: how the run is led; the paths are given anew here: the recipe's is ``run/recipe.toml``.
+        watch: told about every step of the run.
+        status: told what the sites do.
+        tell: told in words what FLARE does.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ValueError: the recipe or its data are faulty, or the kit is none.
+        RuntimeError: FLARE's server does not start, or the run fails again and again.
+    """
+    run, text = kit / "run", recipe.to_toml().encode()
+    run.mkdir(exist_ok=True)
+    (kit / settings.bulletin).mkdir(parents=True, exist_ok=True)
+    summary, known = kit / settings.state / "summary.json", run / "recipe.toml"
+    same = known.is_file() and known.read_bytes() == text
+    write_atomically(known, text)
+    write_settings(settings, kit)
+    close_kit(kit, SERVER_CLASSES)
+    _own_storage(kit, run)
+    # Its administrator's side runs in this process, and would talk in the middle of what is shown.
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    with kept(server_command(kit), run / "flare.log") as server:
+        # A job goes on where the process that watches it is killed, and may have ended since.
+        outcome = BulletinReader(kit / settings.bulletin).outcome()
+        if same and summary.is_file() and outcome is not None and outcome["error"] is None:
+            tell("the run is over; nothing is left to do")
+        else:
+            Serving(kit, settings, server, watch, status, tell).until_done()
+    return json.loads(summary.read_text(encoding="utf-8"))
+
+
+def _own_storage(kit: Path, run: Path) -> None:
+    """Where FLARE keeps jobs: by default all servers of a machine share a folder. What is left there is of no use."""
+    storage = run / "flare-storage"
+    shutil.rmtree(storage, ignore_errors=True)
+    path = kit / "local" / "resources.json"
+    resources: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(storage / "jobs")
+    # A site that is gone is no site to hand a job to.
+    resources["servers"][0]["heart_beat_timeout"] = 60
+    write_atomically(path, json.dumps(resources, indent=1).encode())
+
+
+class Serving:
+    """Watches over the jobs of one run.
+
+    Args:
+        kit: see :func:`serve`.
+        settings: as well.
+        server: FLARE's server.
+        watch: as well.
+        status: as well.
+        tell: as well.
+    """
+
+    def __init__(
+        self,
+        kit: Path,
+        settings: LeaderSettings,
+        server: Kept,
+        watch: Watch,
+        status: Callable[[Mapping[str, SiteStatus]], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._kit, self._settings, self._server = kit, settings, server
+        self._watch, self._status, self._tell = watch, status, tell
+        self._bulletin = BulletinReader(kit / settings.bulletin)
+        self._admin: Session | None = None
+        self._heard = time.monotonic()
+        self._clients = {flare: client for client, flare in settings.sites.items()}
+        self._fell: float | None = None
+        self._rounds = 0
+
+    def until_done(self) -> None:
+        """Hands the job in until the run is done.
+
+        Raises:
+            ValueError: the run's input is faulty.
+            RuntimeError: it fails again and again.
+        """
+        fruitless = 0
+        try:
+            while True:
+                before = self._rounds
+                job = self._hand_in(self._gather())
+                try:
+                    why = self._follow(job)
+                finally:
+                    if not job.over:
+                        self._ask(lambda admin, job=job: admin.abort_job(job.id), None)
+                if why is None:
+                    return
+                fruitless = 0 if self._rounds > before else fruitless + 1
+                if fruitless >= FRUITLESS:
+                    raise RuntimeError(f"{fruitless} jobs in a row ended without a new round; the last: {why}")
+                self._fell = time.monotonic()
+                self._tell(f"{why}; going on from the last checkpoint")
+        finally:
+            self._close()
+
+    def _gather(self) -> list[str]:
+        """FLARE's names of the sites to hand the job to: all, or after a while those that are there."""
+        self._tell(f"waiting for {len(self._clients)} sites")
+        began, said = time.monotonic(), set[str]()
+        # Sites that took part before come back soon, or are away.
+        known = (self._kit / self._settings.state / MEMBERS).is_file()
+        wait = self._settings.away if known else self._settings.wait
+        while True:
+            there = self._connected()
+            for name in sorted(there - said):
+                self._tell(f"site {self._clients[name]}: connected")
+            said |= there
+            enough = len(there) >= self._settings.minimum and time.monotonic() - began >= wait
+            if len(there) == len(self._clients) or enough:
+                return sorted(there)
+            time.sleep(LOOK)
+
+    def _connected(self) -> set[str]:
+        infos = self._ask(lambda admin: admin.get_connected_client_list(), [])
+        return {info.name for info in infos} & self._clients.keys()
+
+    def _hand_in(self, sites: Sequence[str]) -> _Job:
+        folder = write_job(self._kit / "run" / "job" / "confed", sites, min(self._settings.minimum, len(sites)))
+        self._bulletin.begin()
+        while True:
+            job = self._ask(lambda admin: admin.submit_job(str(folder)), "")
+            if job:
+                self._tell(f"handed in job {job} for {len(sites)} sites")
+                return _Job(job, self._server.starts)
+            time.sleep(LOOK)
+
+    def _follow(self, job: _Job) -> str | None:
+        """Watches a job to its end; says why the run is not done, None if it is.
+
+        Raises:
+            ValueError: the run's input is faulty.
+            RuntimeError: the run failed.
+        """
+        looked = 0.0
+        while True:
+            self._report()
+            if time.monotonic() - looked < LOOK:
+                time.sleep(0.1)
+                continue
+            looked = time.monotonic()
+            state = self._ask(lambda admin: admin.get_job_status(job.id) or "", "")
+            job.over = state.startswith(_OVER)
+            if state == _RUNNING and job.since is None:
+                job.since = looked
+            if job.over:
+                self._report()
+            if job.over and (outcome := self._bulletin.outcome()) is not None:
+                if outcome["error"] is None:
+                    return None
+                raise (ValueError if outcome["faulty"] else RuntimeError)(outcome["error"].partition(": ")[2])
+            if self._server.starts != job.starts:
+                return "FLARE's server died and was started again"
+            if job.over:
+                return f"FLARE ended the job ({state.removeprefix(_OVER).lower().replace('_', ' ')})"
+            if (stray := self._stray(job)) is not None:
+                return f"site {self._clients[stray]} is there and does not run the job"
+
+    def _report(self) -> None:
+        for progress in self._bulletin.steps():
+            if self._fell is not None:
+                self._tell(f"going on {time.monotonic() - self._fell:.1f} s after the job's end was noticed")
+                self._fell = None
+            self._rounds = max(self._rounds, progress.round)
+            self._watch(progress)
+        self._status(self._bulletin.sites())
+
+    def _stray(self, job: _Job) -> str | None:
+        """A site that is connected and has not had the job for a while: it came later, or was started again."""
+        if job.since is None or time.monotonic() - job.since < STRAY:
+            return None
+        running: list[dict[str, Any]] = self._ask(lambda admin: admin.get_client_job_status() or [], [])
+        names = {str(entry.get("client_name")) for entry in running}
+        busy = {str(entry.get("client_name")) for entry in running if entry.get("job_id") == job.id}
+        now, idle = time.monotonic(), names & self._clients.keys() - busy
+        job.without = {name: job.without.get(name, now) for name in idle}
+        return next((name for name, since in job.without.items() if now - since >= STRAY), None)
+
+    # FLARE's administrator -----------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[Session], Any], otherwise: Any) -> Any:
+        """The answer of FLARE's server to a question, or something else where it does not answer.
+
+        Raises:
+            RuntimeError: it has not answered for a long time, or dies whenever it is started.
+        """
+        self._server.check()
+        try:
+            if self._admin is None:
+                with redirect_stdout(io.StringIO()):  # it says that it connects
+                    self._admin = new_secure_session(ADMIN, str(self._kit / "admin"), timeout=5.0)
+            answer = question(self._admin)
+        except Exception as error:  # FLARE has some fifteen kinds of it for this; the next question is on a new line
+            self._close()
+            if time.monotonic() - self._heard >= SILENT:
+                raise RuntimeError(f"FLARE's server does not answer: {type(error).__name__}: {error}") from error
+            return otherwise
+        self._heard = time.monotonic()
+        return answer
+
+    def _close(self) -> None:
+        if self._admin is not None:
+            with suppress(Exception):
+                self._admin.close()
+        self._admin = None

@@ -1,0 +1,107 @@
+"""What a run says of itself to another process of this machine: files in a folder, written here and read there."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from confed.engines.remote.sites import SiteStatus
+from confed.federation.checkpoint import write_atomically
+from confed.runs.run import Progress
+
+__all__ = ["Bulletin", "BulletinReader"]
+
+OFTEN = 0.5
+"""Seconds between two versions of what the sites are doing."""
+
+
+class Bulletin:
+    """Written by the process that leads.
+
+    Args:
+        folder: where to; made if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._shown = -float("inf")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def watch(self, progress: Progress) -> None:
+        """See :data:`confed.runs.run.Watch`: a line for every step."""
+        with (self._folder / "progress.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(progress)) + "\n")
+
+    def status(self, sites: Mapping[str, SiteStatus]) -> None:
+        """What the sites are doing: the newest state only, at most twice a second."""
+        if time.monotonic() - self._shown >= OFTEN:
+            self._shown = time.monotonic()
+            states = {name: asdict(status) for name, status in sites.items()}
+            write_atomically(self._folder / "sites.json", json.dumps(states).encode())
+
+    def say(self, text: str) -> None:
+        """A line for whoever looks after this machine."""
+        with (self._folder / "said.txt").open("a", encoding="utf-8") as file:
+            file.write(" ".join(text.split()) + "\n")
+
+    def failed(self, error: Exception) -> None:
+        """The run cannot go on, and would not if it were started again."""
+        self._outcome({"error": f"{type(error).__name__}: {error}", "faulty": isinstance(error, ValueError)})
+
+    def ended(self) -> None:
+        """The run is done."""
+        self._outcome({"error": None, "faulty": False})
+
+    def _outcome(self, outcome: Mapping[str, Any]) -> None:
+        write_atomically(self._folder / "outcome.json", json.dumps(outcome).encode())
+
+
+class BulletinReader:
+    """Read by the process that watches.
+
+    Args:
+        folder: as :class:`Bulletin` has it; what it says already is not news.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        files = [folder / name for name in ("progress.jsonl", "said.txt")]
+        self._read = {path: path.stat().st_size if path.is_file() else 0 for path in files}
+
+    def steps(self) -> list[Progress]:
+        """The steps since the last call."""
+        return [Progress(**json.loads(line)) for line in self._news("progress.jsonl")]
+
+    def said(self) -> list[str]:
+        """The lines since the last call."""
+        return [line.decode() for line in self._news("said.txt")]
+
+    def _news(self, name: str) -> list[bytes]:
+        path = self._folder / name
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(self._read[path])
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._read[path] += whole
+        return data[:whole].splitlines()
+
+    def sites(self) -> dict[str, SiteStatus]:
+        """What the sites were doing last."""
+        path = self._folder / "sites.json"
+        if not path.is_file():
+            return {}
+        return {name: SiteStatus(**status) for name, status in json.loads(path.read_bytes()).items()}
+
+    def begin(self) -> None:
+        """Forgets how an earlier run ended, and what its sites did."""
+        for name in ("outcome.json", "sites.json"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """How the run ended: ``error`` (None if it is done) and ``faulty`` (a fault of the input); None before."""
+        path = self._folder / "outcome.json"
+        return json.loads(path.read_bytes()) if path.is_file() else None

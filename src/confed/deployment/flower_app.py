@@ -1,0 +1,66 @@
+"""A recipe as Flower's two applications, for those who run SuperLinks and SuperNodes of Flower's own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from confed.deployment.data_card import with_card
+from confed.deployment.server import lead
+from confed.deployment.site import open_site, signer_by_list, site_recipe
+from confed.engines.flower.transport import GridPost, client_app, server_app
+from confed.engines.remote.client import Site
+from confed.engines.remote.sites import Patience
+from confed.report.report import write_report
+
+__all__ = ["apps"]
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    return Path(str(config[key])) if key in config else None
+
+
+def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
+    """The server's application and the clients'.
+
+    The server's run configuration: ``state`` (the run folder, with its report at the end), ``sites`` (how many must
+    answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
+    SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
+    ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates may
+    cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, with which secure sums are
+    signed), and ``data-KEY`` for keys of the recipe's section ``[data]``.
+
+    Args:
+        recipe: a single-run recipe's file.
+    """
+    opened: dict[str, Site] = {}
+
+    def site(context: Context) -> Site:
+        config = context.node_config
+        for key in ("site", "private"):
+            if not isinstance(config.get(key), str):
+                raise ValueError(f"the SuperNode's --node-config must set {key!r} to a text, got {config.get(key)!r}")
+        name = str(config["site"])
+        if name not in opened:
+            data = [f"{key.removeprefix('data-')}={value}" for key, value in config.items() if key.startswith("data-")]
+            said, limit = config.get("evaluations"), config.get("epsilon")
+            opened[name] = open_site(
+                own := site_recipe(recipe, data), name, Path(str(config["private"])),
+                limit=None if limit is None else float(limit), evaluations=None if said is None else str(said),
+                signer=signer_by_list(own, name, Path(str(config["key"])), _path(config, "members"))
+                if "key" in config else None,
+            )  # fmt: skip
+        return opened[name]
+
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        patience = Patience(minimum=int(config.get("sites", 1)), deadline=float(config.get("deadline", 3600.0)))
+        state = Path(str(config.get("state", "federation-state")))
+        led, card = site_recipe(recipe), str(config.get("card", ""))
+        led = with_card(led, Path(card)) if card else led
+        lead(led, state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
+        write_report(state)
+
+    return server_app(main), client_app(site)

@@ -1,0 +1,315 @@
+"""Founds a federation across machines: certificates, keys, a folder for every party, and what each has to do.
+
+The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
+who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
+convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
+The authority also signs what the parties rely on, the recipe, the card and the list of sites (:mod:`confed.deployment.manifest`).
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from confed.data.card_files import read_card
+from confed.deployment.manifest import Manifest, digest_of, sign, verified
+from confed.federation.checkpoint import write_atomically
+from confed.recipes.recipe import Recipe
+from confed.runs.build import load_data
+from confed.system.release import VERSION
+
+__all__ = [
+    "SITES", "Federation", "found", "hand_out", "make_key", "names_of_data", "read_sites", "sign_again",
+    "write_from_template", "write_sites",
+]  # fmt: skip
+
+SITES = "sites.json"
+"""The server's list: site -> its public key, in OpenSSH's format."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a federation is founded with.
+
+    Attributes:
+        sites: names of the clients, one site each.
+        host: how sites reach the server: a name or an address.
+        port: and its port.
+        recipe: the resolved recipe, TOML.
+        days: how long certificates are good.
+        card: a card of the data (:mod:`confed.deployment.data_card`), handed to all; None for none.
+        wheel: the wheel file of confed that sites install, handed to them; None for none.
+    """
+
+    sites: tuple[str, ...]
+    host: str
+    port: int
+    recipe: str
+    days: int = 365
+    card: Path | None = None
+    wheel: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sites or len(set(self.sites)) != len(self.sites):
+            raise ValueError(f"sites must be different names, got {list(self.sites)}")
+        for name in self.sites:
+            if not re.fullmatch(r"[\w][\w.@+-]{0,63}", name):
+                raise ValueError(f"a site's name has up to 64 letters, digits and _ . @ + -, got {name!r}")
+            if name.lower() == "server":
+                raise ValueError(f"no site can be called {name!r}: so is the server's folder and process")
+        if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
+            raise ValueError(f"host must be a name or an address, got {self.host!r}")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"port must lie in 1 to 65535, got {self.port}")
+        if self.days < 1:
+            raise ValueError(f"certificates must be good for at least a day, got {self.days}")
+        for what, path in (("card", self.card), ("wheel", self.wheel)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"--{what} must be a file, found none at {path}")
+        if self.wheel is not None and not re.fullmatch(r"confed_vl-[\w.+-]+\.whl", self.wheel.name):
+            raise ValueError(
+                f"--wheel must be a wheel file of confed, confed_vl-VERSION-....whl, got {self.wheel.name!r}"
+            )
+
+
+def found(root: Path, federation: Federation) -> None:
+    """Makes the folders ``server``, ``sites/NAME`` and ``flower``.
+
+    Raises:
+        ValueError: something is there already.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise ValueError(f"{root} is not empty; a federation is founded in a folder of its own")
+    server = root / "server"
+    server.mkdir(parents=True)
+    authority = _certificates(server, federation)
+    write_atomically(server / "recipe.toml", federation.recipe.encode())
+    keys: dict[str, str] = {}
+    for name in federation.sites:
+        folder = root / "sites" / name
+        folder.mkdir(parents=True)
+        keys[name] = make_key(folder / "key")
+        write_atomically(folder / "ca.crt", authority)
+        write_atomically(folder / "recipe.toml", federation.recipe.encode())
+        write_from_template(folder / "README.md", "site.md", federation, name)
+    write_sites(server / SITES, keys)
+    for name in federation.sites:  # by these the members of a secure sum know each other, whatever the server says
+        write_sites(root / "sites" / name / SITES, keys)
+    hand_out(root, federation, keys, (server / "ca.key").read_bytes())
+    write_from_template(server / "README.md", "server.md", federation)
+    flower = root / "flower"
+    flower.mkdir()
+    write_from_template(flower / "pyproject.toml", "flower.toml", federation)
+    write_from_template(flower / "README.md", "flower.md", federation)
+    (flower / "federation_app").mkdir()
+    write_atomically(flower / "federation_app" / "__init__.py", b"")
+    write_from_template(flower / "federation_app" / "app.py", "flower_app.txt", federation)
+    write_atomically(flower / "federation_app" / "recipe.toml", federation.recipe.encode())
+
+
+def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
+    """Gives all parties card and wheel, where there are such, and the signed manifest.
+
+    Args:
+        root: the federation's folder, with those of all parties.
+        federation: it.
+        keys: site -> its public key in OpenSSH's format.
+        private: the authority's private key, PEM.
+    """
+    folders = [root / "server", *(root / "sites" / name for name in federation.sites)]
+    for folder in folders:
+        if federation.card is not None:
+            write_atomically(folder / "card.json", federation.card.read_bytes())
+        if federation.wheel is not None:
+            shutil.copyfile(federation.wheel, folder / federation.wheel.name)
+    wheel = {} if federation.wheel is None else {federation.wheel.name: digest_of(federation.wheel)}
+    card = "" if federation.card is None else digest_of(federation.card)
+    sign(Manifest(dict(keys), digest_of(root / "server" / "recipe.toml"), card, wheel), private, folders)
+
+
+def sign_again(server: Path, private: Path, card: Path | None = None) -> list[Path]:
+    """Signs what is in a server's folder now: another recipe, another card, a site's own key, a site more or less.
+
+    Args:
+        server: the server's folder.
+        private: the file of the authority's private key, or of FLARE's ``provision/cert.json`` that holds it.
+        card: a card that is new; None for the one that was signed before, if any.
+
+    Returns:
+        The folders that have the new manifest: the server's, and those of sites that are still beside it.
+
+    Raises:
+        ValueError: a file is missing or faulty.
+    """
+    anchor = next((path for path in (server / "ca.crt", server / "startup" / "rootCA.pem") if path.is_file()), None)
+    if anchor is None:
+        raise ValueError(f"{server} must be the server's folder of a federation, it has neither ca.crt nor startup/")
+    try:
+        key = private.read_bytes()
+        key = str(json.loads(key)["root_pri_key"]).encode() if private.suffix == ".json" else key
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{private} must hold the authority's private key: {error}") from error
+    before = verified(server, anchor.read_bytes())
+    # With FLARE the list has FLARE's names, and keys are those of the certificates that its kits were made with.
+    keys = read_sites(server / SITES) if anchor.name == "ca.crt" else before.sites
+    folders = [server, *(path for name in keys if (path := server.parent / "sites" / name).is_dir())]
+    if card is not None:
+        for folder in folders:
+            write_atomically(folder / "card.json", card.read_bytes())
+    digest = before.card if card is None else digest_of(card)
+    recipe = server / "recipe.toml"
+    for folder in folders[1:]:
+        write_atomically(folder / "recipe.toml", recipe.read_bytes())
+    sign(Manifest(dict(keys), digest_of(recipe), digest, before.wheel), key, folders)
+    verified(server, anchor.read_bytes())
+    return folders
+
+
+def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
+    """The clients that sites can be, of a recipe's data or of a card; None where the data are not here.
+
+    Raises:
+        ValueError: a faulty card.
+    """
+    if card is not None:
+        return list(read_card(card).clients)
+    try:
+        return list(load_data(recipe).clients)
+    except (ValueError, OSError):
+        return None
+
+
+def read_sites(path: Path) -> dict[str, str]:
+    """The server's list.
+
+    Raises:
+        ValueError: there is no such file, or it does not map names to public keys.
+    """
+    try:
+        sites = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must hold the sites' names and public keys as JSON: {error}") from error
+    if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):  # pyright: ignore
+        raise ValueError(f"{path} must map each site's name to its public key")
+    return {str(name): str(key) for name, key in sites.items()}  # pyright: ignore
+
+
+def write_sites(path: Path, sites: dict[str, str]) -> None:
+    """Writes the server's list."""
+    write_atomically(path, json.dumps(sites, indent=1).encode())
+
+
+def make_key(path: Path) -> str:
+    """Makes a site's private key, which only its owner may read; returns the public half in OpenSSH's format.
+
+    Raises:
+        ValueError: there is a file of that name.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    _secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def _secret(path: Path, data: bytes) -> None:
+    """Writes a file that nobody else can read, from its first byte on."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise ValueError(f"{path} is there already; a key is never overwritten") from error
+
+
+def _certificates(folder: Path, federation: Federation) -> bytes:
+    """An authority, and the server's certificate under it; returns the authority's certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    # An hour of grace for clocks that are behind.
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    end = start + datetime.timedelta(days=federation.days, hours=1)
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+    def begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+
+    root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    root_name = named("confed federation authority")
+    root = begun(root_name, root_name, root_key.public_key())
+    root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    root = root.add_extension(_usage(authority=True), critical=True)
+    root_identity = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
+    root = root.add_extension(root_identity, critical=False).sign(root_key, hashes.SHA384())
+    names = [_alternative(name) for name in dict.fromkeys((federation.host, "localhost", "127.0.0.1"))]
+    own = begun(named(federation.host), root_name, key.public_key())
+    own = own.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    own = own.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    own = own.add_extension(_usage(authority=False), critical=True)
+    own = own.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(root_identity)
+    own = own.add_extension(issuer, critical=False).sign(root_key, hashes.SHA384())
+    for name, secret in (("ca.key", root_key), ("server.key", key)):
+        _secret(folder / name, secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    authority = root.public_bytes(Encoding.PEM)
+    write_atomically(folder / "ca.crt", authority)
+    write_atomically(folder / "server.crt", own.public_bytes(Encoding.PEM))
+    return authority
+
+
+def _alternative(name: str):  # pyright: ignore[reportUnknownParameterType]  # cryptography is imported where it is used
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _usage(*, authority: bool):  # pyright: ignore[reportUnknownParameterType]
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def write_from_template(path: Path, template: str, federation: Federation, site: str = "") -> None:
+    """Writes a file for a party from one of the templates in ``federation_kit``."""
+    text = files("confed.deployment.templates").joinpath(template).read_text(encoding="utf-8")
+    values = {"host": federation.host, "port": str(federation.port), "site": site}
+    values["install"] = _installing(federation, "flare" if template.startswith("flare") else "flower")
+    values |= {"sites": ", ".join(federation.sites), "count": str(len(federation.sites)), "days": str(federation.days)}
+    write_atomically(path, Template(text).substitute(values).encode())
+
+
+def _installing(federation: Federation, extra: str) -> str:
+    """How a party installs confed: from a file whose digest it can compare, as there is no release on an index."""
+    if federation.wheel is None:
+        return (
+            f"Install confed {VERSION}, the server's version, with the extra `{extra}`, from a wheel file that the "
+            "coordinator\n   hands out with its SHA-256 (`pip wheel --no-deps .` in confed's source folder makes one): "
+            f"`pip install 'FILE.whl[{extra}]'`.\n   Never by name: on the package index `confed` is somebody else's "
+            "project."
+        )
+    name = federation.wheel.name
+    return (
+        f"Install `{name}`, which is in this folder. `sha256sum {name}` must print\n   "
+        f"`{digest_of(federation.wheel)}`; then\n   `pip install './{name}[{extra}]'`. Never by name: on the package "
+        "index `confed` is somebody else's project."
+    )

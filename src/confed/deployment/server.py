@@ -1,0 +1,372 @@
+"""Leads a federation across machines: from a recipe and a transport to a run folder.
+
+The rounds, the books and the folder are those of ``confed run``. What is different: clients are who introduced
+themselves, their examples and their personal models are elsewhere, and one that is away is left out and not the end.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from confed.deployment.loss_watch import LossCourse
+from confed.engines.local import InProcess, RoundRecord, Simulation
+from confed.engines.perform import Setup, Workspace, listed
+from confed.engines.remote.protocol import Schema, schema_of
+from confed.engines.remote.server import Registered, Remote
+from confed.engines.remote.sites import Patience, Post
+from confed.engines.remote.update_bounds import Bounds, bounded_members
+from confed.engines.usage import cpu_seconds
+from confed.engines.workers import Workers
+from confed.federation.algorithm import Algorithm, read_counts, read_tallies
+from confed.federation.checkpoint import Checkpoint, write_atomically
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.params import Scope, layout
+from confed.federation.protocols import Counting
+from confed.federation.state import ServerState, Store
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.recipes.recipe import Recipe
+from confed.results.folder import RunFolder
+from confed.runs.build import prepare
+from confed.runs.encode import Materials
+from confed.runs.evaluate import Examination
+from confed.runs.run import Progress, Runner, Watch
+from confed.runs.summary import summarise_run
+from confed.system.folder_lock import alone
+from confed.tasks.vqa import summarise
+
+__all__ = ["common_ground", "lead"]
+
+MEMBERS = "members.json"
+"""Who took part so far; a site that is away when a run goes on still belongs to it."""
+
+REPLIES = ".replies"
+"""What the name of the folder beside the run folder ends with in which replies wait for their turn."""
+
+ELSEWHERE = ("pretrained", "vocabulary")
+"""Options of models that say where files lie; what is in the files is compared, not where they are."""
+
+
+def common_ground(recipe: Recipe, materials: Materials) -> str:
+    """What a recipe and its data say that all parties must have in common; where data lie is nobody else's business."""
+    dataset = materials.dataset
+    model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
+    answers = getattr(dataset, "answers", None) or getattr(dataset, "labels", ())
+    terms = {
+        "model": model,
+        "task": recipe.sections["task"],
+        "answers": list(answers),
+        "types": list(materials.types),
+        "tokens": materials.tokenizer.vocab_size,
+        "words": list(getattr(materials.tokenizer, "words", ())),
+        "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
+        "tasks": dict(getattr(dataset, "tasks", {})),
+    }
+    return json.dumps(terms, sort_keys=True, default=str)
+
+
+@alone
+def lead(
+    recipe: Recipe,
+    root: Path,
+    post: Post,
+    *,
+    names: Sequence[str] = (),
+    wait: float = 600.0,
+    coming: Sequence[str] = (),
+    patience: Patience | None = None,
+    whole: bool = False,
+    bounds: Bounds | None = None,
+    watch: Watch = lambda _: None,
+    status: Callable[[Remote], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
+
+    Args:
+        recipe: a single-run recipe; :func:`confed.deployment.data_card.with_card` makes it one for a server without data.
+        root: the run folder; where it holds a part of this run, that is continued.
+        post: the transport.
+        names: the clients that may take part; empty for all of the recipe's data.
+        wait: seconds to wait for all of them before the first round; then those that are there are enough, if there
+            are as many as ``patience.minimum``.
+        coming: clients that are known to be on their way, where the transport knows: then these are waited for, also
+            when a run goes on, and no others.
+        patience: how long to wait for whom.
+        whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
+        bounds: how much one site may count; None for the default.
+        watch: told about every step.
+        status: told after every message who does what.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ValueError: the recipe is faulty, the method needs all data in one place, a name is no client of the data, or
+            the folder is that of another run.
+    """
+    # Sample questions are shown from clients' data, which a server does not have.
+    recipe = recipe.with_run(gallery=0, workers=1)
+    if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
+        # A round that is done again would show a second model with other noise, which nobody counts.
+        recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
+    setup, materials = prepare(recipe)
+    absent = list(materials.unseen) if materials.dataset.elsewhere is not None else []
+    if materials.dataset.elsewhere is not None:
+        setup, materials = replace(setup, observers={}), replace(materials, unseen={})
+    clients = [setup.population.info(number).id for number in range(len(setup.population))]
+    if setup.algorithm.pooled:
+        raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
+    for name in names:
+        if name not in clients:
+            raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
+    expected = [name for name in clients if not names or name in names]
+    folder = _folder(root, recipe)
+    told = Progress(0, setup.rounds, f"waiting for {len(expected)} sites")
+    watch(told)
+    remote = Remote(
+        setup, post, patience=patience, common=common_ground(recipe, materials), audit=root / "audit.jsonl",
+        watch=lambda: status(remote), spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
+        bounds=Bounds() if bounds is None else bounds,
+    )  # fmt: skip
+    with closing(remote):
+        return _led(remote, recipe, setup, materials, folder, expected, wait, coming, whole, absent, watch)
+
+
+def _led(
+    remote: Remote,
+    recipe: Recipe,
+    setup: Setup,
+    materials: Materials,
+    folder: RunFolder,
+    expected: Sequence[str],
+    wait: float,
+    coming: Sequence[str],
+    whole: bool,
+    absent: Sequence[str],
+    watch: Watch,
+) -> dict[str, Any]:
+    """Waits for the sites and runs the rounds with them."""
+    root = folder.root
+    known = _members(root)
+    if coming:
+        remote.roll.gather(coming, wait)
+    there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known or coming else wait)}
+    # Weights and shares stay those that the run began with, whatever a site says later.
+    members = [{**there, **known}[name] for name in expected if name in there or name in known]
+    _write_members(root, members)
+    counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
+    for name, said in heavy.items():
+        remote.roll.note(name, remote.roll.status[name].state, f"it {said}")
+        watch(Progress(0, setup.rounds, f"{name!r} {said}"))
+    remote.roll.members = frozenset(info.id for info in members)
+    here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
+    leader = _Leader(recipe, here, materials, folder, watch, remote)
+    leader.whole = whole or not _has_server_parts(setup, members)
+    leader.absent = absent
+    leader.examples = {info.id: {"train": info.num_examples} for info in members}
+    leader.bounded.update({name: f"it {said}" for name, said in heavy.items()})
+    summary = leader.run()
+    remote.roll.farewell(10.0)
+    return summary
+
+
+def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
+    """The bound on weights, or 0 where a site and the server must go by the same number of examples.
+
+    Under a secure sum a site checks its weight; in sessions the number of its batches follows from its examples.
+    """
+    return 0.0 if algorithm.secure_sum is not None or algorithm.in_sessions else bounds.weight
+
+
+def _secretly(algorithm: Algorithm) -> Algorithm:
+    """The method with noise at the server that is no function of the seed, which all sites know."""
+    privacy = algorithm.update_privacy
+    return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
+
+
+class _Judge:
+    """Finds out whether the server's books can be kept with what a site says of its examples.
+
+    Args:
+        setup: the run.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._counts: Schema | None = None
+
+    def __call__(self, client: ClientInfo, message: Message) -> None:
+        """Raises an error, of whatever kind, where they cannot."""
+        task = self._setup.task_of(client.id)
+        for view in ("global", "personal"):
+            summarise(read_tallies(message.scalars, view))
+            if isinstance(task, Counting) and (counts := read_counts(message.tensors, view)):
+                # Counts of all sites are added up, so they must look alike.
+                self._counts = self._counts or schema_of(counts)
+                if schema_of(counts) != self._counts:
+                    raise ValueError("its counts are none of this task's")
+                task.values(counts)
+
+
+def _folder(root: Path, recipe: Recipe) -> RunFolder:
+    folder = RunFolder(root)
+    root.chmod(0o700)  # what sites sent is in it
+    if not folder.recipe.is_file():
+        return RunFolder.create(root, recipe.to_toml())
+    if folder.recipe.read_text(encoding="utf-8") != recipe.to_toml():
+        raise ValueError(f"{root} holds a run of another recipe; give another folder")
+    return folder
+
+
+def _members(root: Path) -> dict[str, ClientInfo]:
+    path = root / MEMBERS
+    if not path.is_file():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {m["id"]: ClientInfo(m["id"], m["num_examples"], tuple(m["modalities"]), m["head"]) for m in stored}
+
+
+def _write_members(root: Path, members: Sequence[ClientInfo]) -> None:
+    lines = [
+        {"id": m.id, "num_examples": m.num_examples, "modalities": list(m.modalities), "head": m.head} for m in members
+    ]
+    write_atomically(root / MEMBERS, json.dumps(lines, indent=1).encode())
+
+
+def _has_server_parts(setup: Setup, members: Sequence[ClientInfo]) -> bool:
+    workspace = Workspace(setup.model())
+    return any(
+        Scope.SERVER in layout(workspace.tensors, setup.algorithm.rules(m), partial=True).values() for m in members
+    )
+
+
+class _Leader(Runner):
+    """One run whose clients are sites.
+
+    Attributes:
+        whole: whether models are evaluated.
+        absent: unseen places of whose examples the server holds none.
+        examples: client -> the numbers of examples that it says it has, also where it counts as one with fewer.
+    """
+
+    whole = True
+    absent: Sequence[str] = ()
+    examples: Mapping[str, Mapping[str, int]] = {}
+
+    def __init__(
+        self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch, remote: Remote
+    ) -> None:
+        super().__init__(recipe, setup, materials, folder, watch)
+        self.remote = remote
+        self.bounded: dict[str, str] = {}
+        self.course = LossCourse()
+        self.joins = frozenset(self.always)
+
+    def run(self) -> dict[str, Any]:
+        """See :class:`confed.runs.run.Runner`; an error of a round says where one can go back to."""
+        try:
+            return super().run()
+        except RuntimeError as error:
+            # The newest checkpoint is what the round that failed went out from: it may be what broke it.
+            kept = self.checkpoints.rounds()[:-1]
+            if not kept or type(error) is not RuntimeError:  # a transport's own must stay what it is
+                raise
+            raise RuntimeError(f"{error}; should the model be what broke, {self._way_back(kept[-1])}") from error
+
+    def _way_back(self, round: int) -> str:
+        return (
+            f"the checkpoint of round {round} is kept: to go on from it, remove the later ones in "
+            f"{self.checkpoints.root} and start the server again, without the site that sent what broke the model"
+        )
+
+    def _after(self, simulation: Simulation, record: RoundRecord) -> None:
+        super()._after(simulation, record)
+        if said := dict(self.remote.shortened):
+            self.remote.shortened.clear()
+            self.bounded.update(said)
+            self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
+            for name, what in said.items():
+                self._tell(record.round, f"client {name!r}: {what}")
+        jump, sound = self.course.note(record.losses, record.round, self.checkpoints.rounds()), self.course.sound
+        self.always.intersection_update(self.joins)
+        self.always.update(() if sound is None else (sound,))
+        if jump is not None:
+            self._tell(record.round, jump + ("" if sound is None else f"; {self._way_back(sound)}"))
+
+    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+        """The sites."""
+        del workspace
+        return self.remote
+
+    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+        """A federation in which sites may be away."""
+        simulation = super().simulation(store, answerer)
+        simulation.lenient = True
+        simulation.attempt = self.remote.attempt
+        return simulation
+
+    def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
+        """Sums over every site's test examples; single examples, and personal models, stay there."""
+        found = Examination(
+            notes=["across machines: personal models, and answers to single questions, are at the sites"]
+        )
+        found.notes += [f"bounded: {name}: {said}" for name, said in sorted(self.bounded.items())]
+        if self.absent:
+            found.notes.append(f"not tried on unseen places, as their examples are not here: {listed(self.absent)}")
+        if not self.whole:
+            found.notes.append("not evaluated: a part of the model is the server's, and was not sent to the sites")
+            return found
+        counts: dict[tuple[str, str], dict[str, Tensor]] = {}
+
+        def counted(view: str, place: str, tensors: Mapping[str, Tensor]) -> None:
+            counts[view, place] = dict(tensors)
+
+        views = simulation.evaluate(servers, self.setup.rounds + 2, split="test", most=None, counted=counted)
+        for view, places in views.items():
+            for place, tallies in places.items():
+                values = summarise(tallies)
+                task = self.setup.task_of(place)
+                if isinstance(task, Counting) and (view, place) in counts:
+                    values |= task.values(counts[view, place])
+                if getattr(task, "metric", "loss") in values:
+                    found.results[view, place, place] = (values, {})
+        missing = [info.id for info in simulation.clients() if not any(key[2] == info.id for key in found.results)]
+        for name in [name for name in missing if name in simulation.unanswered]:
+            found.notes.append(f"{name} was not evaluated: {simulation.unanswered[name][:300]}")
+            missing.remove(name)
+        if missing:
+            found.notes.append(f"not evaluated, for they were away or told nothing of the metric: {listed(missing)}")
+        return found
+
+    def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
+        self.remote.begin(max(self.checkpoints.rounds(), default=0), self.checkpoints.rounds() or (0,))
+        servers, start = super()._start(simulation, workspace)
+        # A damaged checkpoint may have been left aside for an older one.
+        self.remote.begin(start, self.checkpoints.rounds() or (0,))
+        return servers, start
+
+    def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
+        if self.whole:
+            super()._evaluate(simulation, servers, round)
+
+    def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
+        super()._checkpoint_if_due(checkpoint)
+        self.remote.kept = self.checkpoints.rounds() or (0,)
+
+    def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
+        summary = summarise_run(
+            self.recipe, self.setup, self.materials, self.folder, workspace, examined,
+            cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
+        )  # fmt: skip
+        # Answers to single questions are not here; what reads this file finds none.
+        self.folder.write_tensors(self.folder.predictions, {})
+        if self.materials.dataset.elsewhere is not None:
+            summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
+        summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
+        self.folder.write_json(self.folder.summary, summary)
+        self._tell(self.setup.rounds, "done")
+        return summary

@@ -1,0 +1,155 @@
+"""Joins a federation across machines: from a recipe and a client's name to a site that answers requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from confed.deployment.manifest import MANIFEST, verified
+from confed.deployment.provision import SITES, read_sites
+from confed.deployment.server import common_ground
+from confed.deployment.site_models import write_site_run
+from confed.engines.remote.client import Site, client_named
+from confed.federation.client import Signer
+from confed.federation.params import Params
+from confed.federation.state import ClientState
+from confed.privacy.evaluation_policy import EvaluationPolicy
+from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.runs.build import check_device, prepare
+
+__all__ = ["open_site", "signer_by_kit", "signer_by_list", "site_recipe"]
+
+
+def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
+    """The federation's recipe with what is different at this site.
+
+    Args:
+        source: the recipe's file, or the name of a packaged one.
+        data: ``key=value`` for the section ``[data]``, such as where the examples lie.
+        device: where to compute; the recipe's by default.
+
+    Raises:
+        ValueError: the recipe or a key is faulty.
+    """
+    overrides = [f"data.{given}" for given in data]
+    if device is not None:
+        overrides.append(f"run.device={device}")
+    recipe = load_recipe(source, overrides)
+    if recipe.methods:
+        raise ValueError(f"a federation runs one method, {recipe.name!r} is a study of several: {recipe.methods}")
+    return recipe
+
+
+def signer_by_list(
+    recipe: Recipe, site: str, key: Path, members: Path | None, signed: Mapping[str, str] | None = None
+) -> Signer | None:
+    """By what the sites of a secure sum know each other: their keys, and the coordinator's list of them.
+
+    Args:
+        recipe: the federation's.
+        site: who this is.
+        key: the file with this site's private key.
+        members: the list of sites and public keys; None for ``signed``, or else ``sites.json`` beside the key.
+        signed: sites and public keys as the coordinator signed them.
+
+    Returns:
+        None where the recipe has no secure sum.
+
+    Raises:
+        ValueError: it has, and there is no list, or one with another key for this site.
+    """
+    if recipe.construct("algorithm").secure_sum is None:
+        return None
+    from confed.engines.flower.supernode import read_key
+
+    path = key.parent / SITES if members is None else members
+    listed = signed if members is None else None
+    if listed is None and not path.is_file():
+        raise ValueError(
+            "the recipe has a secure sum, for which this site must know the keys of the others: --members must name "
+            f"the coordinator's list of sites and public keys ({SITES} of the federation); there is no file {path}"
+        )
+    signer = ListedKeys(read_key(key), read_sites(path) if listed is None else listed)
+    if not signer.names(site):
+        source = path if listed is None else "the coordinator's signed list"
+        raise ValueError(
+            f"{source} must have this site's own public key for {site!r}; ask the coordinator for a new list"
+        )
+    return signer
+
+
+def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
+    """The same over FLARE, whose certificates the federation's authority vouches for.
+
+    Args:
+        recipe: the federation's.
+        kit: this site's FLARE workspace; ``sites.json`` in it says what FLARE calls the site of each client, and where
+            there is none every site is called as its client. Where there is a signed manifest, both must agree.
+
+    Returns:
+        None where the recipe has no secure sum.
+
+    Raises:
+        ValueError: it has, and the kit has no keys, or ``sites.json`` differs from what the coordinator signed.
+    """
+    if recipe.construct("algorithm").secure_sum is None:
+        return None
+    listed = read_sites(kit / SITES) if (kit / SITES).is_file() else {}
+    if (kit / MANIFEST).is_file():
+        signed = verified(kit, (kit / "startup" / "rootCA.pem").read_bytes()).sites
+        for client, flare in listed.items():
+            # A client's name that the coordinator signed stands for that site and no other.
+            if flare not in signed or (client in signed and flare != client) or list(listed.values()).count(flare) > 1:
+                raise ValueError(
+                    f"{kit / SITES} must name for every client a site of its own among those that the coordinator "
+                    f"signed ({', '.join(signed)}), got {flare!r} for {client!r}"
+                )
+    return VouchedKeys(kit / "startup", listed)
+
+
+def open_site(
+    recipe: Recipe,
+    client: str,
+    private: Path,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    limit: float | None = None,
+    evaluations: str | None = None,
+    signer: Signer | None = None,
+    over: Callable[[], None] = lambda: None,
+) -> Site:
+    """A client's end of a federation.
+
+    Args:
+        recipe: the federation's, with this site's data.
+        client: which of the data's clients this site is.
+        private: the folder for what must not leave this machine.
+        tell: told in words what is being done.
+        limit: epsilon that this site's updates may cost in all; None for no limit.
+        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluation_policy.EvaluationPolicy.parse` reads
+            it; kept in the folder, and None for what is kept there.
+        signer: see :class:`confed.engines.remote.client.Site`.
+        over: called when the server says that the run is over.
+
+    Raises:
+        ValueError: faulty recipe or data, no such client, one without training examples, a limit where clients add
+            no noise, or a policy for evaluations that is none.
+    """
+    torch.set_num_threads(recipe.run.threads)
+    check_device(recipe)
+    setup, materials = prepare(recipe)
+    info = client_named(setup, client)
+    if not info.num_examples:
+        raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
+    policy = None if evaluations is None else EvaluationPolicy.parse(evaluations)
+    private.mkdir(parents=True, exist_ok=True)
+    private.chmod(0o700)
+
+    def final(shared: Params, state: ClientState) -> str:
+        return str(write_site_run(private, recipe, setup, info, shared, state))
+
+    return Site(
+        setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
+        limit=limit, evaluations=policy, signer=signer, over=over, final=final,
+    )  # fmt: skip

@@ -1,0 +1,240 @@
+"""NVIDIA FLARE as the transport: requests and replies are calls of FLARE's Collab API, and what a job says of them.
+
+FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. What travels in a call
+is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which is slow
+for small ones, are not used. A job of FLARE's names classes and sends none: the folder that :func:`write_job` makes has
+three small JSON files, and a site that allows :data:`SITE_CLASSES` and no code of a job's own runs nothing else.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from nvflare.collab import CollabCallError, collab
+from nvflare.collab.api.exceptions import RunAborted
+
+from confed.engines.remote.client import Site
+from confed.engines.remote.protocol import Answer, seal
+from confed.engines.remote.sites import Connection
+from confed.federation.messages import Message
+
+__all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Answering", "Callee", "CollabPost", "write_job"]
+
+GRACE = 60.0
+"""Seconds that FLARE waits longer for a reply than the server does."""
+
+REST = 5.0
+"""Seconds for which a site counts as away after a call to it that failed."""
+
+START = 600
+"""Seconds in which the processes of a job's sites must have started; FLARE's own default is a tenth of that."""
+
+SERVER = "server"
+"""What FLARE calls the server of a job; it knows callers by their certificates."""
+
+CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
+EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
+LEADER = "confed.deployment.flare.job.Leader"
+MEMBER = "confed.deployment.flare.job.Member"
+
+SERVER_CLASSES = (CONTROLLER, LEADER)
+"""What a job may name at the server."""
+
+SITE_CLASSES = (EXECUTOR, MEMBER)
+"""What a job may name at a site."""
+
+
+class Callee(Protocol):
+    """A site as FLARE's Collab API shows it to the server."""
+
+    @property
+    def name(self) -> str:
+        """FLARE's name of the site, which its certificate proves."""
+        ...
+
+    def __call__(self, *, timeout: float) -> Any:
+        """The object whose methods are the site's, answered within so many seconds."""
+        ...
+
+
+class CollabPost:
+    """A :class:`confed.engines.remote.sites.Post` over the sites of a FLARE job.
+
+    Args:
+        callees: the job's sites, asked for in the thread in which FLARE called us.
+        names: FLARE's name of a site -> the client that it is. Others may not take part.
+        aborted: whether FLARE has ended the job.
+
+    Raises:
+        RunAborted: by every method, as soon as FLARE has ended the job. Whoever leads the run must let it pass:
+            FLARE answers no call any more, and a new job goes on from the last checkpoint.
+    """
+
+    def __init__(
+        self, callees: Iterable[Callee], names: Mapping[str, str], aborted: Callable[[], bool] = lambda: False
+    ) -> None:
+        # Sorted, so that a number means the same site in every process.
+        there = sorted((callee for callee in callees if callee.name in names), key=lambda callee: callee.name)
+        self._callees = dict(enumerate(there))
+        self._names = {number: names[callee.name] for number, callee in self._callees.items()}
+        self._broken: dict[int, list[float]] = {number: [] for number in self._callees}
+        self._aborted = aborted
+        self._numbers = count()
+        self._replies: dict[str, tuple[bytes, bytes] | str] = {}
+        self._waited: set[str] = set()
+        self._turn = threading.Lock()
+        self._ended = threading.Event()
+
+    def connections(self) -> Mapping[int, Connection]:
+        """See :class:`confed.engines.remote.sites.Post`; who was there when the job began, but for those that do not answer.
+
+        A call that fails at once would be tried again at once. FLARE takes a moment to end the job of a process that
+        died, so that its site counts as away for a while, and then as connected anew.
+        """
+        self._check()
+        with self._turn:
+            times = {number: list(broken) for number, broken in self._broken.items()}
+        now = time.monotonic()
+        return {
+            number: Connection(f"job, {len(broken)} calls failed", self._names[number])
+            for number, broken in times.items()
+            if not broken or now - broken[-1] >= REST
+        }
+
+    def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        self._check()
+        sent = str(next(self._numbers))
+        with self._turn:
+            self._waited.add(sent)
+        # FLARE's call waits for its reply. One thread each: a site that is late must not hold up the others.
+        threading.Thread(target=self._call, args=(sent, to, head, body, lasts), daemon=True).start()
+        return sent
+
+    def _call(self, sent: str, to: int, head: bytes, body: bytes, lasts: float) -> None:
+        try:
+            reply = _bytes_of(self._callees[to](timeout=lasts + GRACE).answer(head, body))
+        except RunAborted:
+            self._ended.set()
+            return
+        except CollabCallError as error:
+            reply = f"ConnectionError: {error}"
+        with self._turn:
+            if isinstance(reply, str):
+                self._broken[to].append(time.monotonic())
+            if sent in self._waited:  # nobody may wait for it any more
+                self._replies[sent] = reply
+
+    def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        self._check()
+        with self._turn:
+            reply = self._replies.pop(sent, None)
+            if reply is not None:
+                self._waited.discard(sent)
+        return reply
+
+    def forget(self, sent: str) -> None:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        with self._turn:
+            self._waited.discard(sent)
+            self._replies.pop(sent, None)
+
+    def _check(self) -> None:
+        if self._ended.is_set() or self._aborted():
+            raise RunAborted("FLARE ended the job")
+
+
+def _bytes_of(reply: object) -> tuple[bytes, bytes]:
+    """Head and body of what a site returned; a head that is none is refused where heads are read."""
+    match reply:
+        case [bytes() as head, bytes() as body]:
+            return head, body
+        case _:
+            return b"", b""
+
+
+class Answering:
+    """A site's end of a FLARE job.
+
+    Args:
+        site: opens it, when it is asked for the first time: FLARE gives a job a minute to start, and data may take
+            longer to open.
+        tell: told in words where that fails. The server hears no more than that it did, and not where in which file.
+    """
+
+    def __init__(self, site: Callable[[], Site], tell: Callable[[str], None] = lambda _: None) -> None:
+        self._opener, self._tell = site, tell
+        self._site: Site | None = None
+        self._turn = threading.Lock()
+
+    @collab.publish
+    def answer(self, head: bytes, body: bytes) -> list[bytes]:
+        """Head and body of the reply to a request; see :meth:`confed.engines.remote.client.Site.handle`."""
+        # FLARE lets the sites of a job call each other, too.
+        if (caller := str(collab.caller)) != SERVER:
+            self._tell(f"refused: {caller!r} is not the server")
+            return _error("ValueError: a site answers its server and nobody else")
+        # FLARE may call from several threads; a client does one thing at a time.
+        with self._turn:
+            try:
+                if self._site is None:
+                    self._site = self._opener()
+            except Exception as error:
+                self._tell(f"cannot take part: {type(error).__name__}: {error}")
+                return _error(f"{type(error).__name__}: the site could not open its recipe or data; its log says why")
+            return list(self._site.handle(head, body))
+
+
+def _error(text: str) -> list[bytes]:
+    """A reply that says what went wrong before there was anybody to answer."""
+    return [Answer("", text, False, 0.0).to_bytes(), seal(Message())]
+
+
+def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
+    """Writes what FLARE is to run: the classes at the server and at the sites, all of them installed there.
+
+    Args:
+        folder: is made; its name is the job's.
+        sites: FLARE's names of those that take part.
+        minimum: sites without which FLARE does not start the job.
+
+    Returns:
+        The folder.
+    """
+    led = {"server_obj_id": "leader", "sync_task_timeout": START}
+    leader: dict[str, Any] = {
+        "format_version": 2,
+        "workflows": [{"id": "controller", "path": CONTROLLER, "args": led}],
+        "components": [{"id": "leader", "path": LEADER, "args": {}}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+    # One call at a time: FLARE would go on with the next while the one before, which nobody waits for, still computes.
+    once = {"client_obj_id": "member", "max_inbound_call_threads": 1}
+    member: dict[str, Any] = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": once}}],
+        "components": [{"id": "member", "path": MEMBER, "args": {}}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+    meta: dict[str, Any] = {
+        "name": folder.name,
+        "min_clients": minimum,
+        "mandatory_clients": [],
+        "resource_spec": {},
+        "deploy_map": {"leader": [SERVER], "member": list(sites)},
+    }
+    for path, content in (
+        ("meta.json", meta),
+        ("leader/config/config_fed_server.json", leader),
+        ("member/config/config_fed_client.json", member),
+    ):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return folder

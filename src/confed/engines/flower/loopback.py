@@ -1,0 +1,109 @@
+"""A Flower grid in one process: real applications and Flower's own bytes, without sockets."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from confed.engines.flower.transport import client_app
+from confed.engines.perform import Setup
+from confed.engines.remote.client import Site, client_named
+
+__all__ = ["LoopbackGrid", "sites_in"]
+
+
+class LoopbackGrid(Grid):
+    """Every message is answered when its reply is asked for, in Flower's bytes there and back.
+
+    Args:
+        apps: node -> its application.
+        configs: node -> its own configuration.
+
+    Attributes:
+        since: nodes that are connected -> a text that changes when they connect anew.
+    """
+
+    def __init__(
+        self, apps: Mapping[int, ClientApp], configs: Mapping[int, dict[str, bool | float | int | str]] | None = None
+    ) -> None:
+        self._configs = configs or {}
+        self._apps, self.since = apps, dict.fromkeys(apps, "first")
+        self._sent: dict[str, Message] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def set_run(self, run: Run) -> None:
+        """There is one run."""
+        raise NotImplementedError("a LoopbackGrid has one run")
+
+    @property
+    def run(self) -> Run:
+        """There is nothing to know about the run."""
+        raise NotImplementedError("a LoopbackGrid has no record of its run")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Deprecated in Flower, and not offered here."""
+        raise NotImplementedError("make messages with flwr.app.Message")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """See Flower's ``Grid``."""
+        return list(self.since)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """See Flower's ``Grid``."""
+        return [NodeInfo(node_id=n, status="online", last_activated_at=s) for n, s in self.since.items()]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See Flower's ``Grid``."""
+        numbers: list[str] = []
+        for message in messages:
+            numbers.append(str(len(self._sent)))
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+            self._sent[numbers[-1]] = message
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See Flower's ``Grid``; this is when applications compute."""
+        waiting = [self._sent[number] for number in message_ids]
+        return [self._answer(message) for message in waiting if message.metadata.dst_node_id in self.since]
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, self._configs.get(node, {}), RecordDict(), {})
+        try:
+            reply = self._apps[node](_through_bytes(message), context)
+        except Exception as error:  # as a SuperNode does
+            return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
+        return _through_bytes(reply)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """See Flower's ``Grid``; nobody has to wait here."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def _through_bytes(message: Message) -> Message:
+    return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
+
+
+def sites_in(setup: Setup, root: Path, edge: Callable[[ClientApp], ClientApp] = lambda app: app) -> LoopbackGrid:
+    """One node per client of a run, each with a folder of its own.
+
+    Args:
+        setup: the run.
+        root: where the folders go.
+        edge: what stands between the grid and an application.
+    """
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+
+    def app(name: str) -> ClientApp:
+        site = Site(setup, client_named(setup, name), root / name)
+        return edge(client_app(lambda _: site))
+
+    return LoopbackGrid({number: app(info.id) for number, info in enumerate(infos)})

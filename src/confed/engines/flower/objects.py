@@ -1,0 +1,203 @@
+"""Pieces of Flower's messages while they are on their way: on disk, and never more of them than was sent.
+
+As :mod:`confed.engines.flower.superlink`, this uses parts of Flower that are not its public interface.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    get_object_id,
+    is_valid_sha256_hash,
+)
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
+
+from confed.engines.remote.open_files import patiently
+
+__all__ = ["PIECE", "PieceStore", "check_expansion", "most_pieces", "pieces_of"]
+
+PIECE = 8 * 2**20
+"""Bytes of one request or response, at most; Flower cuts what is larger into pieces of 5 MiB."""
+
+DEPTH = 8
+"""Levels of a message: itself, its records, their arrays, and chunks of these make five."""
+
+
+def most_pieces(largest: int) -> int:
+    """Of how many pieces a message of so many bytes may consist; Flower's have up to 5 MiB."""
+    return 64 + largest // (4 * 2**20)
+
+
+def pieces_of(tree: ObjectTree, most: int = sys.maxsize) -> tuple[str, ...]:
+    """The numbers of a message's pieces, each once.
+
+    A tree may name a piece again and again, and if it named different parts of it each time, or if it were put together
+    from several trees, its paths would double with every level. Hence it is walked as it was sent, and only so far.
+
+    Args:
+        tree: which pieces there are, and which belong to which.
+        most: how many nodes it may have.
+
+    Raises:
+        ValueError: it has more, or too many levels, names a piece with different parts, or what is no number of one.
+    """
+    parts: dict[str, list[str]] = {}
+    waiting, seen = [(tree, 1)], 0
+    while waiting:
+        node, level = waiting.pop()
+        seen += 1
+        if level > DEPTH or seen + len(waiting) + len(node.children) > most:
+            raise ValueError(f"a message has at most {most} pieces in {DEPTH} levels")
+        if not is_valid_sha256_hash(node.object_id):
+            raise ValueError("the number of a piece is its SHA-256")
+        own = [child.object_id for child in node.children]
+        if parts.setdefault(node.object_id, own) != own:
+            raise ValueError("a piece has the same parts wherever it is named")
+        waiting += [(child, level + 1) for child in node.children]
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A message of the store."""
+
+    run: int
+    tree: ObjectTree
+    pieces: tuple[str, ...]
+
+
+class PieceStore(ObjectStore):
+    """Flower's store of pieces with their contents in files: many sites may send at once.
+
+    It remembers the tree of every message as it was announced. Flower's own store joins all trees into one graph, in
+    which paths can multiply beyond what any site has sent.
+
+    Args:
+        root: a folder of its own, which must be there; None keeps contents in memory.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._lock = threading.RLock()
+        self._wholes: dict[str, _Whole] = {}
+        self._uses: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._memory: dict[str, bytes] = {}
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        """See Flower's ``ObjectStore``."""
+        pieces = pieces_of(object_tree)
+        with self._lock:
+            if object_tree.object_id not in self._wholes:
+                self._wholes[object_tree.object_id] = _Whole(run_id, object_tree, pieces)
+                for piece in pieces:
+                    self._uses[piece] = self._uses.get(piece, 0) + 1
+            return [piece for piece in pieces if piece not in self._sizes]
+
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        """See Flower's ``ObjectStore``."""
+        with self._lock:
+            if object_id not in self._wholes:
+                raise NoObjectInStoreError(f"no message {object_id}")
+            return self._wholes[object_id].tree
+
+    def put(self, object_id: str, object_content: bytes) -> None:
+        """See Flower's ``ObjectStore``."""
+        if object_id != get_object_id(object_content):
+            raise ValueError(f"{object_id} does not match content hash")
+        validate_object_content(object_content)
+        with self._lock:
+            if object_id not in self._uses:
+                raise NoObjectInStoreError(f"no message has a piece {object_id}")
+            if object_id in self._sizes:
+                return
+            if self._root is None:
+                self._memory[object_id] = object_content
+            else:
+                path = self._root / object_id
+                patiently(lambda: path.write_bytes(object_content))
+            self._sizes[object_id] = len(object_content)
+
+    def get(self, object_id: str) -> bytes | None:
+        """See Flower's ``ObjectStore``."""
+        with self._lock:
+            if object_id not in self._sizes:
+                return b"" if object_id in self._uses else None
+            return self._memory[object_id] if self._root is None else patiently((self._root / object_id).read_bytes)
+
+    def size(self, pieces: Collection[str]) -> int:
+        """Bytes of those of the pieces that have come."""
+        with self._lock:
+            return sum(self._sizes.get(piece, 0) for piece in pieces)
+
+    def complete(self, pieces: Collection[str]) -> bool:
+        """Whether all of the pieces have come."""
+        with self._lock:
+            return all(piece in self._sizes for piece in pieces)
+
+    def delete(self, object_id: str) -> None:
+        """See Flower's ``ObjectStore``; only whole messages can be deleted, and what no other has goes with them."""
+        with self._lock:
+            whole = self._wholes.pop(object_id, None)
+            for piece in () if whole is None else whole.pieces:
+                self._uses[piece] -= 1
+                if not self._uses[piece]:
+                    del self._uses[piece]
+                    self._sizes.pop(piece, None)
+                    self._memory.pop(piece, None)
+                    if self._root is not None:
+                        (self._root / piece).unlink(missing_ok=True)
+
+    def delete_objects_in_run(self, run_id: int) -> None:
+        """See Flower's ``ObjectStore``."""
+        with self._lock:
+            for number in [number for number, whole in self._wholes.items() if whole.run == run_id]:
+                self.delete(number)
+
+    def clear(self) -> None:
+        """See Flower's ``ObjectStore``."""
+        with self._lock:
+            for number in list(self._wholes):
+                self.delete(number)
+
+    def __contains__(self, object_id: str) -> bool:
+        with self._lock:
+            return object_id in self._uses
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._uses)
+
+
+def check_expansion(contents: Mapping[str, bytes], largest: int) -> None:
+    """Checks that pieces become no more than they may when Flower puts them together.
+
+    An array says which of its pieces comes where, and one piece may come any number of times: a megabyte of numbers
+    would ask for terabytes.
+
+    Args:
+        contents: number -> content of the pieces of one message.
+        largest: bytes that arrays may have together.
+
+    Raises:
+        ValueError: they have more, or are no pieces of Flower's.
+    """
+    total = 0
+    for content in contents.values():
+        kind, parts, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            said: Any = json.loads(get_object_body(content, Array))
+            sizes = [len(contents[part]) for part in parts]
+            total += sum(sizes[number] for number in said["arraychunk_ids"])
+            if total > largest:
+                raise ValueError(f"a message of at most {largest} bytes would become one of more than {total}")

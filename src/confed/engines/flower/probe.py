@@ -1,0 +1,112 @@
+"""What a site can find out about a server without joining: whether it is there, who vouches for it, its clock."""
+
+import socket
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+from confed.engines.flower.superlink import ABOUT
+
+__all__ = ["TOLERANCE", "About", "about", "certificate_ends", "reach"]
+
+TOLERANCE = 300.0
+"""Seconds by which clocks may differ: older signatures are refused."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server says of itself.
+
+    Attributes:
+        confed: its version of confed.
+        flwr: and of Flower.
+        ahead: seconds by which its clock is ahead of this one's; good to half the time of the way there and back.
+    """
+
+    confed: str
+    flwr: str
+    ahead: float
+
+
+def reach(host: str, port: int, wait: float = 10.0) -> None:
+    """Opens a connection, and closes it.
+
+    Raises:
+        OSError: nobody answers; ``socket.gaierror`` where the name is unknown.
+    """
+    socket.create_connection((host, port), timeout=wait).close()
+
+
+def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> float:
+    """When the server's certificate ends, in seconds since 1970.
+
+    Args:
+        host: as it is in the certificate.
+        port: the server's.
+        ca: the certificate that must vouch for it.
+        wait: seconds.
+
+    Raises:
+        OSError: nobody answers; ``ssl.SSLCertVerificationError`` where it is not vouched for, or not for this host.
+    """
+    context = ssl.create_default_context(cafile=str(ca))
+    with (
+        socket.create_connection((host, port), timeout=wait) as plain,
+        context.wrap_socket(plain, server_hostname=host) as line,
+    ):
+        ends = (line.getpeercert() or {}).get("notAfter")
+        return ssl.cert_time_to_seconds(ends) if isinstance(ends, str) else 0.0
+
+
+def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None, wait: float = 10.0) -> About:
+    """Asks a server about itself.
+
+    Args:
+        host: where it is.
+        port: its port.
+        key: this site's, which has to be on its list.
+        ca: the certificate that vouches for the server; None without TLS.
+        wait: seconds.
+
+    Raises:
+        PermissionError: the server does not know this key.
+        ValueError: who answers is no server of confed's.
+        OSError: nobody answers.
+    """
+    said = now().isoformat()
+    headers = {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        TIMESTAMP_HEADER: said,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, said.encode())).decode(),
+    }
+    address = f"{'http' if ca is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}{ABOUT}"
+    began = time.time()
+    with _errors(), httpx.Client(verify=True if ca is None else ssl.create_default_context(cafile=str(ca))) as client:
+        reply = client.post(address, content=b"", headers=headers, timeout=wait)
+    middle = (began + time.time()) / 2
+    if reply.status_code == httpx.codes.FORBIDDEN:
+        raise PermissionError("the server's list has no such key")
+    try:
+        told = reply.json()
+        return About(str(told["confed"]), str(told["flwr"]), float(told["time"]) - middle)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"what answers there is no server of confed's: status {reply.status_code}") from error
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise OSError(f"{type(error).__name__} {error}".strip()) from error

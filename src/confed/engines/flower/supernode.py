@@ -1,0 +1,321 @@
+"""A site's line to the server: a SuperNode in this process, over Flower's Fleet API.
+
+Flower's own SuperNode fetches the application that it runs from the server, with all its code, and starts a process for
+every message. This one runs the application that it is given, which is installed at the site, and stays: it dials out,
+asks for messages, and when the connection breaks it dials again. Nothing that the server sends is ever code.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
+from confed.engines.remote.protocol import printable
+from confed.engines.remote.redact import discreet
+
+__all__ = ["Line", "public_of", "read_key", "read_public"]
+
+SOON = 0.1
+"""Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key.
+
+    Raises:
+        ValueError: there is no file, or it holds no elliptic curve key in the OpenSSH format without a password.
+    """
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{path} is no private key of a site: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path} must hold an elliptic curve key, got {type(key).__name__}")
+    return key
+
+
+def public_of(key: ec.EllipticCurvePrivateKey) -> str:
+    """The public half of a site's key in OpenSSH's format."""
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def read_public(text: str) -> bytes:
+    """A site's public key, written as OpenSSH does, as Flower writes it.
+
+    Raises:
+        ValueError: it is no elliptic curve key.
+    """
+    try:
+        key = load_ssh_public_key(text.encode())
+    except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{text[:60]!r} is no public key in OpenSSH's format: {str(error)[:200]}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"a site's public key must be of an elliptic curve, got {text[:30]!r}")
+    return public_key_to_bytes(key)
+
+
+class Line:
+    """A connection that is dialled again whenever it breaks.
+
+    Args:
+        server: ``host:port``.
+        key: the site's private key, which proves who it is.
+        root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
+        interval: seconds between questions for messages, at most; after a message it asks sooner for a while.
+        largest: bytes of a message, about.
+        tell: told in words what happens.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        key: ec.EllipticCurvePrivateKey,
+        root: bytes | None,
+        *,
+        interval: float = 2.0,
+        largest: int = 2**31,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._server, self._key, self._root = server, key, root
+        self._interval, self._tell = interval, tell
+        self._largest, self._most = largest, most_pieces(largest)
+        self._public = public_key_to_bytes(key.public_key())
+
+    def serve(self, app: ClientApp, stop: threading.Event) -> None:
+        """Answers messages with the application until told to stop.
+
+        Args:
+            app: it.
+            stop: set by somebody else.
+        """
+        pause, said = 1.0, ""
+        while not stop.is_set():
+            try:
+                with self._client() as client:
+                    node = self._enter(client)
+                    self._tell(f"connected to {self._server}")
+                    pause, said = 1.0, ""
+                    self._answer(client, node, app, stop)
+            except Exception as error:  # whatever a server may send, the site stays
+                text = f"no connection to {self._server}: {_reason(error)}; trying again"
+                if text != said:
+                    self._tell(text)
+                said = text
+                stop.wait(pause)
+                pause = min(2 * pause, 10.0)
+
+    def _client(self) -> FleetHttpClient:
+        return _Bounded.from_server_address(
+            self._server,
+            self._root is None,
+            self._root,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(self._key, self._key.public_key()),
+            ],
+        )
+
+    def _enter(self, client: FleetHttpClient) -> Node:
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        return Node(node_id=client.ActivateNode(request).node_id)
+
+    def _answer(self, client: FleetHttpClient, node: Node, app: ClientApp, stop: threading.Event) -> None:
+        quiet, lost = threading.Event(), threading.Event()
+        heart = threading.Thread(target=self._beat, args=(node, quiet, lost), daemon=True)
+        heart.start()
+        pause = SOON
+        try:
+            while not stop.is_set():
+                if lost.is_set():
+                    raise _Lost("the server does not know this connection any more")
+                came = client.PullMessages(PullMessagesRequest(node=node))
+                if came.messages_list:
+                    self._reply(client, node, app, self._fetch(client, node, came))
+                    pause = SOON
+                else:
+                    stop.wait(pause)
+                    pause = min(1.5 * pause, self._interval)
+        finally:
+            quiet.set()
+            heart.join(timeout=10)
+            with suppress(Exception):
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
+        """Says that this site is there while it computes; on a connection of its own."""
+        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        with self._client() as client:
+            while not quiet.wait(HEARTBEAT_MIN_INTERVAL / 3):
+                try:
+                    if not client.SendNodeHeartbeat(request).success:
+                        lost.set()
+                except Exception:
+                    continue  # asking for messages finds out what it means
+
+    def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> Message:
+        """A message with its content.
+
+        Raises:
+            _Lost: what the server sent is none, or larger than it may be.
+        """
+        try:
+            bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
+            pieces, run = pieces_of(tree, self._most), bare.metadata.run_id
+        except Exception as error:  # whatever a server may have sent in its place
+            raise _Lost(f"the server sent what is no message: {error}") from error
+        pull = _Counted(make_pull_object_fn_protobuf(client.PullObject, node, run), self._largest)
+        contents = pull_objects(list(pieces), pull)
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)
+        try:
+            check_expansion(contents, self._largest)
+            message = inflate_object_from_contents(tree.object_id, contents)
+        except Exception as error:
+            raise _Lost(f"the server sent what is no message: {error}") from error
+        if not isinstance(message, Message):
+            raise _Lost(f"the server sent a {type(message).__name__}, which is no message")
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def _reply(self, client: FleetHttpClient, node: Node, app: ClientApp, message: Message) -> None:
+        began, run = time.perf_counter(), message.metadata.run_id
+        try:
+            reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
+        except Exception as error:  # a fault of ours must not end the connection
+            text = f"{type(error).__name__}: {error}"
+            self._tell(f"refused: {text}")
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, discreet(text)), reply_to=message)
+        seconds = time.perf_counter() - began
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            answer = client.PushMessages(
+                PushMessagesRequest(
+                    node=node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(client.PushObject, node, run, answer.session_id),
+                object_ids_to_push=set(answer.objects_to_push),
+            )
+
+
+class _Bounded(FleetHttpClient):
+    """Flower's client with responses of bounded size, which come from whom was asked and are not packed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._client.follow_redirects = False
+        self._client.headers["accept-encoding"] = "identity"
+        self._client.event_hooks = {"response": [_bound]}  # called before anything of the content is read
+
+
+class _Short(httpx.SyncByteStream):
+    """A response's content, up to the size of a piece."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        came = 0
+        for chunk in self._stream:
+            came += len(chunk)
+            if came > PIECE:
+                raise _Lost(f"the server sent a response of more than {PIECE} bytes")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _bound(response: httpx.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _Lost("the server sent a packed response")
+    if isinstance(response.stream, httpx.SyncByteStream):
+        response.stream = _Short(response.stream)
+
+
+class _Counted:
+    """Fetches pieces until they are together more than a message may have.
+
+    Args:
+        pull: fetches one.
+        largest: bytes of all.
+    """
+
+    def __init__(self, pull: Callable[[str], bytes], largest: int) -> None:
+        self._pull, self._left, self._lock = pull, largest, threading.Lock()
+
+    def __call__(self, number: str) -> bytes:
+        content = self._pull(number)
+        with self._lock:
+            self._left -= len(content)
+            if self._left < 0:
+                raise _Lost("the server sent a message of more bytes than this run's have")
+        return content
+
+
+class _Lost(Exception):
+    """The server has forgotten the connection, or sends what it should not."""
+
+
+def _reason(error: Exception) -> str:
+    """What an error means to the person at the site."""
+    if isinstance(error, httpx.HTTPStatusError):
+        told = FlowerError.from_json(error.response.text)
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            return "the server does not accept this site's signature; is its clock right?"
+        if error.response.status_code == httpx.codes.FORBIDDEN:
+            return "this site's key is not on the server's list"
+        return f"the server says {error.response.status_code if told is None else printable(told.message, 200)}"
+    text = str(error) if isinstance(error, _Lost) else f"{type(error).__name__} {error}"
+    return printable(text.strip(), 500)

@@ -1,0 +1,138 @@
+"""Flower as the transport: requests and replies travel as Flower messages; and Flower's two applications.
+
+Flower carries our own bytes (:mod:`confed.engines.remote.protocol`): a head, with a small body, in a ``ConfigRecord``; a large
+body in an ``ArrayRecord`` of one array of bytes, which Flower cuts in pieces and, where it goes to several sites, keeps
+once. There are two kinds of messages, "query.hello" and "train.call"; which action a call names is for the site to
+judge.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from confed.engines.remote.client import Site
+from confed.engines.remote.protocol import HELLO
+from confed.engines.remote.sites import Bounded, Connection
+
+__all__ = ["GridPost", "client_app", "pack", "server_app", "unpack"]
+
+_KINDS = {HELLO: "query.hello"}
+_GONE = ("registered", "offline", "unregistered")
+
+
+SMALL = 2**20
+"""Bytes up to which a body goes along with its head: Flower asks for every record of a message separately."""
+
+
+def pack(head: bytes, body: bytes) -> RecordDict:
+    """Head and body as the content of a Flower message."""
+    if len(body) <= SMALL:
+        return RecordDict({"head": ConfigRecord({"head": head, "body": body})})
+    array = Array(dtype="uint8", shape=(len(body),), stype="confed", data=body)
+    return RecordDict({"head": ConfigRecord({"head": head}), "body": ArrayRecord({"body": array})})
+
+
+def unpack(message: Message) -> tuple[bytes, bytes]:
+    """Head and body of a Flower message.
+
+    Raises:
+        ValueError: it has another content than :func:`pack` makes.
+    """
+    content = message.content
+    record, arrays = content.config_records.get("head"), content.array_records.get("body")
+    if record is None or not content.keys() <= {"head", "body"}:
+        raise ValueError(f"a message must hold the record 'head', and may hold 'body', got {sorted(content)[:10]}")
+    head, body = record.get("head"), record.get("body")
+    if arrays is not None and arrays.keys() == {"body"}:
+        body = arrays["body"].data
+    if not isinstance(head, bytes) or not isinstance(body, bytes):
+        raise ValueError("a message must hold the bytes of a head and of a body")
+    return head, body
+
+
+class GridPost:
+    """A :class:`confed.engines.remote.sites.Post` over a Flower grid.
+
+    Args:
+        grid: Flower's.
+        names: public key -> name of the sites that may take part; None where sites say themselves who they are.
+    """
+
+    def __init__(self, grid: Grid, names: Mapping[bytes, str] | None = None) -> None:
+        self._grid, self._names = grid, names
+
+    def connections(self) -> Mapping[int, Connection]:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        there: dict[int, Connection] = {}
+        for node in self._grid.get_nodes():
+            name = None if self._names is None else self._names.get(node.public_key)
+            if node.status not in _GONE and (self._names is None or name is not None):
+                there[node.node_id] = Connection(node.last_activated_at, name)
+        return there
+
+    def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        # The reply, too, must be on its way before the message's time is over.
+        message = Message(pack(head, body), to, _KINDS.get(kind, "train.call"), ttl=lasts + 60)
+        sent = [number for number in self._grid.push_messages([message]) if number]
+        return sent[0] if sent else None
+
+    def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
+        """See :class:`confed.engines.remote.sites.Post`."""
+        for message in self._grid.pull_messages([sent]):
+            if message.has_error():
+                return f"ConnectionError: {message.error.reason or f'Flower error {message.error.code}'}"
+            try:
+                return unpack(message)
+            except ValueError:
+                return b"", b""  # no head is refused where heads are read
+        return None
+
+    def bound(self, largest: int) -> None:
+        """See :class:`confed.engines.remote.sites.Bounded`; a grid of Flower's own has its own bounds."""
+        if isinstance(self._grid, Bounded):
+            self._grid.bound(largest)
+
+    def forget(self, sent: str) -> None:
+        """See :class:`confed.engines.remote.sites.Post`; a grid of Flower's own drops messages when their time is over."""
+        if isinstance(self._grid, Forgetful):
+            self._grid.forget(sent)
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A grid that can drop a message before its time is over."""
+
+    def forget(self, number: str) -> None:
+        """Drops it."""
+        ...
+
+
+def client_app(site: Callable[[Context], Site]) -> ClientApp:
+    """A Flower application that answers for a site.
+
+    Args:
+        site: makes it, or finds it; Flower may ask in a new process for every message.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        return Message(pack(*site(context).handle(*unpack(message))), reply_to=message)
+
+    app.query(HELLO)(answer)
+    app.train("call")(answer)
+    return app
+
+
+def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
+    """A Flower application that leads a federation.
+
+    Args:
+        main: does it.
+    """
+    app = ServerApp()
+    app.main()(main)
+    return app

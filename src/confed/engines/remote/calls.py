@@ -1,0 +1,57 @@
+"""Calls on their way to sites, and what has come of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confed.engines.remote.protocol import Request
+from confed.engines.remote.sites import Connection
+from confed.federation.messages import Call
+
+__all__ = ["Ask", "Batch"]
+
+
+@dataclass
+class Ask:
+    """A call on its way through the post.
+
+    Attributes:
+        call: it.
+        request: its head.
+        sent: what the reply will be known by; None while it is not sent.
+        to: the connection it went over.
+        late: when the deadline is over.
+        lost: how often the request was lost on its way or with the process that was to answer it.
+    """
+
+    call: Call
+    request: Request
+    sent: str | None = None
+    to: tuple[int, Connection] | None = None
+    late: float = 0.0
+    lost: int = 0
+
+
+@dataclass
+class Batch:
+    """Calls that a flow asked for together.
+
+    Attributes:
+        calls: they.
+        round: number of finished rounds.
+        spool: where replies wait until their turn comes.
+        waiting: positions that are not sent for the first time yet, in order.
+        running: position -> what is on its way.
+        done: position -> a file with the reply, or what went wrong.
+        lost: calls that were given up.
+        useless: replies that were read and could not be used, or never came.
+    """
+
+    calls: Sequence[Call]
+    round: int
+    spool: Path
+    waiting: list[int]
+    running: dict[int, Ask] = field(default_factory=dict[int, Ask])
+    done: dict[int, tuple[Ask, Path | str]] = field(default_factory=dict[int, "tuple[Ask, Path | str]"])
+    lost: int = 0
+    useless: int = 0

@@ -1,0 +1,309 @@
+"""A site of a federation across machines: it answers requests, and what is private stays in a folder of its own.
+
+Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
+installed on it, and nothing else. What it keeps is in its folder and survives the process; the server says with every
+request which of it counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server
+knows of, because its reply was late or the server was stopped, goes on from where the server is.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from confed.engines.perform import Setup, Workspace, answer, listed
+from confed.engines.remote.evaluation_record import EvaluationBook, kept_policy
+from confed.engines.remote.handshake import Fingerprint, fingerprint
+from confed.engines.remote.journal import Diary
+from confed.engines.remote.protocol import (
+    GOODBYE,
+    HELLO,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    Schema,
+    digest,
+    open_body,
+    schema_of,
+    seal,
+)
+from confed.engines.remote.redact import discreet
+from confed.federation.checkpoint import DirectoryStore, write_atomically
+from confed.federation.client import Signer
+from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.params import Params, Scope
+from confed.federation.state import ClientState
+from confed.privacy.evaluation_policy import EvaluationPolicy
+from confed.privacy.guards import check_scale
+from confed.privacy.protections import ANALYSIS, UPDATE, actions
+from confed.privacy.secure_sum.memory import FRESH, GROUP
+from confed.system.plain_text import visible
+
+__all__ = ["KEPT_AT_HOME", "Site", "client_named"]
+
+KEPT_AT_HOME = frozenset({"examine"})
+"""Actions that no machine offers to another: they hand private values around."""
+
+
+def client_named(setup: Setup, client_id: str) -> ClientInfo:
+    """Who a client is.
+
+    Raises:
+        ValueError: no client has that name.
+    """
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+    for info in infos:
+        if info.id == client_id:
+            return info
+    raise ValueError(f"no client is called {client_id!r}; there are {listed([info.id for info in infos])}")
+
+
+EVALUATE = "evaluate"
+"""The action that tells sums over examples and nothing else; the site's policy says which."""
+
+AFTER = 2
+"""Behind a run's last round come the method's finish and the evaluation of the final models."""
+
+LARGEST = 1e6
+"""How many times the largest value of the initial model, or 1, a value that a server hands out may be."""
+
+
+class Site:
+    """One client's end of a federation.
+
+    Args:
+        setup: the run; of its data only this client's are used.
+        client: who this is.
+        root: the folder for what the client keeps; made if missing.
+        common: see :func:`confed.engines.remote.handshake.fingerprint`.
+        limits: how large messages may be.
+        audit: a file that gets a line for every message; None for none.
+        tell: told in words what is being done.
+        limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no limit.
+        evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
+        signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
+            keys are signed; None where nobody signs.
+        over: called when the server says that the run is over.
+        final: given the final values of what this client receives, and its state, when the server has the final models
+            evaluated; returns where they are kept, or "".
+
+    Attributes:
+        diary: what this site remembers for good.
+        evaluations: which evaluations it has answered, and what it still answers.
+        problem: why this site cannot take part, as found out by the last hello; None where it can.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        client: ClientInfo,
+        root: Path,
+        *,
+        common: str = "",
+        limits: Limits | None = None,
+        audit: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        limit: float | None = None,
+        evaluations: EvaluationPolicy | None = None,
+        signer: Signer | None = None,
+        over: Callable[[], None] = lambda: None,
+        final: Callable[[Params, ClientState], str] = lambda shared, state: "",
+    ) -> None:
+        privacy = setup.algorithm.update_privacy
+        self._privacy = privacy if privacy is not None and privacy.at == "client" and privacy.noise > 0 else None
+        if limit is not None and self._privacy is None:
+            raise ValueError(
+                "a limit of epsilon needs a recipe whose clients add noise (algorithm.update_privacy with at = "
+                "'client'); without noise every update costs more than any limit"
+            )
+        self._telling = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
+        self.client = client
+        self.problem: str | None = None
+        self._audit, self._tell, self._over = audit, tell, over
+        self._final, self._kept = final, ""
+        self._last = root / "reply"
+        # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
+        self._workspace = Workspace(setup.model(), setup.device, lasting=False)
+        self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
+        self.diary = Diary(root, self.fingerprint.terms[:16], limit)
+        policy = kept_policy(root, evaluations)
+        self.evaluations = EvaluationBook(root, self.fingerprint.terms[:16], policy, self.diary, self._privacy)
+        self._setup = replace(setup, diary=self.diary, signer=signer)
+        # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
+        self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
+        self._scopes = self._workspace.scopes(setup.algorithm, client)
+        self._known: Schema = schema_of(self._workspace.tensors)
+        floating = [t for t in self._workspace.tensors.values() if t.is_floating_point() and t.numel()]
+        self._most = LARGEST * max([1.0, *(float(t.detach().abs().max()) for t in floating)])
+        self._limits = Limits.of(self._known) if limits is None else limits
+        # A server may show its own layers when it asks for an evaluation of the whole.
+        self._allowed = frozenset(n for n, s in self._scopes.items() if s in (Scope.SHARED, Scope.SERVER))
+        self.store.root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def actions(self) -> frozenset[str]:
+        """The actions that a server may ask for."""
+        return frozenset(actions(self._setup.algorithm)) - KEPT_AT_HOME
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a message to this site may have, as the server reckons for its own."""
+        return self._limits.head + self._limits.body
+
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Head and body of the reply to a request; whatever goes wrong is the reply's error."""
+        began, name = time.perf_counter(), ""
+        try:
+            request = self._read(head, body)
+            name = request.id
+            if request.action == GOODBYE:
+                reply = self._part(request)
+            else:
+                reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
+        except Exception as error:
+            self._tell(f"refused: {error}")
+            reply = Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
+        answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
+        head = answered.to_bytes()
+        try:
+            self._log("out", head, data, id=answered.id, error=answered.error, seconds=answered.seconds)
+        except OSError as error:  # nothing leaves that the site's own log does not hold
+            self._tell(f"refused, as the log cannot be written: {error}")
+            return Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+        return head, data
+
+    def _read(self, head: bytes, body: bytes) -> Request:
+        """A request's head; what is no request is in the log, too."""
+        try:
+            request = Request.from_bytes(head, self._limits)
+        except Exception as error:
+            self._log("in", head, body, error=f"{type(error).__name__}: {error}"[:500])
+            raise
+        self._log("in", head, body, id=request.id, action=request.action)
+        return request
+
+    def _greet(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
+        """Says who this is, and finds out whether both sides mean the same run."""
+        told = open_body(body, self._limits, {}, frozenset(), {}).scalars
+        self.problem = self.fingerprint.differences(told, "this site", "the server")
+        self._tell("connected" if self.problem is None else f"cannot take part: {self.problem}")
+        info = self.client
+        known = {"client": info.id, "examples": info.num_examples, "head": info.head}
+        scalars = {**self.fingerprint.scalars(), **known, "modalities": ",".join(info.modalities)}
+        return Answer(request.id, None, False, 0.0), seal(Message({}, scalars))
+
+    def _part(self, request: Request) -> tuple[Answer, bytes]:
+        """The run is over."""
+        where = f": {self._kept}" if self._kept else ""
+        self._tell(f"the run is over; the personal model stays here{where}")
+        try:
+            self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
+        finally:
+            self._over()
+        return Answer(request.id, None, False, 0.0), seal(Message())
+
+    def _when(self, request: Request) -> str:
+        """What is asked, as the person at the site reads it: an evaluation counts the rounds that are over."""
+        if request.action != EVALUATE:
+            return f"round {request.round + 1}: {request.action}"
+        return f"{'the end' if request.round > self._setup.rounds else f'after round {request.round}'}: evaluate"
+
+    def _answer(self, request: Request, body: bytes) -> tuple[Answer, bytes]:
+        if request.client != self.client.id:
+            raise Refused(f"this site is {self.client.id!r}, the request is for {request.client!r}")
+        if request.action not in self.actions:
+            raise Refused(f"this site has no action {request.action!r}; it has {sorted(self.actions)}")
+        what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
+        asked = digest(json.dumps(what).encode(), body)
+        if (repeated := self._repeated(request, asked)) is not None:
+            self._tell(f"{self._when(request)} was done already, the reply goes out again")
+            return repeated
+        if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
+            raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
+        message = open_body(body, self._limits, self._known, self._allowed)
+        check_scale(message.tensors, self._most)
+        privacy = self._privacy if request.action == UPDATE else None
+        if privacy is not None:
+            self.diary.check(privacy)
+        self.diary.asked = asked
+        self._tell(self._when(request))
+        if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
+            try:
+                self.evaluations.check(request.round)
+            finally:  # also where the site's policy refuses the evaluation itself
+                self._keep_final(request, message)
+        self.store.rewind(request.base)
+        self.store.version, self.store.kept = request.version, request.kept
+        call = Call(self.client, request.action, message, session=request.session)
+        reply = answer(self._setup, self._workspace, call, self.store, request.round)
+        saved = self._newest() == request.version
+        if request.action == EVALUATE and reply.error is None:
+            reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
+        data = seal(reply.message)
+        if reply.error is not None:
+            self._tell(f"{self._when(request)} failed: {reply.error}")
+            return Answer(request.id, discreet(reply.error), saved, 0.0), data
+        if privacy is not None:
+            self.diary.release(privacy, request.round)
+        elif self._privacy is None and reply.message.tensors and request.action in self._telling:
+            self.diary.bare(request.round, request.action)
+        self._remember(asked, saved, data)
+        if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
+            self.store.scrub(self.client.id, GROUP, before=request.version)
+        return Answer(request.id, None, saved, 0.0), data
+
+    def _keep_final(self, request: Request, message: Message) -> None:
+        """Keeps the final models for use at this site; a run never fails because this does."""
+        if request.round != self._setup.rounds + AFTER or message.scalars.get("split") != "test":
+            return
+        names = {name for name, scope in self._scopes.items() if scope is Scope.SHARED}
+        servers = {name for name, scope in self._scopes.items() if scope is Scope.SERVER}
+        if message.tensors.keys() - servers != names:
+            self._tell("the final models were not kept: the message must hold all tensors that this site receives")
+            return
+        try:
+            store = DirectoryStore(self.store.root)  # one of its own, which removes nothing
+            store.begin(request.base)
+            self._kept = self._final(message.tensors, store.load(self.client.id))
+        except Exception as error:
+            self._tell(f"the final models could not be kept: {error}")
+
+    # The last reply ------------------------------------------------------------------------------------------
+
+    def _repeated(self, request: Request, asked: str) -> tuple[Answer, bytes] | None:
+        """The last reply, where the server asks for the same again because it did not get it."""
+        try:
+            data = self._last.read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            last: Mapping[str, Any] = json.loads(data[8 : 8 + length])
+        except (OSError, ValueError):
+            return None
+        body, newest = data[8 + length :], self._newest()
+        if last.get("asked") != asked or last.get("digest") != digest(b"", body):
+            return None
+        if newest != request.version if last.get("saved") else newest > request.base:
+            return None  # what it left in the state is gone
+        return Answer(request.id, None, bool(last["saved"]), 0.0), body
+
+    def _remember(self, asked: str, saved: bool, body: bytes) -> None:
+        """Keeps the reply until the next request: after a lost connection nobody knows whether it arrived."""
+        head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
+        write_atomically(self._last, len(head).to_bytes(8, "little") + head + body)
+
+    def _newest(self) -> int:
+        return self.store.newest(self.client.id)
+
+    def _log(self, way: str, head: bytes, body: bytes, **more: object) -> None:
+        if self._audit is not None:
+            line = {
+                "time": time.time(),
+                "way": way,
+                "bytes": len(head) + len(body),
+                "digest": digest(head, body),
+                **more,
+            }
+            with self._audit.open("a", encoding="utf-8") as file:
+                file.write(visible(json.dumps(line)) + "\n")

@@ -1,0 +1,113 @@
+"""What a site remembers of the evaluations that it answered, and whether its policy has room for another one.
+
+The book only grows, and a line is on disk before the reply leaves: no server can have a site forget that it answered.
+"""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from confed.engines.remote.journal import Diary, append, read_lines
+from confed.federation.checkpoint import write_atomically
+from confed.federation.messages import Message
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy import accountant
+from confed.privacy.evaluation_policy import EvaluationPolicy
+
+__all__ = ["EvaluationBook", "kept_policy"]
+
+POLICY, ANSWERED = "evaluations.txt", "evaluations.jsonl"
+
+
+def kept_policy(root: Path, policy: EvaluationPolicy | None) -> EvaluationPolicy:
+    """The policy of a site: what is given, which is kept with the site; else what was given before.
+
+    Args:
+        root: the site's folder.
+        policy: what is given when it starts; None for what was given before, or the default.
+
+    Raises:
+        ValueError: what was given before cannot be read.
+    """
+    path = root / POLICY
+    if policy is not None:
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{policy}\n".encode(), sync=True)
+        return policy
+    if not path.is_file():
+        return EvaluationPolicy()
+    try:
+        return EvaluationPolicy.parse(path.read_text(encoding="utf-8").strip())
+    except ValueError as error:  # also of bytes that are no text
+        raise ValueError(f"{path} must hold this site's policy for evaluations: {error}") from error
+
+
+class EvaluationBook:
+    """A site's evaluations so far; ``evaluations.jsonl`` in its folder.
+
+    Args:
+        root: the folder.
+        run: which recipe the next entries belong to.
+        policy: what may be answered.
+        diary: the book of what this site's updates cost; noised evaluations are entries there.
+        privacy: how the recipe's clients noise their updates; None where they do not.
+
+    Raises:
+        ValueError: the file is damaged, or noise is wanted and dp-accounting not installed.
+    """
+
+    def __init__(
+        self, root: Path, run: str, policy: EvaluationPolicy, diary: Diary, privacy: UpdatePrivacy | None
+    ) -> None:
+        if policy.mode == "noise" and not accountant.available():
+            raise ValueError("noise on evaluations needs the library dp-accounting (the extra 'privacy')")
+        self.policy, self._run, self._diary = policy, run, diary
+        # For delta and the neighbours, in which both kinds of entries are added up.
+        self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
+        self._noised = privacy is not None
+        self._path = root / ANSWERED
+        lines = read_lines(self._path, {"run": str, "round": int})
+        self._answered = len(lines)
+        self._rounds = Counter((line["run"], line["round"]) for line in lines)
+
+    def check(self, round: int) -> None:
+        """Checks that the policy has room for one more evaluation, before anything is computed.
+
+        Args:
+            round: number of finished rounds.
+
+        Raises:
+            ValueError: it has not.
+        """
+        policy = self.policy
+        if policy.mode == "off":
+            raise ValueError("this site answers no evaluations")
+        for name, most, so_far in (
+            ("in a round", policy.per_round, self._rounds[self._run, round]),
+            ("in all", policy.in_all, self._answered),
+        ):
+            if most is not None and so_far >= most:
+                raise ValueError(f"this site answers {most} evaluations {name}, and has answered {so_far}")
+        if policy.mode == "noise":
+            self._diary.check_evaluation(self._privacy, policy.noise)
+        elif policy.mode == "default" and self._noised:
+            self._diary.check_exact(self._privacy)
+
+    def release(self, message: Message, round: int) -> Message:
+        """What of an evaluation's reply leaves the site, written down.
+
+        Args:
+            message: the reply.
+            round: number of finished rounds.
+
+        Raises:
+            ValueError: nothing of it may leave.
+        """
+        released = self.policy.release(message)
+        line = {"time": time.time(), "run": self._run, "round": round, "noise": self.policy.noise}
+        if self.policy.mode == "noise":
+            self._diary.evaluated(self._privacy, self.policy.noise, round)
+        append(self._path, {**line, "sums": sum(name.endswith(":sum") for name in released.scalars)})
+        self._answered += 1
+        self._rounds[self._run, round] += 1
+        return released

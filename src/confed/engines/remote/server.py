@@ -1,0 +1,431 @@
+"""The server's end of a federation across machines: calls go out as requests, replies come back as they arrive.
+
+The answerer :class:`Remote` stands where the simulator has :class:`confed.engines.local.InProcess`, so that the rounds,
+the methods and the books are the same. It knows no transport: a :class:`Post` carries bytes. Whatever goes wrong on the
+way is an error in the client's reply; a site that is away, or was started anew, is asked again for a while first.
+"""
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from confed.engines.local import InProcess
+from confed.engines.perform import Setup, Workspace
+from confed.engines.remote.calls import Ask, Batch
+from confed.engines.remote.handshake import fingerprint
+from confed.engines.remote.open_files import patiently
+from confed.engines.remote.protocol import (
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    Schema,
+    open_body,
+    printable,
+    schema_of,
+    seal,
+    version_of,
+)
+from confed.engines.remote.reply_checks import check_content
+from confed.engines.remote.round_retry import Attempts, Done
+from confed.engines.remote.sites import Bounded, Patience, Post, Registered, Roll
+from confed.engines.remote.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
+from confed.engines.timeline import Timeline
+from confed.federation.checkpoint import private_folder
+from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.params import Scope
+from confed.federation.state import Store
+from confed.privacy.guards import check_reply
+from confed.privacy.protections import ANALYSIS, UPDATE
+
+__all__ = ["Registered", "Remote"]
+
+LINE = 500
+"""Characters of what went wrong at a site that logs and the run folder hold."""
+
+TRIES = 3
+"""How often a site may lose a request before it is left out of a round."""
+
+
+class Remote:
+    """Answers calls by asking sites; see :class:`confed.engines.local.Answerer`.
+
+    Args:
+        setup: the run. Its population is who is expected; their examples are not used.
+        post: the transport.
+        patience: how long to wait for whom.
+        common: see :func:`confed.engines.remote.handshake.fingerprint`.
+        limits: how large replies may be.
+        audit: a file that gets a line for every message; None for none.
+        watch: told after every change who does what.
+        spool: a folder on disk for replies until their turn comes, which is this object's own; None for one of the
+            system's temporary ones, which may be in memory.
+        judge: raises an error where an evaluation is none; by default every one is taken that consists of numbers.
+        workspace: a model that may be used for places whose examples are here.
+        bounds: how far an update may go beyond those of others; None for no bound.
+
+    Attributes:
+        bounds: as given.
+        shortened: client -> what was done to its update, as it went too far; whoever reads it empties it.
+        kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
+        roll: who is there.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        post: Post,
+        *,
+        patience: Patience | None = None,
+        common: str = "",
+        limits: Limits | None = None,
+        audit: Path | None = None,
+        watch: Callable[[], None] = lambda: None,
+        spool: Path | None = None,
+        judge: Callable[[ClientInfo, Message], None] = lambda info, message: None,
+        workspace: Workspace | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.timeline = Timeline(0)
+        self.patience = Patience() if patience is None else patience
+        self._setup, self._local = setup, InProcess(setup, workspace)
+        self._known: Schema = schema_of(self._local.workspace.tensors)
+        self._limits = Limits.of(self._known) if limits is None else limits
+        if isinstance(post, Bounded):
+            post.bound(self._limits.head + self._limits.body)
+        common_ground = fingerprint(setup, self._local.workspace, common)
+        self.roll = Roll(post, common_ground, self.patience, self._limits, audit, watch)
+        self.kept: Sequence[int] = (0,)
+        self._spool, self._judge = spool, judge
+        if spool is not None:  # what a process that was killed has left there is nobody's
+            shutil.rmtree(spool, ignore_errors=True)
+            private_folder(spool)
+        self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
+        self.bounds = Bounds(0, 0) if bounds is None else bounds
+        self.shortened: dict[str, str] = {}
+        self._keep = False
+        self._start = 0
+        self._bases: dict[str, int] = {}
+        self._steps: dict[tuple[str, int], int] = {}
+        self._attempts: Attempts | None = None
+
+    def begin(self, start: int, kept: Sequence[int]) -> None:
+        """Says where the run begins or goes on: sites go back to that, too.
+
+        Args:
+            start: finished rounds.
+            kept: see :attr:`kept`.
+        """
+        self._start, self.kept = start, kept
+        self._bases.clear()
+        self._steps.clear()
+
+    def close(self) -> None:
+        """Removes what is left of the replies on disk."""
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
+    def attempt(self, part: Callable[[], Done]) -> Done:
+        """A part of a round; again, without the site whose reply the method had in hand, where that ends in an error.
+
+        Args:
+            part: drives the part from the state that it begins with, which it leaves as it is.
+
+        Raises:
+            RuntimeError: the part cannot be driven again.
+        """
+        algorithm = self._setup.algorithm
+        with closing(Attempts(self._steps, self._bases, self._spool, algorithm.secure_sum is not None)) as attempts:
+            self._attempts = attempts
+            try:
+                return attempts.drive(part, type(algorithm).__name__, self._begin_again)
+            finally:
+                self._attempts = None
+
+    def _begin_again(self, attempts: Attempts) -> None:
+        for batch in attempts.batches:  # what is on its way is not asked for a second time
+            while batch.waiting or batch.running:
+                self._step(batch)
+                time.sleep(self.patience.interval)
+        self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
+
+    # Calls ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Replies in the order of the calls; the requests are on their way when this returns."""
+        if any(call.client.id in self._setup.observers for call in calls):
+            return self._some_here(calls, store, round)
+        replies = self._replies(calls, round)
+        next(replies)
+        found: Iterator[Reply] = replies  # pyright: ignore[reportAssignmentType]  # no other None comes
+        return found if self._attempts is None else self._attempts.handed(found)
+
+    def _some_here(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        """Places that take no part are the server's own: it answers for them."""
+        away = [call for call in calls if call.client.id not in self._setup.observers]
+        replies = self(away, store, round) if away else iter(())
+        for call in calls:
+            here = call.client.id in self._setup.observers
+            yield from self._local([call], store, round) if here else (next(replies),)
+
+    def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
+        with self._folder() as spool:
+            batch = Batch(calls, round, Path(spool), list(range(len(calls))))
+            if self._attempts is not None:
+                self._attempts.begin(batch)
+            self._step(batch)
+            yield None
+            bounded = self._has_norms(calls)
+            for position in range(len(calls)):
+                while position not in batch.done:
+                    self._step(batch)
+                    if position not in batch.done:
+                        time.sleep(self.patience.interval)
+                if not bounded:
+                    yield self._counted(batch, *batch.done.pop(position))
+            if bounded:
+                yield from self._bounded(batch)
+
+    def _folder(self) -> AbstractContextManager[str]:
+        """Where replies wait until their turn comes, or until the part of the round is over."""
+        if self._attempts is not None:
+            return nullcontext(self._attempts.folder())
+        return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool)
+
+    def _counted(self, batch: Batch, ask: Ask, result: Path | str) -> Reply:
+        """A reply as it is; too many that cannot be used end the run."""
+        reply = self._read(ask, result)
+        if reply.error is not None and ask.call.action in self._work and not ask.call.session:
+            self._count_out(batch, reply)
+        return reply
+
+    def _has_norms(self, calls: Sequence[Call]) -> bool:
+        """Whether the replies to some calls are updates of a cohort, which are seen one by one and bounded."""
+        algorithm, names = self._setup.algorithm, {call.client.id for call in calls}
+        if self.bounds.update == 0 or algorithm.secure_sum is not None or algorithm.robust is not None:
+            return False
+        # The second call to a client is sent when the first one's reply was read.
+        alone = len(names) == len(calls) >= FEWEST
+        return alone and all(call.action == UPDATE and not call.session for call in calls)
+
+    def _bounded(self, batch: Batch) -> Iterator[Reply]:
+        """All replies of a round, none of which goes much further than most.
+
+        They are read twice, as their median is known only when all have come and they would not fit into memory.
+        """
+        changes, norms, failed = self._setup.algorithm.changes, dict[str, float](), dict[int, Reply]()
+        before = dict(self._bases)
+        for position, (ask, result) in sorted(batch.done.items()):
+            self._keep = True
+            try:
+                reply = self._counted(batch, ask, result)
+            finally:
+                self._keep = False
+            if reply.error is None:
+                norms[reply.client.id] = norm_of(ask.call, reply.message, changes)
+            else:
+                failed[position] = reply
+        most = most_of(norms, self.bounds.update)
+        for position in range(len(batch.calls)):
+            ask, result = batch.done.pop(position)
+            norm = norms.get(ask.call.client.id, 0.0)
+            if position in failed:
+                yield failed[position]
+            elif norm <= most:
+                yield self._read(ask, result)
+            else:
+                reply = self._shortened(ask, self._read(ask, result), norm, most)
+                if reply.error is not None:  # what the site keeps of this round does not count
+                    self._bases.pop(reply.client.id, None)
+                    self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
+                yield reply
+
+    def _shortened(self, ask: Ask, reply: Reply, norm: float, most: float) -> Reply:
+        """An update that went too far: a part of it, or, where a part of one has no meaning, none of it."""
+        algorithm, name = self._setup.algorithm, reply.client.id
+        said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
+        try:
+            if not math.isfinite(norm) or algorithm.refuses("robust"):
+                raise ValueError("no part of it can be taken")
+            reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.changes, most / norm))
+            self.shortened[name] = f"{said}; it was scaled down to that"
+        except ValueError:
+            self.shortened[name] = f"{said}; it was left out"
+            return self._failed(reply.client, f"ValueError: update refused: {said}")
+        self.roll.note(name, self.roll.status[name].state, self.shortened[name])
+        return reply
+
+    def _count_out(self, batch: Batch, reply: Reply) -> None:
+        """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
+
+        That none can be used is the round's own business.
+        """
+        batch.useless += 1
+        left, wanted = len(batch.calls) - batch.useless, min(self.patience.minimum, len(batch.calls))
+        if left < wanted and wanted > 1:
+            raise RuntimeError(
+                f"round {batch.round + 1} needs {wanted} usable replies and can have {left} at most; "
+                f"{reply.client.id}: {reply.error}"
+            )
+
+    def _step(self, batch: Batch) -> None:
+        """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
+        self.roll.look()
+        now = time.monotonic()
+        busy = {batch.calls[p].client.id for p in (*batch.running, *batch.done)}
+        for position in list(batch.waiting):
+            call = batch.calls[position]
+            if call.client.id not in busy:  # the second call to a client needs the state that the first one leaves
+                busy.add(call.client.id)
+                batch.waiting.remove(position)
+                batch.running[position] = self._ask(call, batch.round)
+                self._recall(batch, position)
+        for position, ask in list(batch.running.items()):
+            self._advance(batch, position, ask, now)
+
+    def _recall(self, batch: Batch, position: int) -> None:
+        """Takes what came of a call in an earlier attempt at the same part of the round."""
+        ask = batch.running[position]
+        if self._attempts is not None and (result := self._attempts.known(ask)) is not None:
+            del batch.running[position]
+            batch.done[position] = (ask, result)
+            batch.lost += isinstance(result, str)
+
+    def _ask(self, call: Call, round: int) -> Ask:
+        name = call.client.id
+        step = self._steps.get((name, round), 0)
+        self._steps = {key: n for key, n in self._steps.items() if key[1] >= round} | {(name, round): step + 1}
+        version = version_of(round, step)
+        base = self._bases.get(name, version_of(self._start, 0) - 1)
+        kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
+        identity = f"{self.roll.run}/{round}/{step}/{name}"
+        request = Request(identity, name, call.action, round, version, base, kept, call.session)
+        return Ask(call, request)
+
+    def _advance(self, batch: Batch, position: int, ask: Ask, now: float) -> None:
+        name = ask.call.client.id
+        line = self.roll.lines.get(name)
+        if ask.sent is not None:
+            reply = self.roll.post.receive(ask.sent)
+            if isinstance(reply, tuple):
+                self._take_in(batch, position, ask, *reply)
+            elif isinstance(reply, str) or line != ask.to:
+                self._forget(ask)
+                ask.lost, why = ask.lost + 1, reply or "ConnectionError: the connection was lost"
+                if ask.lost >= TRIES:
+                    ask.lost = 0
+                    self._give_up(batch, position, ask, why)
+                else:  # the site is asked again, and answers from its memory what it has answered already
+                    self.roll.note(name, self._idle(name), why)
+            elif now > ask.late:
+                self._give_up(batch, position, ask, f"TimeoutError: no reply within {self.patience.deadline:g} s")
+            return
+        if line is None:
+            if now - self.roll.missing.setdefault(name, now) >= self.patience.away:
+                self._give_up(batch, position, ask, "ConnectionError: the site is not connected")
+            return
+        # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
+        head, body = ask.request.to_bytes(), seal(ask.call.message)
+        ask.sent = self.roll.post.send(line[0], ask.call.action, head, body, self.patience.deadline)
+        if ask.sent is not None:
+            ask.to, ask.late = line, now + self.patience.deadline
+            self.roll.log("out", name, ask.call.action, head, body)
+            self.roll.note(name, f"round {batch.round + 1}: {ask.call.action}")
+
+    def _give_up(self, batch: Batch, position: int, ask: Ask, why: str) -> None:
+        """Leaves a site out; where too few would be left, the server goes on waiting for it."""
+        name = ask.call.client.id
+        wanted = min(self.patience.minimum, len(batch.calls))
+        self._forget(ask)
+        if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
+            why += "; the round cannot go on without it"
+        else:
+            batch.lost += 1
+            self._end(batch, position, ask, why)
+        self.roll.note(name, self._idle(name), why)
+
+    def _forget(self, ask: Ask) -> None:
+        if ask.sent is not None:
+            self.roll.post.forget(ask.sent)
+        ask.sent = None
+
+    def _idle(self, name: str) -> str:
+        return "idle" if name in self.roll.lines else "away"
+
+    def _take_in(self, batch: Batch, position: int, ask: Ask, head: bytes, body: bytes) -> None:
+        """Puts a reply on disk until its turn comes."""
+        name = ask.call.client.id
+        self.roll.log("in", name, ask.call.action, head, body)
+        path = batch.spool / str(position)
+        with patiently(lambda: path.open("wb")) as file:
+            file.writelines((len(head).to_bytes(8, "little"), head, body))
+        self._end(batch, position, ask, path)
+        self.roll.note(name, "idle")
+
+    def _end(self, batch: Batch, position: int, ask: Ask, result: Path | str) -> None:
+        del batch.running[position]
+        batch.done[position] = (ask, result)
+        if self._attempts is not None:
+            self._attempts.keep(ask, result)
+
+    def _read(self, ask: Ask, result: Path | str) -> Reply:
+        """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
+        client = ask.call.client
+        if self._attempts is not None:
+            self._attempts.reading(ask)
+            if ask.request.id in self._attempts.refused:
+                return self._failed(client, self._attempts.refused[ask.request.id])
+        if isinstance(result, str):
+            return Reply(client, Message(), printable(result, LINE))
+        try:
+            return self._checked(ask, result)
+        except OSError:  # of this machine's disk
+            raise
+        except Exception as error:  # a fault of ours, which this site's reply has brought to light: it ends no run
+            return self._failed(client, f"ValueError: update refused: {type(error).__name__}: {error}")
+
+    def _checked(self, ask: Ask, result: Path) -> Reply:
+        """A reply that has come, where everything about it is as declared; or what is not."""
+        client = ask.call.client
+        with patiently(lambda: result.open("rb")) as file:
+            head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()
+        if not self._keep and (self._attempts is None or self._attempts.single):
+            result.unlink()
+        try:
+            answer = Answer.from_bytes(head, self._limits)
+            if answer.id != ask.request.id:
+                raise Refused(f"the reply is to {answer.id[:120]!r}, the request was {ask.request.id!r}")
+            if answer.error is not None:
+                return self._failed(client, answer.error)
+            scopes = self._local.workspace.scopes(self._setup.algorithm, client)
+            shared = frozenset(name for name, scope in scopes.items() if scope is Scope.SHARED)
+            exact = None if ask.call.expects is None else schema_of(ask.call.expects)
+            message = open_body(body, self._limits, self._known, shared, exact)
+            check_content(self._setup.algorithm, self._setup.task_of(client.id), ask.call.action, message)
+        except Refused as error:
+            return self._failed(client, f"ValueError: update refused: {error}")
+        if ask.call.action == "evaluate" and (problem := self._misjudged(client, message)):
+            return self._failed(client, problem)
+        reply = check_reply(ask.call, Reply(client, message))
+        if reply.error is not None:
+            return self._failed(client, reply.error)
+        if answer.saved:
+            self._bases[client.id] = ask.request.version
+        return reply
+
+    def _misjudged(self, client: ClientInfo, message: Message) -> str:
+        try:
+            self._judge(client, message)
+        except Exception as error:  # whatever sums and counts of a site's making may lead to
+            return f"ValueError: evaluation refused: {type(error).__name__}: {printable(str(error), 200)}"
+        return ""
+
+    def _failed(self, client: ClientInfo, error: str) -> Reply:
+        error = printable(error, LINE)  # it goes into logs and into the run folder, and a site may have written in it
+        self.roll.note(client.id, self.roll.status[client.id].state, error)
+        return Reply(client, Message(), error)

@@ -1,0 +1,314 @@
+"""Who is there: the sites that are connected to a server, who they are, and what they do."""
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+from confed.engines.remote.handshake import Fingerprint
+from confed.engines.remote.open_files import patiently
+from confed.engines.remote.protocol import (
+    GOODBYE,
+    HELLO,
+    Answer,
+    Limits,
+    Refused,
+    Request,
+    digest,
+    open_body,
+    printable,
+    seal,
+)
+from confed.federation.messages import ClientInfo, Message
+from confed.federation.ownership import MODALITIES
+from confed.federation.protocols import ClientData
+from confed.system.plain_text import visible
+
+__all__ = ["Bounded", "Connection", "Patience", "Post", "Registered", "Roll", "SiteStatus"]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A site's line to the server.
+
+    Attributes:
+        since: changes when the site connects anew.
+        name: what the site is called, where its key proves it; None where it has to say so itself.
+    """
+
+    since: str
+    name: str | None = None
+
+
+class Post(Protocol):
+    """Carries requests to sites and their replies back."""
+
+    def connections(self) -> Mapping[int, Connection]:
+        """The sites that are connected now, by the transport's own number."""
+        ...
+
+    def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
+        """Sends a request; returns what its reply will be known by, or None if it could not be sent.
+
+        Args:
+            to: the site's number.
+            kind: the action's name.
+            head: the request's head.
+            body: its body.
+            lasts: seconds after which nobody waits for the reply any more.
+        """
+        ...
+
+    def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
+        """Head and body of the reply to a request; what went wrong on the way; or None if it has not come yet."""
+        ...
+
+    def forget(self, sent: str) -> None:
+        """Nobody waits for the reply to this request any more."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A post that can turn away what is too large before it has all of it."""
+
+    def bound(self, largest: int) -> None:
+        """From now on a reply has at most so many bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits.
+
+    Attributes:
+        minimum: sites that must answer for a round to count: below that the server waits for those that are missing
+            instead of leaving them out.
+        deadline: seconds from request to reply; a site that takes longer is left out of this round.
+        away: seconds that a site may be disconnected before it is left out of this round.
+        interval: seconds between looks at what has arrived; between looks at who is connected four times that.
+    """
+
+    minimum: int = 1
+    deadline: float = 3600.0
+    away: float = 60.0
+    interval: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise ValueError(f"at least one site must answer, got minimum {self.minimum}")
+        for name in ("deadline", "interval"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
+        if self.away < 0:
+            raise ValueError(f"away must not be negative, got {self.away} seconds")
+
+
+@dataclass
+class SiteStatus:
+    """What a server knows of a site.
+
+    Attributes:
+        state: "away", "idle", or the action it was asked for.
+        note: what went wrong last; empty if nothing did.
+        up: bytes that came from it.
+        down: bytes that went to it.
+    """
+
+    state: str = "away"
+    note: str = ""
+    up: int = 0
+    down: int = 0
+
+
+class Registered:
+    """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
+
+    def __init__(self, clients: Sequence[ClientInfo]) -> None:
+        self._clients = list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def info(self, number: int) -> ClientInfo:
+        """See :class:`confed.engines.perform.Population`."""
+        return self._clients[number]
+
+    def data(self, client_id: str) -> ClientData:
+        """Raises ValueError: a server has no client's examples."""
+        raise ValueError(f"the examples of client {client_id!r} are at its site")
+
+
+class Roll:
+    """The sites of a federation, as their server sees them.
+
+    Args:
+        post: the transport.
+        fingerprint: of the run; sites must have the same.
+        patience: how long to wait.
+        limits: how large messages may be.
+        audit: a file that gets a line for every message; None for none.
+        watch: told after every change.
+
+    Attributes:
+        clients: those that introduced themselves at some time.
+        lines: those that are connected -> their number and connection.
+        missing: those that are not -> since when, of the clock :func:`time.monotonic`.
+        status: site -> what it does.
+        members: who takes part; None before that is known.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        fingerprint: Fingerprint,
+        patience: Patience,
+        limits: Limits,
+        audit: Path | None,
+        watch: Callable[[], None],
+    ) -> None:
+        self.post, self.fingerprint, self.patience, self.limits = post, fingerprint, patience, limits
+        self.clients: dict[str, ClientInfo] = {}
+        self.lines: dict[str, tuple[int, Connection]] = {}
+        self.missing: dict[str, float] = {}
+        self.status: dict[str, SiteStatus] = {}
+        self.members: frozenset[str] | None = None
+        self.run = uuid4().hex
+        self._audit, self._watch = audit, watch
+        self._greeted: dict[int, Connection] = {}
+        self._greetings: dict[int, tuple[str, Connection]] = {}
+        self._looked = -float("inf")
+
+    def gather(self, names: Collection[str], wait: float) -> list[ClientInfo]:
+        """Waits until the named clients have introduced themselves.
+
+        Args:
+            names: they, in the federation's order; empty for whoever comes.
+            wait: seconds after which whoever is there is enough, if there are as many as the minimum.
+
+        Returns:
+            Those that are there, in the order of ``names``, or of their own names.
+        """
+        began = time.monotonic()
+        while True:
+            self.look(always=True)
+            there = [name for name in names if name in self.lines] if names else sorted(self.lines)
+            enough = len(there) >= self.patience.minimum and time.monotonic() - began >= wait
+            if (names and len(there) == len(names)) or enough:
+                return [self.clients[name] for name in there]
+            time.sleep(self.patience.interval)
+
+    def farewell(self, wait: float) -> None:
+        """Tells the sites that are connected that the run is over.
+
+        Args:
+            wait: seconds after which nobody waits for those that have not heard it.
+        """
+        told: set[str] = set()
+        for name, (number, _) in self.lines.items():
+            head, body = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0).to_bytes(), seal(Message())
+            if (sent := self.post.send(number, GOODBYE, head, body, wait)) is not None:
+                told.add(sent)
+                self.log("out", name, GOODBYE, head, body)
+        began = time.monotonic()
+        while told and time.monotonic() - began < wait:
+            told = {sent for sent in told if self.post.receive(sent) is None}
+            time.sleep(self.patience.interval)
+        for sent in told:
+            self.post.forget(sent)
+
+    def look(self, always: bool = False) -> None:
+        """Finds out who is connected, and greets whoever is new.
+
+        Args:
+            always: also where that was done a moment ago.
+        """
+        if not always and time.monotonic() - self._looked < 4 * self.patience.interval:
+            return
+        self._looked = time.monotonic()
+        there = self.post.connections()
+        for name, (number, connection) in list(self.lines.items()):
+            if there.get(number) != connection:
+                del self.lines[name]
+                self.missing[name] = time.monotonic()
+                self.note(name, "away")
+        for number, (sent, connection) in list(self._greetings.items()):
+            reply = self.post.receive(sent)
+            if there.get(number) != connection or isinstance(reply, str):
+                self.post.forget(sent)
+                del self._greetings[number], self._greeted[number]
+            elif reply is not None:
+                del self._greetings[number]
+                self._welcome(number, connection, *reply)
+        for number, connection in there.items():
+            if self._greeted.get(number) != connection:
+                self._greet(number, connection)
+
+    def _greet(self, number: int, connection: Connection) -> None:
+        head = Request(f"{self.run}/hello/{number}", connection.name or "", HELLO, 0, 1, 0).to_bytes()
+        body = seal(Message({}, self.fingerprint.scalars()))
+        sent = self.post.send(number, HELLO, head, body, self.patience.deadline)
+        if sent is not None:
+            self._greeted[number], self._greetings[number] = connection, (sent, connection)
+            self.log("out", connection.name or f"node {number}", HELLO, head, body)
+
+    def _welcome(self, number: int, connection: Connection, head: bytes, body: bytes) -> None:
+        """Reads how a site introduces itself; one that cannot take part is noted and left out."""
+        name = connection.name or f"node {number}"
+        self.log("in", name, HELLO, head, body)
+        try:
+            answer = Answer.from_bytes(head, self.limits)
+            if answer.error is not None:
+                raise Refused(answer.error)
+            told = open_body(body, self.limits, {}, frozenset(), {}).scalars
+            claimed = str(told.get("client", ""))
+            if connection.name is not None and claimed != connection.name:
+                raise Refused(f"its key is that of {connection.name!r}, it says that it is {claimed!r}")
+            if not (0 < len(claimed) <= 200 and claimed.isprintable()):
+                raise Refused("it must say its name in up to 200 printable characters")
+            name = claimed
+            if claimed in self.lines:
+                raise Refused(f"another site is connected as {claimed!r}")
+            examples = told.get("examples")
+            if type(examples) is not int or not 0 < examples < 2**48:
+                raise Refused(f"it must have training examples, got {examples!r}")
+            if (problem := self.fingerprint.differences(told, "the server", "the site")) is not None:
+                raise Refused(problem)
+            modalities = tuple(part for part in str(told.get("modalities", "")).split(",") if part)
+            if not set(modalities) <= set(MODALITIES) or len(set(modalities)) < len(modalities):
+                raise Refused(f"modalities must be some of {', '.join(MODALITIES)}, got {str(modalities)[:80]}")
+            answers = told.get("head", "")
+            if not isinstance(answers, str) or len(answers) > 200 or not answers.isprintable():
+                raise Refused(f"the name of its head must be up to 200 printable characters, got {str(answers)[:80]!r}")
+        except Exception as error:  # whatever a greeting may lead to is a fault of its site
+            self.note(name, "away", f"cannot take part: {error if isinstance(error, ValueError) else repr(error)}")
+            return
+        self.clients[claimed] = ClientInfo(claimed, examples, modalities, answers)
+        self.lines[claimed] = (number, connection)
+        self.missing.pop(claimed, None)
+        late = self.members is not None and claimed not in self.members
+        self.note(claimed, "idle", "came after the run began: it takes part when the server is started again" * late)
+
+    def note(self, name: str, state: str, note: str = "") -> None:
+        """Writes down what a site does, and what went wrong there if anything did."""
+        status = self.status.setdefault(name, SiteStatus())
+        status.state = state
+        status.note = printable(note, 500) or status.note
+        self._watch()
+
+    def log(self, way: str, site: str, action: str, head: bytes, body: bytes) -> None:
+        """Adds a message to the audit log and to the site's count of bytes."""
+        status = self.status.setdefault(site, SiteStatus())
+        if way == "in":
+            status.up += len(head) + len(body)
+        else:
+            status.down += len(head) + len(body)
+        if self._audit is not None:
+            line: dict[str, Any] = {"time": time.time(), "way": way, "site": site, "action": action}
+            line |= {"bytes": len(head) + len(body), "digest": digest(head, body)}
+            audit = self._audit
+            with patiently(lambda: audit.open("a", encoding="utf-8")) as file:
+                file.write(visible(json.dumps(line)) + "\n")

@@ -1,0 +1,112 @@
+"""The servers of split learning: one holds the last layers, another averages the clients' first ones.
+
+The client's side is :mod:`confed.federation.families.split`.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.families.split import restored, stored
+from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.params import Params, Scope, copy_into, pick
+from confed.federation.state import ServerState
+from confed.federation.train import Local, make_optimizer, scheduled_step
+
+__all__ = ["MISFITS", "ServerPart", "hand_out", "left_out", "two_servers"]
+
+MISFITS = (RuntimeError, ValueError, KeyError, IndexError, TypeError)
+"""What comes of rows that do not fit a server's layers: a client that sends such is left out, the others go on."""
+
+
+def two_servers(params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
+    """Before the first round: "aux" has what clients share, "main" what lives on a server only."""
+    return {
+        "aux": ServerState(0, pick(params, scopes, Scope.SHARED)),
+        "main": ServerState(0, pick(params, scopes, Scope.SERVER)),
+    }
+
+
+def hand_out(
+    broadcast: Callable[[ServerState, ClientInfo], Message], server: ServerState, cohort: Sequence[ClientInfo]
+) -> Flow:
+    """A server sends every client its part, and their sessions begin (action ``receive``).
+
+    A client that fails here has no open round, which its first step says.
+
+    Raises:
+        RuntimeError: no client could begin.
+    """
+    replies = yield [Call(c, "receive", broadcast(server, c), session=True) for c in cohort]
+    failed = [reply for reply in replies if reply.error is not None]
+    if len(failed) == len(cohort):
+        last = f"{failed[-1].client.id}: {failed[-1].error}"
+        raise RuntimeError(f"no client could begin round {server.round + 1}; {last}")
+    return server
+
+
+def left_out(client: str, error: Exception) -> Exception:
+    """Warns that a client is left out of a round because of what it sent; the error, for a message."""
+    warnings.warn(f"{client!r} is left out of the round: what it sent does not fit: {error}", stacklevel=2)
+    return error
+
+
+class ServerPart:
+    """A server's layers while they learn with one client.
+
+    Args:
+        modules: the layers, of any values; copied.
+        params: their values.
+        local: how they are trained: as the clients' part.
+        round: number of the round, from 0.
+        rounds: rounds of the run.
+        steps: batches of this client in a round.
+        moments: of the optimiser, where they are kept from round to round.
+    """
+
+    def __init__(
+        self, modules: nn.Module, params: Params, local: Local, round: int, rounds: int, steps: int,
+        moments: Params | None = None,
+    ) -> None:  # fmt: skip
+        self.modules: Any = copy.deepcopy(modules).train()
+        self._tensors = self.modules.state_dict(keep_vars=True)
+        copy_into([self._tensors[name] for name in params], list(params.values()))
+        self._trained = dict(self.modules.named_parameters())
+        self._optimizer = make_optimizer(list(self._trained.values()), local)
+        restored(self._optimizer, self._trained, moments or {})
+        self._local, self._round, self._rounds, self._steps, self._step = local, round, rounds, max(steps, 1), 0
+
+    def learn(self, loss: Tensor) -> None:
+        """One step along the gradient of a loss; gradients at the cut are left in its leaves."""
+        self.step(loss.backward)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def step(self, backward: Callable[[], None]) -> None:
+        """One step with the gradients that ``backward`` leaves behind.
+
+        Raises:
+            ValueError: the client's examples make no more batches in a round; one that goes on without end would hold
+                the others up for good.
+        """
+        if self._step >= self._steps:
+            raise ValueError(f"more than the {self._steps} batches that its examples make")
+        self._optimizer.zero_grad(set_to_none=True)
+        backward()
+        progress = (self._round + self._step / self._steps) / self._rounds
+        scheduled_step(self._optimizer, self._trained.values(), self._local, progress)
+        self._step += 1
+
+    def values(self) -> dict[str, Tensor]:
+        """All values as trained, buffers included."""
+        return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+
+    def finite(self) -> bool:
+        """Whether every value is a finite number; a copy that has diverged must not be averaged."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.values())
+
+    def moments(self) -> dict[str, Tensor]:
+        """The optimiser's moments, under the names of :func:`stored`."""
+        return stored(self._optimizer, self._trained)

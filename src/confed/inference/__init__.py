@@ -1,0 +1,1 @@
+"""Finished runs in use: predictions, evaluation on new data, export and loading of exported models."""

@@ -1,0 +1,97 @@
+"""Paired tests between finished models on new data: bootstrap and sign flips within places, corrected by Holm."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confed.metrics.statistics import holm
+from confed.metrics.stratified import sign_flip, stratified_bootstrap
+from confed.report.tables.control_marks import SIGN, blind_pair
+
+if TYPE_CHECKING:
+    from confed.inference.evaluate import Tried
+
+    Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
+
+__all__ = ["blind_notes", "by_model", "corrected_tests", "left_out", "paired_test"]
+
+_NAMED = 5
+"""Places that a note names."""
+
+
+def by_model(tried: "Sequence[Tried]") -> "dict[str, list[Tried]]":
+    """Results in groups of one model, in order."""
+    found: dict[str, list[Tried]] = {}
+    for one in tried:
+        found.setdefault(one.model, []).append(one)
+    return found
+
+
+def corrected_tests(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tests with ``p_holm`` beside ``p``: somebody may look for the smallest."""
+    adjusted = holm({str(i): test["p"] for i, test in enumerate(tests)}).adjusted if tests else {}
+    return [{**test, "p_holm": adjusted[str(i)]} for i, test in enumerate(tests)]
+
+
+def blind_notes(summaries: tuple[Mapping[str, Any], Mapping[str, Any]], models: Sequence[str]) -> list[str]:
+    """A warning where, in both runs, models of a kind did not beat their controls on the runs' own data."""
+    kinds = {"global_seen" if model == "global" else "personal" for model in models}
+    words = {"global_seen": "global", "personal": "personal"}
+    return [
+        f"{SIGN} The {words[key]} models of the two runs: {why} (their own controls); their difference says little"
+        for key in sorted(kinds)
+        if (why := blind_pair([summaries[0]], [summaries[1]], key))
+    ]
+
+
+def _unpaired(a: "Tried", b: "Tried") -> str:
+    """Why two models' scores at a place are no pairs; "" where they are."""
+    if a.metric != b.metric:
+        return f"the metrics differ ({a.metric}, not {b.metric})"
+    if not len(a.names) or not len(b.names):
+        return "a model saw only some of the examples"
+    return "" if a.names.equal(b.names) else "the examples differ"
+
+
+def left_out(pairs: "Pairs") -> list[str]:
+    """Notes on places and on whole pairs of models that are in no test.
+
+    Args:
+        pairs: the results of two models each.
+    """
+    notes: list[str] = []
+    apart = 0
+    for a, b in pairs:
+        other = {t.place: t for t in b}
+        common = [(t, other[t.place]) for t in a if t.place in other]
+        apart += not common
+        why = {x.place: text for x, y in common if (text := _unpaired(x, y))}
+        for text in sorted({*why.values()}):
+            places = [place for place, found in why.items() if found == text]
+            more = f" and {len(places) - _NAMED} more places" if len(places) > _NAMED else ""
+            names = " and ".join(_pair_names(a, b))
+            notes.append(f"{names} are not compared on {', '.join(map(repr, places[:_NAMED]))}{more}: {text}")
+    if apart:
+        notes.append(f"{apart} of {len(pairs)} pairs of models have no place in common and are not compared")
+    return notes
+
+
+def _pair_names(a: "Sequence[Tried]", b: "Sequence[Tried]") -> list[str]:
+    return [f"{t.model} of {t.run}" if a[0].run != b[0].run else t.model for t in (a[0], b[0])]
+
+
+def paired_test(a: "Sequence[Tried]", b: "Sequence[Tried]") -> dict[str, Any]:
+    """One model against another on the places that both were tried on; empty without any."""
+    other = {t.place: t for t in b}
+    pairs = [(t, other[t.place]) for t in a if t.place in other]
+    pairs = [(x, y) for x, y in pairs if not _unpaired(x, y)]
+    if not pairs:
+        return {}
+    strata = [(x.correct.double() - y.correct.double()).numpy()[None] for x, y in pairs]
+    found, signs = stratified_bootstrap([np.asarray(d) for d in strata])[0], sign_flip(strata)
+    names = _pair_names(a, b)
+    return {
+        "a": names[0], "b": names[1], "places": [x.place for x, _ in pairs], "difference": signs.difference,
+        "low": found.low, "high": found.high, "p": signs.p, "won": signs.won, "lost": signs.lost,
+    }  # fmt: skip

@@ -1,0 +1,431 @@
+"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from confed.federation.algorithm import Algorithm
+from confed.federation.file_names import file_name
+from confed.federation.params import Scope, named_tensors
+from confed.federation.structure import heads_of
+from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
+from confed.inference.predict import FinishedRun, TrainedModel
+from confed.registry import models
+from confed.results.folder import RunFolder
+
+__all__ = ["export"]
+
+PLAIN: Mapping[str, tuple[str, str]] = {
+    "Vilt": ("vilt.config", "ViltForQuestionAnswering"),
+    "Vit": ("vit.config", "ViTForImageClassification"),
+    "Blip": ("config", "BlipForQuestionAnswering"),
+}
+"""Our class -> where its configuration is, and the class of ``transformers`` whose tensors have the same names."""
+
+
+def export(folder: Path, target: Path) -> dict[str, str]:
+    """Writes what the clients share and every client's own model of a finished run.
+
+    LoRA and IA3 are in the layout of ``peft``; a model of which everything was trained is in that of
+    ``transformers``, as far as that has such a class; everything is for :func:`confed.inference.load.load_exported`. A
+    published backbone is referred to by name and SHA-256, any other one is copied once.
+
+    Args:
+        folder: a run folder.
+        target: the folder to write; it appears only when it is complete.
+
+    Returns:
+        "global" and "clients/<name>", as far as the method has them -> folder.
+
+    Raises:
+        ValueError: the folder is not that of a finished run, or the target exists.
+    """
+    run = FinishedRun(folder)
+    if target.exists():
+        raise ValueError(f"{target} exists already; name a folder that does not")
+    run.load()
+    own = _own_tokenizer(run)
+    unfinished = target.with_name(target.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    written = _Export(run, unfinished, own).write()
+    unfinished.replace(target)
+    return {name: str(target / name) for name in written}
+
+
+def _own_tokenizer(run: FinishedRun) -> str:
+    """Where the class of a tokenizer that is not confed's is found, as ``"module:Class"``; empty for one of ours.
+
+    Raises:
+        ValueError: an export could not be loaded again, as the tokenizer cannot be written or read.
+    """
+    kind = type(run.tokenizer)
+    if kind.__module__.startswith("confed."):
+        return ""
+    model = run.recipe.sections["model"]["name"]
+    if lacking := [name for name in ("save", "load") if not callable(getattr(kind, name, None))]:
+        raise ValueError(
+            f"{run.folder} cannot be exported: the tokenizer {kind.__name__} of the model {model!r} has no method "
+            f"{' and no method '.join(lacking)}, so that nobody could load it again; give the class `save(directory)` "
+            "and the classmethod `load(directory)`"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+class _Export:
+    """One export.
+
+    Args:
+        run: the run, loaded, its network with initial values.
+        root: the folder to write.
+        tokenizer: ``"module:Class"`` of a tokenizer that is not confed's; empty for one of ours.
+    """
+
+    def __init__(self, run: FinishedRun, root: Path, tokenizer: str = "") -> None:
+        self.run, self.root, self.own_tokenizer = run, root, tokenizer
+        self.workspace, self.model = run.workspace, run.workspace.model
+        self.heads, self.frozen = heads_of(self.model), run.workspace.frozen
+        self.generative = bool(getattr(self.model, "generative", False))
+        self.added, self.children = self._additions()
+        names = set(named_tensors(self.model)) - self.added
+        self.backbone = {name: t for name, t in backbone_of(self.model).items() if name not in self.added}
+        learning = [name for name, p in self.model.named_parameters() if name in names and p.requires_grad]
+        self.whole = len(learning) == sum(name in names for name, _ in self.model.named_parameters()) and not any(
+            to_peft(name) or name.startswith("prompts.") for name in names
+        )
+        bank = getattr(self.model, "adapters", None)
+        self.inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
+        self.whole = self.whole and not self.inside
+        self.injected: Any = getattr(self.model, "peft_config", {}).get("default")
+        self.source = self._published()
+        self.hosted = type(self.model).__name__ in PLAIN
+        self.extended = False  # until a model has something that the method added
+
+    def write(self) -> list[str]:
+        """Writes everything; the names of the models' folders."""
+        run, written = self.run, list[str]()
+        self.root.mkdir(parents=True)
+        sha256 = None if self.whole else digest(self.backbone)
+        self._write_backbone()
+        trained: TrainedModel | None = None
+        if run.global_file.is_file():
+            trained = run.model(None)
+            self._write_model("global", None, trained)
+            written.append("global")
+        for client in run.owners:
+            trained = run.model(client)
+            self._write_model(f"clients/{file_name(client)}", client, trained)
+            written.append(f"clients/{file_name(client)}")
+        assert trained is not None
+        (self.root / "recipe.toml").write_bytes(RunFolder(run.folder).recipe.read_bytes())
+        tokenizer: Any = run.tokenizer
+        several = "heads" in signature(models[run.recipe.sections["model"]["name"]]).parameters
+        facts = {
+            "format": 1,
+            "vocab_size": tokenizer.vocab_size,
+            "image_size": trained.image_size,
+            "regions": {"width": run.region_width, "encoder": trained.encoder},
+            "shapes": run.shapes,
+            "heads": [head for head in self.heads if head != "answers"] if several else [],
+            "tokenizer": {"type": self.own_tokenizer}
+            if self.own_tokenizer
+            else {
+                "max_length": tokenizer.max_length,
+                "answers": hasattr(tokenizer, "answers"),
+                "closing": getattr(tokenizer, "closing", True),
+            },
+            "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},
+            "extended": self.extended,
+            "own_heads": run.own_heads,
+            "global": "global" in written,
+            "clients": run.owners,
+        }
+        _json(self.root / FACTS, facts)
+        return written
+
+    # What a model consists of -------------------------------------------------------------------------------
+
+    def _additions(self) -> tuple[set[str], set[str]]:
+        """The tensors that the method added, and the submodules beside the backbone that hold some of them."""
+        if type(self.run.setup.algorithm).extend is Algorithm.extend:
+            return set(), set()
+        plain = self.run.setup.build()
+        before = set(named_tensors(plain))
+        children = {name for name, _ in self.model.named_children()} - {name for name, _ in plain.named_children()}
+        return {name for name in named_tensors(self.model) if name not in before}, children
+
+    def _kept(self, client: str | None) -> Iterator[str]:
+        """The names that a model needs beside the frozen backbone.
+
+        What a method added beside the backbone is among them only if a pass runs through it: a projection or a
+        second network that served the training is no part of the model that it leaves.
+        """
+        idle = tuple(f"{child}." for child in self.children - self._used())
+        info = self.run.info(client)
+        scopes = self.workspace.scopes(self.run.setup.algorithm, info)
+        heads = {head: f"{name}." for head, name in self.heads.items()}
+        mine = self._head(client)
+        given = self.run.setup.algorithm.newcomer(self.workspace.tensors)  # which the global model has as well
+        for name in self.workspace.tensors:
+            if name in self.frozen or name.startswith(idle or ("\0",)):
+                continue
+            if name.startswith(tuple(heads.values())):
+                common = scopes[name] in (Scope.SHARED, Scope.SERVER)  # a server may hold the layers before the answer
+                if (client is None and common) or (client is not None and name.startswith(mine)):
+                    yield name
+            elif client is not None or scopes[name] is not Scope.PRIVATE or name in given:
+                yield name
+
+    def _head(self, client: str | None) -> tuple[str, ...]:
+        """Beginnings of the names of a client's head."""
+        if client is None:
+            return ()
+        head = getattr(self.run.setup.task_of(client), "head", "answers")
+        return (f"{self.heads[head]}.",) if head in self.heads else tuple(f"{name}." for name in self.heads.values())
+
+    def _used(self) -> set[str]:
+        """The submodules beside the backbone that a pass runs through."""
+        if not self.children:
+            return set()
+        used: set[str] = set()
+        handles: list[Any] = []
+        for child in self.children:
+            for module in self.model.get_submodule(child).modules():
+                handles.append(module.register_forward_hook(lambda *_, name=child: used.add(name)))
+        data = next(iter(self.run.setup.population.data(self.run.info(None).id).train(1, torch.Generator())))
+        with torch.inference_mode():
+            self.run.network({name: t for name, t in data.items() if not name.startswith("answer_")})
+        for handle in handles:
+            handle.remove()
+        return used
+
+    def _published(self) -> str | None:
+        """The published weights that the backbone is, by name; None if it is something else."""
+        section = self.run.recipe.sections["model"]
+        parameters = signature(models[section["name"]]).parameters
+        named = [key for key in SOURCES if key in parameters]
+        # A model that cannot be built without its weights has no default.
+        optional = [key for key in named if parameters[key].default is not Parameter.empty]
+        if not named or any(section.get(key) is None for key in named):
+            return None  # random weights
+        if any(parameters[key].default is not None for key in optional):
+            return None  # a mini, whose vocabulary is the data's
+        if self.injected is not None and getattr(section.get("peft"), "reset_base", False):
+            return None  # some of its layers were replaced
+        return " and ".join(str(section[key]) for key in named)
+
+    # Files --------------------------------------------------------------------------------------------------
+
+    def _write_backbone(self) -> None:
+        directory = self.root / "backbone"
+        directory.mkdir()
+        if self.source is None and not self.whole:
+            _tensors(directory / "model.safetensors", self.backbone)
+        if self.hosted:
+            _json(directory / "config.json", self._config(None))
+        self.run.tokenizer.save(directory)
+        if not self.own_tokenizer:
+            _tokenizer_settings(directory / "tokenizer_config.json")
+
+    def _write_model(self, name: str, client: str | None, trained: TrainedModel) -> None:
+        directory = self.root / name
+        directory.mkdir(parents=True)
+        tensors = {key: self.workspace.tensors[key] for key in self._kept(client)}
+        if trained.head == "answers" and not self.generative and client is not None:
+            tensors |= self._fitted_head(tensors, len(trained.answers))
+        everything = list(tensors)
+        self.extended = self.extended or not self.added.isdisjoint(everything)
+        head = [key for key in tensors if key.startswith(tuple(f"{part}." for part in self.heads.values()))]
+        simple = self.hosted and trained.head == "answers" and not self.generative
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            plain = to_peft(key)
+            if plain is not None:
+                parts.setdefault("adapter_model", {})[plain] = tensor
+            elif key in head and self.injected is not None and simple:
+                parts.setdefault("adapter_model", {})[f"base_model.model.{key}"] = tensor
+            elif self.whole and (key not in self.added):
+                parts.setdefault("model", {})[key] = tensor
+            elif key in head:
+                parts.setdefault("head", {})[key] = tensor
+            elif key in self.added or key.startswith("prompts.") or any(part in key for part in self.inside):
+                parts.setdefault("adapters", {})[key] = tensor
+            else:
+                parts.setdefault("trained", {})[key] = tensor
+        for part, held in parts.items():
+            _tensors(directory / f"{part}.safetensors", held)
+        if self.injected is not None:
+            self._peft_config(directory, [self.heads["answers"]] if simple and head else None)
+        task = self.run.task(client)
+        own = {
+            "answers": list(trained.answers),
+            "task": task.name,  # pyright: ignore[reportAttributeAccessIssue]
+            "head": trained.head,
+            "tensors": everything,
+        }
+        config = self._config(trained.answers if simple else None) if self.hosted else {}
+        _json(directory / "config.json", {**config, "confed": own})
+        (directory / "README.md").write_text(
+            _readme(name, trained, self.run, parts, (self._class() if self.hosted else None, self.source)),
+            encoding="utf-8",
+        )
+
+    def _fitted_head(self, tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        """The tensors of a head's last layer, as many rows as there are answers; others' larger pools need more."""
+        name = self.heads.get("answers")
+        layers = [] if name is None else [
+            (f"{name}.{part}".rstrip("."), layer)
+            for part, layer in self.model.get_submodule(name).named_modules()
+            if isinstance(layer, nn.Linear)
+        ]  # fmt: skip
+        if not layers:
+            return {}
+        last = layers[-1][0]
+        return {key: tensors[key][:count] for key in (f"{last}.weight", f"{last}.bias") if key in tensors}
+
+    def _peft_config(self, directory: Path, save_modules: list[str] | None) -> None:
+        """``adapter_config.json``, the layers by their full names."""
+        settings: Any = self.injected.to_dict()
+        settings |= {
+            "base_model_name_or_path": self.source or "backbone",
+            "inference_mode": True,
+            "modules_to_save": save_modules,
+        }
+        _json(directory / "adapter_config.json", {key: _plain(value) for key, value in settings.items()})
+
+    def _class(self) -> str:
+        return PLAIN[type(self.model).__name__][1]
+
+    def _config(self, answers: tuple[str, ...] | None) -> dict[str, Any]:
+        """The configuration for the class of ``transformers``, with the answers as its labels."""
+        config: Any = self.model
+        for part in PLAIN[type(self.model).__name__][0].split("."):
+            config = getattr(config, part)
+        options = config.to_dict()
+        if answers is not None:
+            labels = dict(enumerate(answers))
+            options |= {"id2label": labels, "label2id": {a: i for i, a in labels.items()}}
+        config = type(config).from_dict(options)
+        config.architectures = [self._class()]
+        return json.loads(config.to_json_string(use_diff=False))
+
+
+def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    flat = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
+    path.write_bytes(save(flat, {"format": "pt"}))
+
+
+def _json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a configuration as JSON has it."""
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(map(str, value))
+    return value.value if hasattr(value, "value") else value
+
+
+def _tokenizer_settings(path: Path) -> None:
+    """Makes ``AutoTokenizer`` read ``tokenizer.json`` as it is."""
+    from confed.models.tokenizer import SPECIAL_TOKENS
+
+    if path.is_file():
+        return
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    _json(path, {"tokenizer_class": "PreTrainedTokenizerFast", **dict(zip(names, SPECIAL_TOKENS, strict=True))})
+
+
+def _readme(
+    name: str,
+    trained: TrainedModel,
+    run: FinishedRun,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    plain: tuple[str | None, str | None],
+) -> str:
+    """What the folder holds and how to load it.
+
+    Args:
+        name: the folder's.
+        trained: the model.
+        run: the run.
+        parts: its files of tensors.
+        plain: the class of ``transformers``, and the published weights of the backbone; None where there is none.
+    """
+    summary, client = run.summary, name.removeprefix("clients/")
+    mine = name != "global"
+    value = summary.get("personal", {}).get(client) if mine else summary.get("global_seen_mean")
+    figure = f", test {summary['metric']} {value:.1%}" if isinstance(value, float) else ""
+    who = f"The model of the client {client!r}" if mine else "What the clients share"
+    asked = f'"{client}"' if mine else ""
+    text = (
+        f"# {who}: a {summary['label']} run\n\n"
+        f"Recipe {summary['recipe']}, seed {summary['seed']}, {summary['rounds']} rounds{figure}; "
+        f"{len(trained.answers)} answers (`config.json`).\n\n"
+        f"{', '.join(f'`{part}.safetensors`' for part in parts) or 'No tensors'}: "
+        f"{sum(t.numel() for held in parts.values() for t in held.values()):,} values. `DIR` below is the folder that "
+        "`confed export` wrote.\n\n"
+    )
+    if mine or not run.own_heads:
+        extra = {"nlvr2": ', image2="second.png"', "choice": ', choices=["a tree", "a house"]'}.get(trained.head, "")
+        text += (
+            "```python\n"
+            "import confed\n"
+            f'model = confed.load_exported("DIR"{", " * mine}{asked})\n'
+            f'print(model.ask("picture.png", "is there a tree ?"{extra}))\n'
+            "```\n\n"
+        )
+        if mine and run.global_file.is_file():
+            text += "With `shared=True` it has the global values of what is shared, instead of this client's own.\n\n"
+    else:
+        text += 'Every client has a head of its own: ask a client\'s model, `confed.load_exported("DIR", "NAME")`.\n\n'
+    text += _elsewhere(name, parts, *plain, placed=trained.head == "answers")
+    if trained.encoder is not None:
+        return text + f"It reads features of picture regions (made by: {trained.encoder or 'not known'}).\n"
+    return text + (
+        f"Pictures are squeezed to {trained.image_size} x {trained.image_size} pixels, not cropped. The preprocessing "
+        "of `transformers` keeps a\npicture's proportions instead: make pictures square before it.\n"
+    )
+
+
+def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, source: str | None, *, placed: bool) -> str:
+    """How to load a model without confed, or why one cannot.
+
+    Args:
+        name: its folder.
+        parts: its files of tensors.
+        plain: the class of ``transformers``.
+        source: the published weights of the backbone.
+        placed: whether that class has a place for the head.
+    """
+    if "adapters" in parts:
+        return "Neither `transformers` nor `peft` has a place for what is in `adapters.safetensors`.\n\n"
+    if plain is None or ("trained" in parts and "adapter_model" in parts):
+        return "No class of `transformers` is built like this network, so it needs confed.\n\n"
+    lines, where = [f"from transformers import AutoConfig, {plain}"], f"DIR/{name}"
+    if "model" in parts:
+        lines = [f"from transformers import {plain}", f'model = {plain}.from_pretrained("{where}")']
+    else:
+        lines += [
+            f'config = AutoConfig.from_pretrained("{where}")',
+            f'model = {plain}.from_pretrained("{source or "DIR/backbone"}", config=config)',
+        ]
+    inner = "model"
+    if "adapter_model" in parts:
+        lines += ["from peft import PeftModel", f'model = PeftModel.from_pretrained(model, "{where}")']
+        inner = "model.get_base_model()"
+    files = [f"{part}.safetensors" for part in ("trained", *(("head",) if placed else ())) if part in parts]
+    if files:
+        lines.append("from safetensors.torch import load_file")
+    lines += [f'{inner}.load_state_dict(load_file("{where}/{file}"), strict=False)' for file in files]
+    code, until = "\n".join(lines), "" if placed else ", up to the head, for which that class has no place"
+    notes = ["The tokenizer is in `DIR/backbone`."]
+    if plain.startswith("Blip"):
+        notes.append("That class also looks at padding: give it questions without.")
+    return f"Without confed{until}:\n\n```python\n{code}\n```\n\n{' '.join(notes)}\n\n"

@@ -1,0 +1,295 @@
+"""Models that :func:`confed.inference.export.export` wrote, loaded again; and the layout that both agree on.
+
+An export is one folder for all models of a run, because they share a backbone:
+
+| file | content |
+|---|---|
+| ``confed.json``, ``recipe.toml`` | how the network is built |
+| ``backbone/`` | configuration and tokenizer; ``model.safetensors`` unless the backbone is a published one |
+| ``global/`` | what the clients share |
+| ``clients/<name>/`` | a client's own model: its head, its private tensors, its version of what is shared |
+
+A model's folder holds ``config.json`` (answers and task under "confed") and, as far as it has them,
+``adapter_config.json`` with ``adapter_model.safetensors`` (LoRA and IA3, as ``peft`` has them, with the head where
+the plain class has the same), ``adapters.safetensors`` (bottleneck adapters, prompts, what a method added),
+``head.safetensors``, ``trained.safetensors`` (a finetuned part of the backbone), or ``model.safetensors`` (all of it).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confed.federation.file_names import path_of
+from confed.federation.messages import ClientInfo
+from confed.federation.params import copy_into, named_tensors
+from confed.federation.randomness import generator
+from confed.federation.state import ServerState
+from confed.federation.structure import heads_of
+from confed.inference.predict import TrainedModel, settle
+from confed.models import create_model
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.registry import allowing_code, models, trusted
+from confed.registry import tasks as registered_tasks
+from confed.runs.encode import derived_options
+
+__all__ = [
+    "FACTS",
+    "SOURCES",
+    "backbone_of",
+    "digest",
+    "from_peft",
+    "load_exported",
+    "read_tensors",
+    "to_peft",
+]
+
+FACTS = "confed.json"
+SOURCES = ("pretrained", "language")
+"""Options of models that name published weights."""
+_PEFT, _PREFIX = "adapter_model.safetensors", "base_model.model."
+_FILES = ("model.safetensors", "trained.safetensors", "head.safetensors", "adapters.safetensors", _PEFT)
+_INJECTED = re.compile(r"(.+)\.(lora_\w+|ia3_l)\.default(\.\w+)?")
+_STORED = re.compile(r"(.+)\.(lora_\w+|ia3_l)(\.\w+)?")
+
+
+def load_exported(
+    directory: Path | str, client: str | None = None, *, shared: bool = False, allow_code: Sequence[str] = ()
+) -> TrainedModel:
+    """A model of an exported run; nothing else of the run is needed.
+
+    Args:
+        directory: the folder that :func:`confed.inference.export.export` wrote.
+        client: whose model; None for the global one.
+        shared: the global values of all that is shared with the client's own head and private tensors, instead of
+            the client's own version of what is shared.
+        allow_code: modules of yours whose methods, models, tasks and tokenizers the export may name, beside those that
+            are allowed anyway (:func:`confed.registry.allow_code`); its recipe can run what is in them.
+
+    Raises:
+        ValueError: the folder holds no export or no such model, a file is missing or damaged, tensors do not fit
+            (names the first few), the backbone is not the one that was trained on or is not found, or the export names
+            a module that is not allowed.
+    """
+    with allowing_code(allow_code):
+        return _load(Path(directory), client, shared)
+
+
+def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
+    """See :func:`load_exported`."""
+    if not (directory / FACTS).is_file():
+        raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
+    facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    place = _place(directory, facts, client, shared)
+    own: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))["confed"]
+    recipe = load_recipe(directory / "recipe.toml")
+    tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
+    answers: tuple[str, ...] = tuple(own["answers"])
+    model = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, getattr(tokenizer, "words", ()))
+    task = _task(recipe, own["task"], answers, tokenizer)
+    wrap = getattr(task, "wrap", None)
+    if wrap is not None:
+        if facts["backbone"]["copied"]:
+            wrap = _without_glove(task, directory).wrap
+        model = wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
+    _fill_backbone(model, directory, facts)
+    algorithm: Any = recipe.construct("algorithm").suit(model, task)
+    if facts["extended"]:
+        algorithm.extend(model, generator(recipe.run.seed, 0, "", "extend"))
+    tensors = _read(place)
+    if client is not None and shared:
+        common = ServerState(0, _read(directory / "global"))
+        received = algorithm.broadcast(common, ClientInfo(client, 0, head=own["head"])).tensors
+        tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
+    _fill(model, tensors, own["tensors"], str(place))
+    begin = getattr(model, "begin", None)
+    if begin is not None:
+        begin(task)
+    network = settle(algorithm, model.eval())
+    return TrainedModel(
+        network, tokenizer, answers, facts["image_size"], own["head"], facts.get("regions", {}).get("encoder")
+    )
+
+
+# The layout -------------------------------------------------------------------------------------------------
+
+
+def backbone_of(model: nn.Module) -> dict[str, Tensor]:
+    """The live tensors of a model without heads and without what a finetuning added, under their plain names."""
+    bank = getattr(model, "adapters", None)
+    inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
+    heads = tuple(f"{head}." for head in heads_of(model).values())
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in named_tensors(model).items()
+        if not name.startswith((*heads, "prompts."))
+        and not any(part in name for part in inside)
+        and not _INJECTED.fullmatch(name)
+    }
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, kinds, shapes and values."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def to_peft(name: str) -> str | None:
+    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors."""
+    match = _INJECTED.fullmatch(name)
+    return f"{_PREFIX}{match[1]}.{match[2]}{match[3] or ''}" if match else None
+
+
+def from_peft(name: str) -> str:
+    """The model's name of a tensor in one of ``peft``'s files."""
+    name = name.removeprefix(_PREFIX)
+    match = _STORED.fullmatch(name)
+    return f"{match[1]}.{match[2]}.default{match[3] or ''}" if match else name
+
+
+# Loading ----------------------------------------------------------------------------------------------------
+
+
+def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
+    """The folder of the model that is asked for."""
+    clients: Sequence[str] = facts["clients"]
+    there = f"there are {', '.join(clients)}" if clients else "there are none"
+    if (client is None or shared) and not facts["global"]:
+        raise ValueError(f"{directory} holds no global model; clients: {there}")
+    if client is None and facts["own_heads"]:
+        raise ValueError(f"{directory}: what the clients share has no head of its own; name a client: {there}")
+    if client is not None and client not in clients:
+        raise ValueError(f"{directory} holds no client {client!r}; {there}")
+    place = directory / "global" if client is None else path_of(directory / "clients", client)
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{place} must hold an exported model, it lacks config.json")
+    return place
+
+
+def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
+    from confed.models.answer_tokenizer import AnswerTokenizer
+    from confed.models.tokenizer import bert_tokenizer
+
+    if "type" in facts:
+        return trusted("tokenizer", facts["type"]).load(directory)
+    questions = bert_tokenizer(directory, facts["max_length"])
+    return AnswerTokenizer(questions, facts["closing"]) if facts["answers"] else questions
+
+
+def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
+    """What is asked of the model; it selects the head, or says which answers a model that writes them chooses from."""
+    listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
+    if name not in (listed, getattr(registered_tasks[listed], "name", None)):
+        return registered_tasks[name]()
+    task: Any = recipe.construct("task", answers=len(answers), types=())
+    return task.choosing(tokenizer.answers(answers)) if hasattr(task, "choosing") else task
+
+
+def _without_glove(task: Any, directory: Path) -> Any:
+    """The task, with embeddings of the stored width in the place of those of a file that is not here."""
+    if getattr(task, "glove", None) is None or task.glove.is_file():
+        return task
+    stored = read_tensors(directory / "backbone" / "model.safetensors")
+    return replace(task, glove=None, embedding=stored["apn.embedding.weight"].shape[1])
+
+
+def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequence[str]) -> nn.Module:
+    """The network; unless its backbone is a published one, with values that mean nothing yet."""
+    options = dict(recipe.sections["model"])
+    name = options.pop("name")
+    parameters = signature(models[name]).parameters
+    for key in (*SOURCES, "glove") if facts["backbone"]["source"] is None else ():
+        if key == "glove" and options.get(key) is not None and Path(options[key]).is_file():
+            continue  # its vectors have the width of the embedding
+        if key in parameters and (parameters[key].default is None or isinstance(parameters[key].default, bool)):
+            options[key] = False if isinstance(parameters[key].default, bool) else None
+    if facts["heads"]:
+        options["heads"] = tuple(facts["heads"])
+    shapes = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.get("shapes", {}).items()}
+    options |= derived_options(name, facts.get("regions", {}).get("width", 0), words, shapes)
+    try:
+        return create_model(name, answers=answers, vocab_size=facts["vocab_size"], seed=recipe.run.seed, **options)
+    except OSError as error:
+        source = facts["backbone"]["source"]
+        if source is None:
+            raise
+        raise ValueError(
+            f"the model {name!r} needs its backbone {source!r}, which the export names and does not hold: {error}"
+        ) from error
+
+
+def _fill_backbone(model: nn.Module, directory: Path, facts: Mapping[str, Any]) -> None:
+    expected = facts["backbone"]["sha256"]
+    if expected is None:  # all of it was trained
+        return
+    tensors = backbone_of(model)
+    file = directory / "backbone" / "model.safetensors"
+    if facts["backbone"]["copied"]:
+        _copy(tensors, read_tensors(file), tensors, str(file))
+    found = digest(tensors)
+    if found != expected:
+        source = file if facts["backbone"]["copied"] else facts["backbone"]["source"]
+        raise ValueError(
+            f"the backbone {str(source)!r} is not the one that was trained on: the SHA-256 of its tensors must be "
+            f"{expected}, got {found}"
+        )
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], needed: Sequence[str], source: str) -> None:
+    _copy(named_tensors(model), tensors, needed, source)
+
+
+def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Iterable[str], source: str) -> None:
+    """Copies tensors into a model's.
+
+    Raises:
+        ValueError: some are missing, unknown or of another shape; names the first few.
+    """
+    faults = [f"{name} is missing" for name in needed if name not in tensors]
+    faults += [f"{name} is unknown" for name in tensors if name not in live]
+    faults += [
+        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(live[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in live and tensor.shape != live[name].shape
+    ]
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise ValueError(f"{source} does not fit the model: {'; '.join(faults[:3])}{more}")
+    copy_into([live[name] for name in tensors], list(tensors.values()))
+
+
+def _read(place: Path) -> dict[str, Tensor]:
+    """All tensors of a model's folder, by the model's names."""
+    found: dict[str, Tensor] = {}
+    for name in _FILES:
+        if (place / name).is_file():
+            tensors = read_tensors(place / name)
+            found |= {from_peft(key): t for key, t in tensors.items()} if name == _PEFT else tensors
+    return found
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The content of a safetensors file.
+
+    Raises:
+        ValueError: the file is missing or incomplete.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not file.is_file():
+        raise ValueError(f"expected a safetensors file at {file}, found none")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a complete safetensors file: {error}") from error

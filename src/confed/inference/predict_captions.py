@@ -1,0 +1,54 @@
+"""Asking a finished run's models for a caption of a picture."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from confed.data.examples import channels_first
+from confed.data.pictures import read_picture, resize
+from confed.inference.predict import FinishedRun
+
+__all__ = ["predict_caption", "writes"]
+
+
+def writes(run: FinishedRun) -> bool:
+    """Whether a run's models write captions."""
+    return run.recipe.sections["task"]["name"] == "captioning"
+
+
+def predict_caption(
+    folder: Path, image: Path | str, client: str | None = None, *, beams: int | None = None, shared: bool = False
+) -> dict[str, Any]:
+    """What a finished run's model says about a picture.
+
+    Args:
+        folder: a run folder.
+        image: a picture file of any size; it is squeezed to the shape of the training pictures.
+        client: whose personal model writes; None for the global one.
+        beams: width of the search; the recipe's by default.
+        shared: with a client: the global values of what is shared, with the client's own private tensors.
+
+    Returns:
+        ``model`` ("global" or the client) and ``caption``.
+
+    Raises:
+        ValueError: the folder is not that of a finished run, it has no such model or one that writes no captions, the
+            width is below 1, or the picture is missing or cannot be read.
+    """
+    run = FinishedRun(folder)
+    run.check(client, shared=shared)
+    if not writes(run):
+        raise ValueError(f"the models of {folder} write no captions: ask them a question (--question)")
+    picture = read_picture(image)  # before the data are made, which takes seconds
+    run.load()
+    trained = run.model(client, shared=shared)
+    height, width = run.shapes["picture_size"]
+    if height != width:
+        raise ValueError(f"pictures must be square to be read here, the run's have {height} x {width} pixels")
+    table = channels_first(resize(picture, height)[None])
+    assert isinstance(table, torch.Tensor)
+    model: Any = trained.model
+    with torch.inference_mode():
+        tokens = model.write({"image": table}, beams)
+    return {"model": client or "global", "caption": run.tokenizer.decode(tokens)[0]}

@@ -1,0 +1,314 @@
+"""Making the six scene datasets of FedVQA (section 8.4.1) from GQA and a scene classifier of Places365.
+
+Each picture goes to the scene of its most probable category if that probability reaches a threshold, and is
+left out otherwise. GQA's training questions become training questions, its validation questions the test.
+The paper gives neither its threshold, nor its splits, nor the rule behind its 1,642 answers: those here are
+choices, and :data:`confed.datasets.gqa_scenes.places.PUBLISHED` has the paper's counts to compare with. The answer
+vocabulary is made of the most frequent answers of all six training sets. Training questions with another
+answer are dropped; test questions with another answer are written and counted.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from confed.data.picture_files import find_pictures
+from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
+from confed.datasets.gqa_scenes.places import (
+    PUBLISHED,
+    SCENES,
+    Prediction,
+    read_predictions,
+    scene_of,
+    write_predictions,
+)
+
+__all__ = ["FORMAT", "Options", "digest", "prepare"]
+
+FORMAT = "confed gqa-scenes 1"
+_MAPPING = Path(__file__).with_name("places365_scenes.csv")
+_SHOWN = 5
+
+Watch = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is (0: unknown)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may decide.
+
+    Attributes:
+        threshold: least probability of a picture's category.
+        answers: size of the answer vocabulary.
+        max_missing: largest share of pictures that may be missing, and of those without a prediction.
+        train_cap: most training questions per scene, drawn at random; None: all.
+        questions: GQA's balanced questions, or all.
+        seed: of that draw.
+    """
+
+    threshold: float = 0.5
+    answers: int = 1642
+    max_missing: float = 0.01
+    train_cap: int | None = None
+    questions: Questions = "balanced"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "max_missing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name in ("answers", "train_cap"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def prepare(
+    gqa: Path,
+    images: Path,
+    out: Path,
+    options: Options | None = None,
+    *,
+    predictions: Path | None = None,
+    weights: Path | None = None,
+    device: str = "cpu",
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Writes ``<scene>/train.jsonl``, ``<scene>/test.jsonl``, ``answers.json`` and ``manifest.json``.
+
+    Where pictures are missing, ``missing.txt`` has their ids, one per line. Equal inputs give equal bytes. Nothing
+    that an earlier call made is touched before all checks have passed. With ``weights``, predictions go to
+    ``out/places365-<hash of the weights>.csv`` as they are computed; a second call continues there.
+
+    Args:
+        gqa: folder with GQA's question files.
+        images: folder with ``<image id>.jpg``.
+        out: folder to write to.
+        options: see :class:`Options`.
+        predictions: file of scene predictions (:func:`confed.datasets.gqa_scenes.places.read_predictions`).
+        weights: or a scene classifier (:func:`confed.models.scene_classifier.load_scene_classifier`).
+        device: where the classifier computes.
+        watch: is told about progress.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ValueError: an input is missing or damaged, too many pictures are missing, or a scene is left empty.
+    """
+    options, watch = options or Options(), watch or _unwatched
+    if (predictions is None) == (weights is None):
+        raise ValueError(
+            "expected either a file of scene predictions (--predictions FILE) or the weights of a scene classifier "
+            "(--weights FILE; `confed convert places365` makes it from a published checkpoint), got "
+            f"{'both' if weights else 'neither'}"
+        )
+    sources = question_files(gqa, options.questions)
+    asked = _survey(sources, watch)
+    found = find_pictures(images, asked)
+    missing = sorted(asked - found.keys())
+    _check_share("pictures are missing", len(asked), missing, options.max_missing, images)
+    if weights is not None:
+        predictions = _classified(weights, found, out, device, watch)
+    assert predictions is not None
+    guesses = read_predictions(predictions)
+    unknown = sorted(found.keys() - guesses.keys())
+    _check_share("pictures have no scene prediction", len(found), unknown, options.max_missing, predictions)
+    scenes, pictures = _sort(found, guesses, options.threshold)
+    rows = _select(sources, scenes, watch)
+    pictures = {
+        "asked_about": len(asked),
+        "missing": len(missing),
+        "first_missing": missing[:_SHOWN],
+        "without_prediction": len(unknown),
+        **pictures,
+        "listing_sha256": _listing(found, scenes),
+    }
+    read = [source.file for own in sources.values() for source in own] + [predictions]
+    manifest = {
+        "format": FORMAT,
+        "options": asdict(options),
+        "images": str(images.expanduser().resolve()),
+        "sources": {
+            **{s.file.name: {"bytes": s.bytes, "sha256": s.sha256} for own in sources.values() for s in own},
+            **{file.name: digest(file) for file in (*read[-1:], *([weights] if weights else ()))},
+            _MAPPING.name: digest(_MAPPING),
+        },
+        "pictures": pictures,
+        **_write(out, rows, missing, options),
+    }
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    (out / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+    return manifest
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """A file's size and SHA-256."""
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def _unwatched(what: str, done: int, total: int) -> None:
+    del what, done, total
+
+
+def _survey(sources: Mapping[str, Sequence[Source]], watch: Watch) -> set[str]:
+    """The images that questions are about, once ids are known to be distinct and splits to share no image."""
+    ids: set[str] = set()
+    images: dict[str, set[str]] = {}
+    for role, parts in sources.items():
+        own = images.setdefault(role, set())
+        for source in parts:
+            for question in source:
+                if question.id in ids:
+                    raise ValueError(f"{source.file}: the question id {question.id!r} occurs twice")
+                ids.add(question.id)
+                own.add(question.image)
+                if len(ids) % 10000 == 0:
+                    watch("reading questions", len(ids), 0)
+    both = sorted(images["train"] & images["val"])
+    if both:
+        raise ValueError(f"training and validation questions must have different images, got {both[0]!r} in both")
+    return images["train"] | images["val"]
+
+
+def _check_share(what: str, total: int, lacking: Sequence[str], most: float, where: Path) -> None:
+    if len(lacking) > most * total:
+        first = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+        raise ValueError(
+            f"{where}: {len(lacking)} of {total} {what} ({len(lacking) / max(total, 1):.1%}, at most {most:.1%} may "
+            f"be): {first}"
+        )
+
+
+def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str, watch: Watch) -> Path:
+    """The file of predictions of this classifier, completed by whatever pictures it lacks."""
+    from confed.models.scene_classifier import classify, load_scene_classifier
+
+    model = load_scene_classifier(weights)
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"places365-{digest(weights)['sha256'][:12]}.csv"
+    done: dict[str, Prediction] = {}
+    if file.is_file():
+        text = file.read_text(encoding="utf-8")
+        # A run killed while writing leaves half a line.
+        file.write_text(text[: text.rfind("\n") + 1], encoding="utf-8", newline="\n")
+        done = read_predictions(file) if text.count("\n") > 1 else {}
+    if not done:
+        write_predictions(file, ())
+    names, left = list(scene_of()), [image for image in found if image not in done]
+    written = 0
+    for batch in classify(model, [found[image] for image in left], device=device):
+        own = left[written : written + len(batch)]
+        guesses = [(image, Prediction(names[n], p)) for image, (n, p) in zip(own, batch, strict=True)]
+        write_predictions(file, guesses, append=True)
+        written += len(batch)
+        watch("naming scenes", len(done) + written, len(done) + len(left))
+    write_predictions(file, sorted(read_predictions(file).items()))
+    return file
+
+
+def _sort(
+    found: Mapping[str, Path], guesses: Mapping[str, Prediction], threshold: float
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Image -> scene of those that have one, and how many were kept and left out."""
+    scenes: dict[str, str] = {}
+    unsure = elsewhere = 0
+    for image in found:
+        guess = guesses.get(image)
+        if guess is None:
+            continue
+        scene = scene_of()[guess.category]
+        if guess.confidence < threshold:
+            unsure += 1
+        elif scene is None:
+            elsewhere += 1
+        else:
+            scenes[image] = scene
+    return scenes, {"below_threshold": unsure, "in_no_scene": elsewhere, "kept": len(scenes)}
+
+
+def _select(
+    sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], watch: Watch
+) -> dict[tuple[str, str], list[Question]]:
+    """(scene, "train" or "test") -> its questions, in the order of the files."""
+    rows: dict[tuple[str, str], list[Question]] = {(s, r): [] for s in SCENES for r in ("train", "test")}
+    kept = 0
+    for role, parts in sources.items():
+        for source in parts:
+            for question in source:
+                scene = scenes.get(question.image)
+                if scene is not None:
+                    rows[scene, "train" if role == "train" else "test"].append(question)
+                    kept += 1
+                    if kept % 10000 == 0:
+                        watch("choosing questions", kept, 0)
+    for (scene, role), own in rows.items():
+        if not own:
+            raise ValueError(
+                f"no {role} question is left for the scene {scene!r}; is the threshold too high, or are these "
+                "predictions of other pictures?"
+            )
+    return rows
+
+
+def _write(
+    out: Path, rows: Mapping[tuple[str, str], Sequence[Question]], missing: Sequence[str], options: Options
+) -> dict[str, Any]:
+    """Writes questions, answers and ids of missing pictures; the manifest's parts about them."""
+    out.mkdir(parents=True, exist_ok=True)
+    # From here on the folder is no whole dataset until its new manifest is there.
+    for name in ("manifest.json", "missing.txt"):
+        (out / name).unlink(missing_ok=True)
+    capped = {key: _cap(own, options) if key[1] == "train" else own for key, own in rows.items()}
+    counts = Counter(q.answer for (_, role), own in capped.items() if role == "train" for q in own)
+    vocabulary = [a for a, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))][: options.answers]
+    known = set(vocabulary)
+    facts: dict[str, Any] = {scene: {} for scene in SCENES}
+    written: dict[str, Any] = {}
+    for (scene, role), own in capped.items():
+        inside = [q for q in own if q.answer in known]
+        kept = inside if role == "train" else own
+        file = out / scene / f"{role}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        _lines(file, kept)
+        written[f"{scene}/{role}.jsonl"] = digest(file)
+        facts[scene][role] = {
+            "questions": len(kept),
+            "published": PUBLISHED[scene][role == "test"],
+            "pictures": len({q.image for q in kept}),
+            "outside_vocabulary": len(own) - len(inside),
+            **({"beyond_cap": len(rows[scene, role]) - len(own)} if role == "train" else {}),
+        }
+    texts = {"answers.json": json.dumps(vocabulary, indent=0, ensure_ascii=False) + "\n"}
+    if missing:
+        texts["missing.txt"] = "".join(f"{image}\n" for image in missing)
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8", newline="\n")
+        written[name] = digest(out / name)
+    return {"answers": len(vocabulary), "distinct_answers": len(counts), "scenes": facts, "files": written}
+
+
+def _cap(rows: Sequence[Question], options: Options) -> Sequence[Question]:
+    """At most ``train_cap`` rows in their order: those whose hashed ids come first."""
+    if options.train_cap is None or len(rows) <= options.train_cap:
+        return rows
+    ranks = {q.id: hashlib.sha256(f"{options.seed}/{q.id}".encode()).digest() for q in rows}
+    last = sorted(ranks.values())[options.train_cap - 1]
+    return [q for q in rows if ranks[q.id] <= last]
+
+
+def _lines(file: Path, rows: Iterable[Question]) -> None:
+    with file.open("w", encoding="utf-8", newline="\n") as text:
+        for q in rows:
+            row = {"question_id": q.id, "image_id": q.image, "question": q.question, "answer": q.answer, "type": q.type}
+            text.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _listing(found: Mapping[str, Path], scenes: Iterable[str]) -> str:
+    """SHA-256 over names and sizes of the kept pictures; reading 20 GB of them would take longer than all else."""
+    lines = "".join(f"{found[image].name} {found[image].stat().st_size}\n" for image in sorted(scenes))
+    return hashlib.sha256(lines.encode()).hexdigest()

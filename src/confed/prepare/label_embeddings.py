@@ -1,0 +1,130 @@
+"""Files of label embeddings for the multi-label datasets: which labels, and which text encoder.
+
+What a recipe names as ``model.embeddings``; see :mod:`confed.models.label_embeddings`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from confed.models.label_embeddings import (
+    TEMPLATE,
+    Encode,
+    LabelEmbeddings,
+    clip_text_encoder,
+    embed_labels,
+    save_label_embeddings,
+    sentence_encoder,
+    write_mini_label_embeddings,
+)
+
+__all__ = ["LISTS", "label_names", "write_label_embeddings"]
+
+LISTS = ("flair", "flair-fine", "coco", "coco-groups", "voc", "ucm", "captions", "scenes")
+"""Label lists that have a name; any other is a text file with one label a line."""
+
+Kind = Literal["clip", "sentence", "mini"]
+
+
+def label_names(labels: str, root: Path | None = None) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    """A list of labels, and of FLAIR's coarse ones their fine names, the most frequent in training first.
+
+    Args:
+        labels: one of :data:`LISTS`, or a text file.
+        root: FLAIR's folder; needed for its fine names, and only for those.
+
+    Raises:
+        ValueError: no such list or file, a file without labels, or files of FLAIR that are missing or faulty.
+    """
+    from confed.data.ml_files.coco import COCO_LABELS, COCO_SUPERCATEGORIES
+    from confed.data.ml_files.flair import FLAIR_LABELS, flair_fine_labels
+    from confed.data.ml_files.records import listed_labels
+    from confed.data.ml_files.ucm import UCM_LABELS
+    from confed.data.ml_files.voc import VOC_LABELS
+    from confed.datasets.flair import flair_fine_names
+    from confed.datasets.scene_labels import COARSE, FINE
+    from confed.datasets.tagged_texts import TAGS
+
+    known = {"flair": FLAIR_LABELS, "coco": COCO_LABELS, "coco-groups": COCO_SUPERCATEGORIES, "voc": VOC_LABELS}
+    known |= {"ucm": UCM_LABELS, "captions": TAGS, "scenes": (*FINE, *COARSE)}
+    if labels == "flair-fine":
+        if root is None:
+            raise ValueError("the list flair-fine needs --root, the folder with label_relationship.txt")
+        return flair_fine_labels(root / "label_relationship.txt"), {}
+    if labels in known:
+        return known[labels], flair_fine_names(root) if labels == "flair" and root is not None else {}
+    file = Path(labels)
+    if not file.is_file():
+        raise ValueError(f"labels must be one of {', '.join(LISTS)} or a text file, got {labels!r}")
+    return listed_labels(file), {}
+
+
+def write_label_embeddings(
+    labels: str,
+    out: Path,
+    *,
+    encoder: Kind = "clip",
+    source: str = "openai/clip-vit-base-patch16",
+    root: Path | None = None,
+    coarse: Literal["name", "concat", "avg"] = "name",
+    template: str = TEMPLATE,
+    most: int = 20,
+    width: int | None = None,
+) -> LabelEmbeddings:
+    """Makes a file of label embeddings.
+
+    Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts; FedLGT's released code
+    leaves FLAIR's underscores.
+
+    Args:
+        labels: see :func:`label_names`.
+        out: where to.
+        encoder: CLIP's text encoder, any sentence encoder of ``transformers``, or the words of ``albef_mini``, which
+            needs no download and knows the built-in benchmark's words alone.
+        source: the encoder's folder or hub name; not of "mini".
+        root: see :func:`label_names`.
+        coarse: see :func:`confed.models.label_embeddings.embed_labels`; the last two need FLAIR's fine names.
+        template: the prompt, with ``{label}`` where the name goes; not of "mini".
+        most: how many fine names a joint prompt has at most.
+        width: dimensions that the model needs; default: the encoder's (see
+            :meth:`confed.models.label_embeddings.LabelEmbeddings.narrowed`); not of "mini".
+
+    Raises:
+        ValueError: the labels, the encoder or an option is not as above, an option is given that the encoder does not
+            have, or two labels get the same vector.
+    """
+    if coarse != "name" and (labels != "flair" or root is None):
+        raise ValueError(f"coarse = {coarse!r} lists fine names, which FLAIR's coarse labels have: it needs --root")
+    names, fine = label_names(labels, root if coarse != "name" or labels == "flair-fine" else None)
+    if encoder == "mini":
+        if coarse != "name":
+            raise ValueError(f"the encoder mini embeds bare names only: coarse must be 'name', got {coarse!r}")
+        if template != TEMPLATE or width not in (None, 64):
+            raise ValueError(
+                "the encoder mini has no prompt and 64 features: template and width must be left out, got "
+                f"{template!r} and {width}"
+            )
+        return write_mini_label_embeddings(names, out)
+    makers: dict[str, Callable[[str], Encode]] = {"clip": clip_text_encoder, "sentence": sentence_encoder}
+    if encoder not in makers:
+        raise ValueError(f"encoder must be clip, sentence or mini, got {encoder!r}")
+    encode = makers[encoder](source)
+    said = {label: tuple(map(_said, its)) for label, its in fine.items()}
+    made = embed_labels(
+        list(map(_said, names)),
+        encode,
+        template=template,
+        coarse=coarse,
+        fine={_said(label): its for label, its in said.items()},
+        most=most,
+        source=f"{source}, {template!r}, {coarse}",
+    )
+    # Rows are found by the dataset's own names.
+    table = LabelEmbeddings(names, made.vectors, made.positive, made.negative, made.source)
+    table = table if width is None else table.narrowed(width)
+    save_label_embeddings(table, out)
+    return table
+
+
+def _said(name: str) -> str:
+    return name.replace("_", " ").replace("-", " ")

@@ -1,0 +1,172 @@
+"""The mini backbones: what each learns from, how long, and where it starts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from confed.data.examples import Examples, Table, encode
+from confed.models import create_model, create_tokenizer
+from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.tokenizer import WordTokenizer
+from confed.prepare.pretraining.labels import LABELS, public_pictures
+from confed.prepare.pretraining.start import ALBEF, BLIP, VAULT, Start, copy
+from confed.prepare.pretraining.tags import cell_targets
+from confed.tasks.generation import Generation
+
+__all__ = ["MINIS", "Material", "Mini", "Settings"]
+
+
+class Settings(NamedTuple):
+    """How a mini learns.
+
+    Attributes:
+        questions: public questions to learn from, several per picture.
+        validation: further public questions, about other pictures, to measure on.
+        epochs: passes over the questions.
+        batch_size: questions per step.
+        lr: peak learning rate of AdamW; linear warm-up, then cosine decay to zero.
+        warmup: share of the steps spent warming up.
+        weight_decay: of matrices (not of biases, norms and embeddings).
+        tag_weight: weight of the tags beside the answers.
+        clip: largest gradient norm.
+        seed: of the data, the initial weights and the order.
+    """
+
+    questions: int = 96000
+    validation: int = 4000
+    epochs: int = 12
+    batch_size: int = 64
+    lr: float = 2e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+    tag_weight: float = 1.0
+    clip: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a mini learns from.
+
+    Attributes:
+        table: the encoded questions; those of one picture follow each other.
+        cells: what the patches of each picture stand for, see :meth:`confed.prepare.pretraining.tags.Tagger.losses`; empty
+            where nothing is known of them.
+        answers: the answer vocabulary.
+        types: the question types.
+        tokenizer: its vocabulary is the model's.
+        candidates: the answers' tokens (C, T), for models that write answers.
+    """
+
+    table: Table
+    cells: Mapping[str, Tensor]
+    answers: tuple[str, ...]
+    types: tuple[str, ...]
+    tokenizer: Any
+    candidates: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Mini:
+    """One mini backbone.
+
+    Attributes:
+        name: its registered name.
+        bar: the share of held-out questions that its packaged weights answer at least; of pictures with several
+            labels, the C-AP that they reach.
+        settings: how it learns.
+        material: from the model's name, a number of questions and a seed to what it learns from.
+        start: which tensors begin with values of the packaged ``vilt_mini``.
+    """
+
+    name: str
+    bar: float
+    settings: Settings = field(default_factory=Settings)
+    material: Callable[[str, int, int], Material] = field(default_factory=lambda: questions_about_scenes)
+    start: Start = ()
+
+    def create(self, material: Material, seed: int) -> nn.Module:
+        """The untrained model, with the values of ``vilt_mini`` where it starts from them.
+
+        Raises:
+            ValueError: a pattern of ``start`` finds no tensor of the same shape in those weights.
+        """
+        model = create_model(
+            self.name,
+            answers=material.answers,
+            vocab_size=material.tokenizer.vocab_size,
+            pretrained=False,
+            seed=seed,
+        )
+        if self.start:
+            copy(model, self.start)
+        if material.candidates is not None:
+            task = Generation(len(material.candidates)).choosing(material.candidates)
+            cast("Any", model).begin(task)
+        return model
+
+
+def questions_about_scenes(model: str, questions: int, seed: int) -> Material:
+    """The public split of the built-in benchmark, with what stands in each cell."""
+    from confed.datasets.scenes import ANSWERS, FAMILIES, WORDS, public_split
+
+    examples, tags = public_split(questions, seed)
+    # A vocabulary of its own, because the model's tokenizer would put the packaged weights' words in front.
+    tokenizer = WordTokenizer(WORDS) if model == "vilt_mini" else create_tokenizer(model, WORDS)
+    table = _trimmed(encode(examples, tokenizer, ANSWERS, FAMILIES))
+    candidates = None
+    if isinstance(tokenizer, AnswerTokenizer):
+        candidates = tokenizer.answers(ANSWERS)
+        written = {**table.columns, "answer_tokens": candidates[table.columns["label"]]}
+        table = replace(table, columns=written)
+    return Material(table, cell_targets(tags), ANSWERS, FAMILIES, tokenizer, candidates)
+
+
+def single_things(model: str, questions: int, seed: int) -> Material:
+    """Pictures of one thing in none of the six styles of :mod:`confed.datasets.six_styles`; the answer is its noun."""
+    from confed.datasets.scenes import NOUNS
+    from confed.datasets.six_styles import QUESTION, plain_objects
+
+    pictures, labels = plain_objects(questions, seed)
+    answers = [NOUNS[label] for label in labels.tolist()]
+    numbers = torch.arange(questions).numpy()
+    names = [f"plain/{number:06d}" for number in range(questions)]
+    examples = Examples(pictures, numbers, [QUESTION] * questions, answers, ["plain"] * questions, names)
+    tokenizer = create_tokenizer(model, QUESTION.rstrip("?").split())
+    return Material(_trimmed(encode(examples, tokenizer, NOUNS, ["plain"])), {}, NOUNS, ("plain",), tokenizer)
+
+
+def names_of_things(model: str, questions: int, seed: int) -> Material:
+    """As many public pictures, with the nouns and colours of what stands in them; nothing is asked."""
+    del model
+    table, tags = public_pictures(questions, seed)
+    return Material(table, cell_targets(tags), LABELS, (), WordTokenizer(LABELS))
+
+
+def _trimmed(table: Table) -> Table:
+    """Without the text columns that are padding everywhere."""
+    longest = int(table.columns["text_mask"].sum(1).max())
+    short = {name: c[:, :longest] if name.startswith("text") else c for name, c in table.columns.items()}
+    return Table(table.images, table.image_index, short)
+
+
+MINIS: Mapping[str, Mini] = {
+    mini.name: mini
+    for mini in (
+        Mini("vilt_mini", bar=0.85),
+        Mini("vit_mini", bar=0.85, settings=Settings(24000, 2000, epochs=10), material=single_things),
+        Mini("vault_mini", bar=0.85, settings=Settings(48000, epochs=3, lr=1e-3), start=VAULT),
+        Mini("albef_mini", bar=0.8, settings=Settings(48000, epochs=6), start=ALBEF),
+        Mini("blip_mini", bar=0.8, settings=Settings(48000, epochs=6), start=BLIP),
+        Mini(
+            "resnet_multilabel_mini",
+            bar=0.95,
+            settings=Settings(16000, 2000, epochs=8, lr=3e-3),
+            material=names_of_things,
+        ),
+    )
+}
+"""The minis by name."""

@@ -1,0 +1,43 @@
+"""Pieces of words learned from a recipe's public texts, for models that write."""
+
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from confed.data.examples import FederatedDataset
+from confed.models.caption_tokenizer import train_pieces
+from confed.recipes.recipe import load_recipe
+from confed.registry import datasets
+
+__all__ = ["prepare_pieces"]
+
+
+def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Trains a SentencePiece model on the texts of a recipe's data that no client has.
+
+    Args:
+        recipe: a recipe file, or the name of a packaged one.
+        out: the model file to write; ``model.pieces`` of a recipe.
+        size: number of pieces.
+        overrides: ``section.key=value`` of the recipe.
+
+    Returns:
+        ``file``, ``pieces`` and ``texts``, how many of both.
+
+    Raises:
+        ValueError: a faulty recipe, data without public texts, or too few of them for so many pieces.
+    """
+    loaded = load_recipe(recipe, overrides)
+    options = dict(loaded.sections["data"])
+    constructor = datasets[options.pop("name")]
+    options.pop("missing", None)
+    if "seed" in signature(constructor).parameters:
+        options["seed"] = loaded.run.seed
+    dataset: object = constructor(**options)
+    if not isinstance(dataset, FederatedDataset) or not dataset.public:
+        raise ValueError(
+            f"the data of {loaded.name!r} have no public texts: give a share of them (data.public), or take other data"
+        )
+    pieces = train_pieces(dataset.public, out, size)
+    return {"file": str(out), "pieces": pieces, "texts": len(dataset.public)}

@@ -1,0 +1,349 @@
+"""Recipes: a TOML file whose sections name constructors and give exactly their keyword arguments.
+
+``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
+any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`), and ``card``, a file in whose terms
+they are put (:mod:`confed.datasets.card_terms`);
+``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of
+:class:`confed.recipes.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same data;
+``[methods.NAME]`` are the keywords of one.
+There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
+write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
+another way of finetuning, and ``[methods.NAME.task]`` its own ``[task]``. ``[study] table`` names the rows that
+``confed compare --methods all`` runs, ``[study] lr`` the learning rates that ``confed tune`` tries, and ``[study]
+score`` what it chooses multi-label configurations by. ``[study]
+headline``, and ``headline`` of a row, say which model stands in the column "deployed" of tables: "personal", or
+"global_seen" (what is global, with each client's own head). ``[study] models`` names the models with which ``confed
+compare --models all`` runs all methods; ``[models.NAME]`` are the keywords of one, with ``name``, ``label`` and
+``[models.NAME.local]`` as for methods.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+
+from confed.data.missing import missing_of
+from confed.federation.ranges import POSITIVE, check_fields
+from confed.federation.train import Local
+from confed.recipes.overrides import NAMED, apply_overrides, kept_keys
+from confed.recipes.run_section import Run
+from confed.recipes.schema import plain, validate
+
+__all__ = ["Recipe", "Run", "load_recipe", "packaged_recipes"]
+
+SECTIONS = ("algorithm", "model", "task", "data", "local", "run", "study", "methods", "models")
+Headline = Literal["personal", "global_seen"]
+"""What a method may deploy at a client; see :mod:`confed.results.deployed`."""
+
+# Arguments that the run works out: a recipe does not give them.
+DERIVED = {
+    "model": {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
+    | {"picture_size", "sample_rate", "series_channels"},
+    "task": {"answers", "types"},
+    "data": {"seed"},
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A validated recipe.
+
+    Attributes:
+        name: of the file, without its ending.
+        sections: section -> keyword -> value, defaults filled in.
+        methods: the study's methods in order; empty for a single run.
+        overrides: method -> its own keywords.
+        table: the rows of the recipe's full table; empty where it has none.
+        lr: learning rates that tuning tries; empty for its default.
+        score: what tuning chooses by, where the task counts; empty for the task's own, see :mod:`confed.studies.tune`.
+        headline: what the study's methods are taken to deploy at a client, where a row does not say; see
+            :mod:`confed.results.deployed`.
+        models: the models that all methods can be run with, in order; empty where the recipe names none.
+        variants: model -> its own keywords.
+    """
+
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+    methods: tuple[str, ...] = ()
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    table: tuple[str, ...] = ()
+    lr: tuple[float, ...] = ()
+    headline: str = ""
+    models: tuple[str, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    score: str = ""
+
+    @property
+    def run(self) -> Run:
+        """The section ``[run]``."""
+        return Run(**self.sections["run"])
+
+    @property
+    def local(self) -> Local:
+        """The section ``[local]``."""
+        values = dict(self.sections["local"])
+        values["betas"] = tuple(values["betas"])
+        return Local(**values)
+
+    def construct(self, section: str, **derived: Any) -> Any:
+        """The object that a named section describes."""
+        values = dict(self.sections[section])
+        return NAMED[section][values.pop("name")](**values, **derived)
+
+    def with_run(self, **changes: Any) -> "Recipe":
+        """The same recipe with other values in ``[run]``."""
+        return replace(self, sections={**self.sections, "run": {**self.sections["run"], **changes}})
+
+    def method(self, name: str) -> "Recipe":
+        """The single-run recipe of one of the study's methods.
+
+        Raises:
+            ValueError: unknown keywords for that method.
+        """
+        where = f"methods.{name}"
+        given = dict(self.overrides.get(name, {}))
+        given.pop("label", None)
+        given.pop("headline", None)
+        parts = {part: _part(given, part, where) for part in ("local", "model", "task", "run")}
+        own = {**given, "name": given.get("name", name)}
+        sections = {**self.sections, "algorithm": self._own("algorithm", own, where)}
+        for part in ("model", "task"):
+            if parts[part]:
+                sections[part] = self._own(part, parts[part], f"{where}.{part}")
+        if parts["local"]:
+            sections["local"] = validate(Local, {**self.sections["local"], **parts["local"]}, f"{where}.local", set())
+        if parts["run"]:
+            # How many rounds and clients is the same for all rows, or they could not be compared.
+            if other := sorted(set(parts["run"]) - {"sampling"}):
+                raise ValueError(f"{where}.run may have the key sampling only, got {', '.join(other)}")
+            sections["run"] = validate(Run, {**self.sections["run"], **parts["run"]}, f"{where}.run", set())
+        return replace(
+            self, sections=sections, methods=(), overrides={}, table=(), lr=(), headline="", models=(), variants={},
+            score="",
+        )  # fmt: skip
+
+    def with_model(self, row: str) -> "Recipe":
+        """The same study with one of its models; what the model says of ``[local]`` holds for every row.
+
+        Args:
+            row: one of ``models``, or the name of any registered model.
+
+        Raises:
+            ValueError: no such model, or faulty keywords of it.
+        """
+        where = f"models.{row}"
+        if not re.fullmatch(r"[\w+-][\w.+-]*", row):
+            raise ValueError(f"study.models: a model's row has letters, digits and _ . + - only, got {row!r}")
+        given = dict(self.variants.get(row, {}))
+        given.pop("label", None)
+        local = _part(given, "local", where)
+        sections = {**self.sections, "model": self._own("model", {**given, "name": given.get("name", row)}, where)}
+        if local:
+            sections["local"] = validate(Local, {**self.sections["local"], **local}, f"{where}.local", set())
+        overrides = {name: _without_local(given, local) for name, given in self.overrides.items()}
+        return replace(self, sections=sections, overrides=overrides, models=(), variants={})
+
+    def _own(self, section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A row's own section on top of the recipe's; another constructor has other keywords."""
+        same = given.get("name", self.sections[section]["name"]) == self.sections[section]["name"]
+        before = self.sections[section]
+        kept = before if same else kept_keys(section, str(given["name"]), before)
+        return _named(section, {**kept, **given}, where)
+
+    def with_rows(self, rows: Sequence[str], overrides: Mapping[str, Mapping[str, Any]] | None = None) -> "Recipe":
+        """The same recipe as a study of these rows.
+
+        Args:
+            rows: methods, or names of ``overrides``.
+            overrides: row -> its own keywords; the recipe's by default.
+
+        Raises:
+            ValueError: an unknown method, or faulty keywords of a row.
+        """
+        given = self.overrides if overrides is None else overrides
+        study = replace(self, methods=tuple(rows), overrides={row: given[row] for row in rows if row in given})
+        for row in rows:
+            study.check_row(row)
+        return study
+
+    def check_row(self, row: str) -> None:
+        """Raises ValueError if a row's name or keywords are faulty; its name is also a folder's in the study's."""
+        if not re.fullmatch(r"[\w+-][\w.:+-]*", row):
+            raise ValueError(
+                "study.methods: a row's name has letters, digits and _ . : + - only, and begins with none of . :, "
+                f"got {row!r}"
+            )
+        if re.fullmatch(r".*\.(json|toml|html|md|csv|tex|txt|part)|figures|filter_size", row, re.IGNORECASE):
+            raise ValueError(f"study.methods: a row must not be called like a file of a study's folder, got {row!r}")
+        if self.deploys(row) not in ("", *get_args(Headline)):
+            raise ValueError(
+                f"methods.{row}.headline must be one of {', '.join(get_args(Headline))}, got {self.deploys(row)!r}"
+            )
+        single = self.method(row)
+        _ = single.local, single.construct("algorithm")
+
+    def label(self, name: str) -> str:
+        """How tables write one of the study's rows: its own label, or its method's."""
+        own = self.overrides.get(name, {}).get("label")
+        if own is not None:
+            return str(own)
+        algorithm = self.method(name).construct("algorithm")
+        return algorithm.label or type(algorithm).__name__
+
+    def deploys(self, name: str) -> str:
+        """What one of the study's rows is taken to deploy at a client; empty for what its method's kind says."""
+        return str(self.overrides.get(name, {}).get("headline", self.headline))
+
+    def to_toml(self) -> str:
+        """The recipe as a file that gives the same recipe again."""
+        content: dict[str, Any] = {"name": self.name} | {
+            name: plain(section) for name, section in self.sections.items()
+        }
+        study: dict[str, Any] = {"methods": list(self.methods), "table": list(self.table), "lr": list(self.lr)}
+        study |= {"headline": self.headline, "models": list(self.models), "score": self.score}
+        if any(study.values()):
+            content["study"] = {key: values for key, values in study.items() if values}
+            content["methods"] = {name: plain(values) for name, values in self.overrides.items() if values}
+        if self.variants:
+            content["models"] = {name: plain(values) for name, values in self.variants.items() if values}
+        return tomli_w.dumps(content)
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with confed."""
+    return sorted(p.name.removesuffix(".toml") for p in files("confed.recipes").iterdir() if p.name.endswith(".toml"))
+
+
+def load_recipe(source: str | Path = "fedvqa_scenes", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file, or a packaged one by name.
+
+    Args:
+        source: a path, ``recipes/NAME.toml`` or ``NAME``; where there is no such file, the packaged recipe NAME.
+        overrides: ``section.key=value`` with a TOML value, such as ``algorithm.lam=0.5``; a value that is no
+            TOML is taken as a string. ``~section.key`` takes a key of the recipe away, so that its default counts.
+
+    Raises:
+        ValueError: no such recipe; an unknown key or a wrong type, with the valid ones; or a key to take away that
+            the recipe does not have.
+    """
+    path = Path(source)
+    name = path.name.removesuffix(".toml")
+    if path.is_file():
+        text = read_text(path)
+    elif name in packaged_recipes() and str(source) in (name, f"{name}.toml", f"recipes/{name}.toml"):
+        text = (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ValueError(f"no recipe at {str(source)!r}; packaged recipes: {', '.join(packaged_recipes())}")
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{source}: not TOML: {error}") from error
+    name = content.pop("name", name)
+    apply_overrides(content, overrides)
+    return _resolve(name, content)
+
+
+def read_text(path: Path) -> str:
+    """A file's text, which must be UTF-8; the mark that some editors put in front is left out.
+
+    Raises:
+        ValueError: it is in another encoding; names the file.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 (byte {error.start + 1}); save it in that encoding") from error
+
+
+def _named(section: str, values: Mapping[str, Any], where: str | None = None) -> dict[str, Any]:
+    values = dict(values)
+    where = where or section
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{where}.name must be given, the name of one {NAMED[section].kind}; there are "
+            f"{', '.join(NAMED[section].names())}"
+        )
+    # What examples lose at random, and in whose terms they are put, is no dataset's own affair.
+    missing = values.pop("missing", None) if section == "data" else None
+    card = values.pop("card", None) if section == "data" else None
+    checked = validate(NAMED[section][name], values, where, DERIVED.get(section, set()))
+    if card is not None and not (isinstance(card, str) and card):
+        raise ValueError(f"{where}.card must name a card's file, got {card!r}")
+    if missing is not None:
+        missing_of(missing, f"{where}.missing")
+        checked = {**checked, "missing": plain(missing)}
+    return {"name": name, **checked, **({} if card is None else {"card": card})}
+
+
+def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's keywords without those of its ``local`` that a model decides."""
+    if "local" not in given:
+        return dict(given)
+    return {**given, "local": {key: value for key, value in given["local"].items() if key not in taken}}
+
+
+def _part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+    """Takes a row's own section out of its keywords."""
+    values = given.pop(part, {})
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")
+    return dict(values)
+
+
+def _resolve(name: str, content: Mapping[str, Any]) -> Recipe:
+    for section, values in content.items():
+        if section not in SECTIONS:
+            near = get_close_matches(section, SECTIONS, 1)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown section [{section}];{hint} valid sections: {', '.join(SECTIONS)}")
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{section} must be a section of keys, got {values!r}")
+    sections = {section: _named(section, content.get(section, {})) for section in NAMED}
+    sections["local"] = validate(Local, content.get("local", {}), "local", set())
+    sections["run"] = validate(Run, content.get("run", {}), "run", set())
+    study = validate(_Study, content.get("study", {}), "study", set())
+    check_fields(_Study(**study), "study")
+    methods = tuple(study["methods"])
+    twice = next((method for method in methods if methods.count(method) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"study.methods must name each row once, got {twice!r} {methods.count(twice)} times; for more seeds use "
+            "`confed compare --seeds`, for another setting a row of its own, [methods.ROW] with its name"
+        )
+    overrides = {str(k): dict(v) for k, v in content.get("methods", {}).items()}
+    for method in overrides:
+        if method not in (*methods, *study["table"]):
+            raise ValueError(f"[methods.{method}] is not one of the study's methods: {', '.join(methods) or 'none'}")
+    models, variants = tuple(study["models"]), {str(k): dict(v) for k, v in content.get("models", {}).items()}
+    for model in variants:
+        if model not in models:
+            raise ValueError(f"[models.{model}] is not one of study.models: {', '.join(models) or 'none'}")
+    recipe = Recipe(
+        name, sections, methods, overrides, tuple(study["table"]), tuple(study["lr"]), study["headline"] or "",
+        models, variants, study["score"],
+    )  # fmt: skip
+    # Their constructors check values that types cannot.
+    _ = recipe.run, recipe.local, recipe.construct("algorithm")
+    # The table may be long; its other rows are checked when they are asked for.
+    for method in dict.fromkeys([*methods, *overrides]):
+        recipe.check_row(method)
+    for model in models:
+        recipe.with_model(model)
+    return recipe
+
+
+@dataclass(frozen=True)
+class _Study:
+    methods: tuple[str, ...] = ()
+    table: tuple[str, ...] = ()
+    lr: Annotated[tuple[float, ...], POSITIVE] = ()
+    headline: Headline | None = None
+    models: tuple[str, ...] = ()
+    score: str = ""

@@ -1,0 +1,89 @@
+"""The section ``[run]`` of a recipe: how a run is carried out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_fields
+
+__all__ = ["Run"]
+
+SEEDS = Range(-(2**62), 2**62)
+"""What torch's generators take, with room for the seeds of a study, which are counted from the first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run is carried out.
+
+    Attributes:
+        rounds: communication rounds T.
+        cohort: clients per round, a whole number; a share of those present if below 1; all of them if 0.
+        sampling: how cohorts are drawn: "uniform", or "size": with probabilities proportional to the clients' numbers
+            of training examples, one after the other without replacement.
+        joins: client -> the first round, from 1, in which it may take part; the others are there from the start.
+        leaves: client -> the first round, from 1, in which it no longer takes part.
+        without: clients of the data that have no part in the run: as if they had never been.
+        seed: of data sampling, fresh initial values, cohorts, orders and dropout.
+        workers: processes that compute clients; 0 means one per free core, at most one per client.
+        threads: threads per process. On few cores one thread and several workers beat several threads.
+        device: "cpu", "cuda" or "auto"; with several GPUs, workers are spread over them.
+        checkpoint_every: rounds between checkpoints; 0 for none.
+        checkpoint_seconds: least time between checkpoints.
+        keep_checkpoints: how many stay on disk; "joins" for two, and besides the last ones before clients joined, from
+            which ``confed forget`` can start.
+        evaluate_every: rounds between evaluations on validation data; 0 for none but the last.
+        evaluate_examples: validation examples per client in those; 0 for all.
+        keep_personal: clients keep their own version of the shared tensors after every round.
+        gallery: sample questions per place in the report.
+        controls: "all": the final models are also tried with permuted and blank inputs, and beside answers that see no
+            picture (:mod:`confed.runs.controls`); "none" saves that time.
+        modality_matrix: the final models are also tried with every set of modalities, where examples have several.
+    """
+
+    rounds: Annotated[int, AT_LEAST_ONE] = 6
+    cohort: Annotated[float, NOT_NEGATIVE] = 0.0
+    sampling: Literal["uniform", "size"] = "uniform"
+    seed: Annotated[int, SEEDS] = 0
+    workers: Annotated[int, NOT_NEGATIVE] = 0
+    threads: Annotated[int, AT_LEAST_ONE] = 1
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    checkpoint_every: Annotated[int, NOT_NEGATIVE] = 1
+    checkpoint_seconds: Annotated[float, NOT_NEGATIVE] = 0.0
+    keep_checkpoints: Annotated[int | Literal["joins"], AT_LEAST_ONE] = 2
+    evaluate_every: Annotated[int, NOT_NEGATIVE] = 1
+    evaluate_examples: Annotated[int, NOT_NEGATIVE] = 200
+    keep_personal: bool = True
+    gallery: Annotated[int, NOT_NEGATIVE] = 3
+    controls: Literal["all", "none"] = "all"
+    modality_matrix: bool = True
+    joins: Mapping[str, int] = field(default_factory=dict[str, int])
+    leaves: Mapping[str, int] = field(default_factory=dict[str, int])
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, "run")
+        if self.cohort > 1 and self.cohort != int(self.cohort):
+            raise ValueError(f"run.cohort must be a whole number of clients, or a share below 1, got {self.cohort}")
+        if self.keep_checkpoints == "joins" and not self.checkpoint_every:
+            raise ValueError("run.keep_checkpoints = 'joins' needs run.checkpoint_every of at least 1, got 0")
+        for client, first in self.joins.items():
+            if not 1 <= first <= self.rounds:
+                raise ValueError(f"run.joins.{client} must be a round from 1 to {self.rounds}, got {first}")
+        for client, end in self.leaves.items():
+            first = self.joins.get(client, 1)
+            if not first < end <= self.rounds:
+                raise ValueError(
+                    f"run.leaves.{client} must be a round after {first}, in which it joins, and at most {self.rounds}, "
+                    f"got {end}"
+                )
+
+    @property
+    def newest_checkpoints(self) -> int:
+        """How many of the newest checkpoints stay on disk."""
+        return 2 if self.keep_checkpoints == "joins" else self.keep_checkpoints
+
+    def cohort_size(self, population: int) -> int:
+        """Clients per round out of ``population``."""
+        size = self.cohort or population
+        return max(1, round(size * population)) if size < 1 else min(int(size), population)

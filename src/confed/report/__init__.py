@@ -1,0 +1,1 @@
+"""Reports of studies, made from their records alone."""

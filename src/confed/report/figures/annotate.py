@@ -1,0 +1,196 @@
+"""Names beside lines and points, placed so that they do not cover one another."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from confed.report.figures.style import Look, Pen
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["End", "at_ends", "at_points", "spread"]
+
+SIZE = 8.0
+"""Letters, in points."""
+
+NAMES_AT = 1.04
+"""Where names at the right edge begin, as a share of the width of the axes."""
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top."""
+
+
+End = tuple[Look, float, float]
+"""How a line or point looks, and where it ends."""
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near the wanted ones, in the same order of size, at least ``gap`` apart, within low and high.
+
+    If there is no room for that, they are spaced evenly from low to high.
+    """
+    if not wanted:
+        return []
+    if (len(wanted) - 1) * gap > high - low:
+        gap = (high - low) / (len(wanted) - 1)
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    # Blocks of positions that touch, each centred on the mean of what its members want.
+    blocks: list[list[int]] = []
+    for i in order:
+        blocks.append([i])
+        while len(blocks) > 1 and _start(blocks[-1], wanted, gap, low, high) < (
+            _start(blocks[-2], wanted, gap, low, high) + gap * len(blocks[-2])
+        ):
+            last = blocks.pop()
+            blocks[-1] += last
+    placed = [0.0] * len(wanted)
+    for block in blocks:
+        start = _start(block, wanted, gap, low, high)
+        for position, i in enumerate(block):
+            placed[i] = start + gap * position
+    return placed
+
+
+def _start(block: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
+    """The lowest position of a block."""
+    length = gap * (len(block) - 1)
+    centre = sum(wanted[i] for i in block) / len(block)
+    return min(max(centre - length / 2, low), high - length)
+
+
+def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pen: Pen) -> None:
+    """Names of lines at the right edge of each panel, each joined to the end of its line.
+
+    To be called when everything else is drawn. The layout of the figure is settled here.
+
+    Args:
+        figure: what holds the panels.
+        panels: axes, and how each of their lines looks with the last point of it.
+        pen: colours.
+    """
+    from matplotlib.lines import Line2D
+
+    names = [
+        [
+            axes.text(
+                NAMES_AT,
+                0.5,
+                look.label,
+                transform=axes.transAxes,
+                va="center",
+                fontsize=SIZE,
+                color=pen(look.colour),
+            )
+            for look, _, _ in ends
+        ]
+        for axes, ends in panels
+    ]
+    _settle(figure)
+    for (axes, ends), texts in zip(panels, names, strict=True):
+        box = axes.get_window_extent()
+        spots = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for _, x, y in ends]
+        gap = 1.22 * SIZE * figure.dpi / 72 / box.height
+        placed = spread([float(spot[1]) for spot in spots], gap, 0.0, 1.0)
+        for (look, _, _), text, spot, height in zip(ends, texts, spots, placed, strict=True):
+            text.set_y(height)
+            leader = Line2D(
+                [float(spot[0]) + 0.01, NAMES_AT - 0.008],
+                [float(spot[1]), height],
+                transform=axes.transAxes,
+                clip_on=False,
+                color=pen(look.colour),
+                linewidth=0.6,
+                alpha=0.55,
+            )
+            axes.add_artist(leader)
+
+
+def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], pen: Pen) -> None:
+    """Names of points, each beside its point where there is room; further away with a line to it.
+
+    Points at the same place share a name. To be called when everything else is drawn; the layout of the figure is
+    settled here.
+
+    Args:
+        figure: what holds the axes.
+        axes: where the points are.
+        points: key -> how it looks, and where it is.
+        pen: colours.
+    """
+    _settle(figure)
+    scale = figure.dpi / 72
+    inside = axes.get_window_extent()
+    limits = (inside.x0, inside.y0, inside.x1, inside.y1)
+    spots = {key: tuple(map(float, axes.transData.transform((x, y)))) for key, (_, x, y) in points.items()}
+    groups: list[list[str]] = []
+    for key, spot in spots.items():
+        near = (g for g in groups if np.hypot(spots[g[0]][0] - spot[0], spots[g[0]][1] - spot[1]) < 3 * scale)
+        group = next(near, None)
+        if group is None:
+            groups.append([key])
+        else:
+            group.append(key)
+    taken: list[Box] = [_around(spot, 4 * scale) for spot in spots.values()]
+    for group in groups:
+        text = ", ".join(points[key][0].label for key in group)
+        width, height = 0.56 * SIZE * len(text) * scale, 1.15 * SIZE * scale
+        offset, box = _free(spots[group[0]], width, height, taken, limits, scale)
+        taken.append(box)
+        look, x, y = points[group[0]]
+        far = np.hypot(*offset) > 14 * scale + width / 2
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=(offset[0] / scale, offset[1] / scale),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=SIZE,
+            color=pen("ink"),
+            arrowprops={"arrowstyle": "-", "color": pen(look.colour), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+            if far
+            else None,
+        )
+
+
+def _settle(figure: "Figure") -> None:
+    """Computes the layout, once: what is added later moves nothing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def _free(
+    spot: tuple[float, ...], width: float, height: float, taken: Sequence[Box], limits: Box, scale: float
+) -> tuple[tuple[float, float], Box]:
+    """Where a name fits: its centre relative to the point, and its box; the least crowded place if none is free."""
+    best: tuple[float, tuple[float, float], Box] | None = None
+    for ring in range(1, 9):
+        distance = (1 + 6 * ring) * scale
+        for right, up in ((0, 1), (1, 0), (-1, 0), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            offset = (right * (width / 2 + distance), up * (height / 2 + distance))
+            x, y = spot[0] + offset[0], spot[1] + offset[1]
+            box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+            cost = sum(_overlap(box, other) for other in taken) + 4 * _outside(box, limits)
+            if cost == 0:
+                return offset, box
+            if best is None or cost < best[0]:
+                best = (cost, offset, box)
+    assert best is not None
+    return best[1], best[2]
+
+
+def _around(spot: tuple[float, ...], radius: float) -> Box:
+    return spot[0] - radius, spot[1] - radius, spot[0] + radius, spot[1] + radius
+
+
+def _overlap(a: Box, b: Box) -> float:
+    """Shared area."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def _outside(box: Box, limits: Box) -> float:
+    """Area of a box that is not within the limits."""
+    return (box[2] - box[0]) * (box[3] - box[1]) - _overlap(box, limits)

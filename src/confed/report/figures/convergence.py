@@ -1,0 +1,71 @@
+"""Convergence (FedDAT's figure 5): the mean over clients of what a method deploys there, by round."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from confed.report.figures.annotate import End, at_ends
+from confed.report.figures.style import Drawing, Pen, dress, looks, style, whole_rounds
+from confed.report.tables.headline import is_bound
+from confed.results.history import Curve, judged, judged_curve
+from confed.results.metric import metric_of
+from confed.results.runs import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["drawing", "series"]
+
+
+def series(study: Study) -> dict[str, list[Curve]]:
+    """Method -> one curve per seed: round -> mean over clients on validation data, a fraction.
+
+    Args:
+        study: evaluated after every round (``run.evaluate_every = 1``), or after some. Bounds are left out, and
+            methods without at least two evaluated rounds.
+    """
+    chosen = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    found = {m: [judged_curve(study, run) for run in study.of(m)] for m in chosen}
+    return {m: curves for m, curves in found.items() if any(len(curve) > 1 for curve in curves)}
+
+
+def drawing(study: Study) -> Drawing | None:
+    """The curves, lines being means over seeds and bands one standard deviation to either side.
+
+    None where methods deploy nothing but personal models (which the other curves show) or there is nothing to draw.
+
+    Args:
+        study: what was run.
+    """
+    if study.single or judged(study) != "deployed":
+        return None
+    data = series(study)
+    if not data:
+        return None
+    styles = looks(study)
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        axes = figure.add_subplot()
+        ends: list[End] = []
+        for method, curves in data.items():
+            rounds = sorted(set[int]().union(*curves))
+            at = [[100 * curve[r] for curve in curves if r in curve] for r in rounds]
+            middle = [sum(x) / len(x) for x in at]
+            spread = [_sd(x) for x in at]
+            axes.plot(rounds, middle, **style(styles[method], pen, 3))
+            if any(spread):
+                low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+                axes.fill_between(rounds, low, high, color=pen(styles[method].colour), alpha=0.14, linewidth=0)
+            ends.append((styles[method], rounds[-1], middle[-1]))
+        dress(axes, pen, "", "round", f"deployed, mean over clients, validation {metric_of(study.runs)}, %")
+        whole_rounds(axes)
+        at_ends(figure, [(axes, ends)], pen)
+
+    return Drawing(f"convergence {study.recipe}", 6.4, 4.2, draw)
+
+
+def _sd(values: Sequence[float]) -> float:
+    """Standard deviation (divisor n - 1), 0 for one value."""
+    if len(values) < 2:
+        return 0.0
+    middle = sum(values) / len(values)
+    return (sum((value - middle) ** 2 for value in values) / (len(values) - 1)) ** 0.5

@@ -1,0 +1,203 @@
+"""Drawings of multi-label runs: average precision by how rare a label is, and which labels go together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confed.report.figures.style import Drawing, Look, Pen, dress, looks
+from confed.report.tables.labels import is_labelled
+from confed.results.runs import Run, Study, average, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "LabelScores", "co_occurrence", "co_occurrence_figure", "co_occurrence_of", "label_scores", "precision_by_label",
+    "shares",
+]  # fmt: skip
+
+NAMED = 100
+"""Up to this many labels each has a point and a name; of more, groups of neighbours have."""
+
+GROUPS = 40
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Average precision of each label, the labels that are most frequent in training first.
+
+    Attributes:
+        labels: their names, C.
+        train: all clients' training examples with the label, (C,); of the test examples in runs that do not say it.
+        chance: share of test examples with the label, (C,): what a score that is the same for all examples gets.
+        values: method -> mean over seeds, (C,); NaN where no test example has the label.
+    """
+
+    labels: tuple[str, ...]
+    train: np.ndarray
+    chance: np.ndarray
+    values: Mapping[str, np.ndarray]
+
+
+def label_scores(study: Study) -> LabelScores | None:
+    """The labels' average precision in the view that each run is judged by; None without any."""
+    runs = [run for run in study.runs if run.complete and is_labelled(run.summary)]
+    runs = [run for run in runs if run.summary["multilabel"].get("per_class")]
+    if not runs:
+        return None
+    first = _rows(runs[0])
+    order = sorted(range(len(first)), key=lambda i: -_count(first[i]))
+    names = tuple(str(first[i]["label"]) for i in order)
+    found = runs[0].summary["multilabel"]
+    examples = number(found.get(found["headline"], {}).get("examples")) or 1.0
+    values: dict[str, np.ndarray] = {}
+    for method in study.methods:
+        tables = [
+            {str(row["label"]): number(row.get("AP")) for row in _rows(run)} for run in runs if run.method == method
+        ]
+        if tables:
+            means = [average([table.get(name) for table in tables]) for name in names]
+            values[method] = np.array([np.nan if value is None else value for value in means])
+    return LabelScores(
+        names,
+        np.array([_count(first[i]) for i in order]),
+        np.array([(number(first[i].get("positives")) or 0.0) / examples for i in order]),
+        values,
+    )
+
+
+def precision_by_label(study: Study) -> Drawing | None:
+    """Average precision of each label, frequent labels on the left, above the number of their training examples."""
+    found = label_scores(study)
+    if found is None or len(found.labels) < 2:
+        return None
+    groups = _groups(len(found.labels))
+    many = len(groups) < len(found.labels)
+    styles: Mapping[str, Look] = looks(study)
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        from matplotlib.ticker import NullLocator
+
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        x = range(len(groups))
+        chance = [100 * float(np.mean(found.chance[g])) for g in groups]
+        upper.step(x, chance, where="mid", color=pen("m0"), linewidth=1, linestyle=":", label="the same score for all")
+        for method, values in found.values.items():
+            look = styles[method]
+            heights = [100 * float(np.nanmean(values[g])) if np.isfinite(values[g]).any() else np.nan for g in groups]
+            upper.plot(x, heights, look.marker, color=pen(look.colour), markersize=4.2, label=look.label, zorder=3)
+            upper.plot(x, heights, color=pen(look.colour), linewidth=0.7, alpha=0.35)
+        lower.bar(x, [float(np.mean(found.train[g])) for g in groups], color=pen("m0"), width=0.75)
+        dress(upper, pen, "", "", "average precision, %")
+        dress(lower, pen, "", _below(len(found.labels), many), "in training")
+        if _wide(found.train):
+            lower.set_yscale("log")
+            # Plain numbers: powers of ten would be written in a language of formulas.
+            lower.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
+            lower.yaxis.set_minor_locator(NullLocator())
+        upper.set_ylim(bottom=0)
+        upper.tick_params(axis="x", length=0, labelbottom=False)
+        lower.set_xlim(-0.8, len(groups) - 0.2)
+        names = [] if many else [_short(name) for name in found.labels]
+        lower.set_xticks(list(x) if names else [], names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
+        upper.legend(
+            fontsize=8.5, frameon=False, ncols=min(6, len(found.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
+            labelcolor=pen("ink"),
+        )  # fmt: skip
+
+    return Drawing(f"labels {study.recipe}", 10.4, 4.2 if many else 4.9, draw)
+
+
+def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
+    """Of the examples with the row's label, the share that has the column's too, (K, K).
+
+    Args:
+        counts: how many examples have both, on the diagonal how many have the label.
+
+    Returns:
+        NaN on the diagonal, and in rows of labels that no example has.
+    """
+    table = np.asarray(counts, dtype=np.float64)
+    own = table.diagonal().copy()
+    found = np.divide(table, own[:, None], out=np.full_like(table, np.nan), where=own[:, None] > 0)
+    np.fill_diagonal(found, np.nan)
+    return found
+
+
+def co_occurrence(run: Run) -> Mapping[str, Any] | None:
+    """What a run's summary counts of pairs of labels; None if there is nothing, or no pair."""
+    found: Any = run.summary.get("multilabel", {}).get("co_occurrence")
+    return found if isinstance(found, Mapping) and len(found.get("labels", ())) > 1 else None
+
+
+def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Drawing:
+    """Two heat maps side by side: which labels go together by the truth, and by what a model predicts.
+
+    Args:
+        label: the method's.
+        found: as :func:`co_occurrence` gives it.
+        name: keeps ids of several drawings on a page apart.
+    """
+    labels = [_short(str(text)) for text in found["labels"]]
+    maps = [("by the true labels", shares(found["truth"])), (f"as {label} predicts", shares(found["predicted"]))]
+    every = np.concatenate([values[np.isfinite(values)] for _, values in maps])
+    most = max(float(every.max(initial=0.0)), 0.05)
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        import matplotlib as mpl
+
+        # Maps are stored as pixels, which no page can colour: a grey that suits light and dark ones.
+        colours = mpl.colormaps["Blues"].with_extremes(bad=(0.5, 0.5, 0.5, 0.3))
+        both: list[Axes] = list(figure.subplots(1, 2))
+        image: Any = None
+        for axes, (title, values) in zip(both, maps, strict=True):
+            image = axes.imshow(100 * values, cmap=colours, vmin=0, vmax=100 * most, interpolation="nearest")
+            dress(axes, pen, title, "… has this one too", "an example with this label …")
+            axes.grid(visible=False)
+            axes.set_xticks(range(len(labels)), labels, rotation=90)
+            axes.set_yticks(range(len(labels)), labels)
+            axes.tick_params(labelsize=7 if len(labels) <= 20 else 6, length=0)
+            axes.spines["bottom"].set_visible(False)
+        bar = figure.colorbar(image, ax=both, shrink=0.75, aspect=30, pad=0.01)
+        bar.ax.tick_params(colors=pen("muted"), labelsize=8)
+        bar.set_label("share of examples, %", color=pen("muted"), fontsize=9)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+    return Drawing(name, 10.4, 5.2, draw, shaded=True)
+
+
+def co_occurrence_of(study: Study) -> Drawing | None:
+    """For a file: of the study's first run that has counts; with ``--methods`` of ``confed figures``, of that row."""
+    panels = [(run.label, found) for run in study.runs if run.complete and (found := co_occurrence(run))]
+    return co_occurrence_figure(*panels[0], name=f"together {study.recipe}") if panels else None
+
+
+def _rows(run: Run) -> Sequence[Mapping[str, Any]]:
+    return run.summary["multilabel"]["per_class"]
+
+
+def _count(row: Mapping[str, Any]) -> float:
+    train = number(row.get("train"))
+    return (number(row.get("positives")) or 0.0) if train is None else train
+
+
+def _groups(labels: int) -> list[np.ndarray]:
+    """Labels that share a point: each its own, or neighbours by frequency."""
+    return np.array_split(np.arange(labels), labels if labels <= NAMED else GROUPS)
+
+
+def _below(labels: int, many: bool) -> str:
+    words = f"{labels} labels, the most frequent in training on the left"
+    return f"{words}; a point is the mean over about {labels // GROUPS} neighbours" if many else words
+
+
+def _wide(counts: np.ndarray) -> bool:
+    there = counts[counts > 0]
+    return bool(len(there)) and float(there.max()) > 30 * float(there.min())
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"{name[:21]}…"

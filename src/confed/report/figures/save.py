@@ -1,0 +1,68 @@
+"""A study's drawings as files, for documents: PNG and SVG."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from confed.report.figures import bars as plots
+from confed.report.figures import convergence
+from confed.report.figures import curves as lines
+from confed.report.figures import labels as label_figures
+from confed.report.figures.style import Drawing
+from confed.report.sections import fedp3_filter as filter_size
+from confed.report.sections import privacy_curve, similarity
+from confed.report.sections import split_steps as steps
+from confed.report.tables import modalities as modality_matrix
+from confed.results.runs import Study, load
+
+__all__ = ["FIGURES", "save_figures"]
+
+FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
+    "accuracy-by-round": lines.curves,
+    "convergence": convergence.drawing,
+    "personal-against-unseen": plots.trade_off,
+    "accuracy-by-traffic-and-time": lines.spending,
+    "clients": plots.bars,
+    "modalities": modality_matrix.drawing,
+    "average-precision-by-label": label_figures.precision_by_label,
+    "labels-together": label_figures.co_occurrence_of,
+    "filter-size": filter_size.drawing,
+    "similarity": similarity.figure,
+    "steps": steps.drawing,
+    "accuracy-by-epsilon": privacy_curve.accuracy_against_epsilon,
+}
+"""Name of a file -> what draws it."""
+
+
+def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] = ()) -> list[Path]:
+    """Writes the drawings of a report as ``NAME.png`` and ``NAME.svg``; those that have no data are left out.
+
+    Args:
+        folder: a run or study folder.
+        out: where the files go; by default ``figures/`` in the folder.
+        methods: the study's rows that are drawn; all by default.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: the folder is neither a run nor a study, or it has no such method.
+    """
+    study = load(Path(folder))
+    for method in methods:
+        if method not in study.methods:
+            raise ValueError(f"methods must be among {', '.join(study.methods)}, got {method!r}")
+    if methods:
+        study = replace(study, runs=tuple(run for run in study.runs if run.method in methods))
+    out = Path(out) if out else study.folder / "figures"
+    paths: list[Path] = []
+    for name, make in FIGURES.items():
+        drawing = make(study)
+        if drawing is None:
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        for ending, content in (("png", drawing.png()), ("svg", drawing.svg())):
+            path = out / f"{name}.{ending}"
+            path.write_bytes(content)
+            paths.append(path)
+    return paths

@@ -1,0 +1,181 @@
+"""What all drawings of a study share: colours, the look of each method, axes, and how they are written.
+
+A drawing is kept as a function that draws it, and is written for a page (inline SVG whose colours are CSS
+variables, so that it suits a light and a dark page), as an SVG file, or as a PNG file. In SVG letters are real
+text. The same numbers give the same bytes.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confed.report.tables.headline import is_bound
+from confed.results.runs import Study
+from confed.system.plain_text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["GLOBAL", "PERSONAL", "Drawing", "Look", "Pen", "dress", "looks", "style", "whole_rounds"]
+
+Pen = Callable[[str], str]
+"""Name of a colour -> what matplotlib gets for it."""
+
+HUES = 10
+
+_MARKERS: Mapping[str, str] = {
+    "o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "p": "⬟", "<": "◀", ">": "▶", "*": "★",
+}  # fmt: skip
+
+# The light colours of the page; for files, which have no page around them.
+PALETTE: Mapping[str, str] = {
+    "ink": "#1b1f24", "muted": "#616a75", "grid": "#e3e6ea", "card": "#ffffff", "m0": "#7b838d", "m1": "#2a66c8",
+    "m2": "#d4621a", "m3": "#16845b", "m4": "#a03fb0", "m5": "#b98a00", "m6": "#c9356b", "m7": "#0a8ba0",
+    "m8": "#7a5230", "m9": "#5b57c9", "m10": "#5f8a1d",
+}  # fmt: skip
+
+# Stand-ins that matplotlib accepts as colours; they become var(--name) on a page.
+_STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(PALETTE)}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one thing looks in all drawings of a page.
+
+    Attributes:
+        label: its name.
+        colour: the name of its colour.
+        dashed: whether its lines are dashed.
+        marker: matplotlib's letter for its points.
+    """
+
+    label: str
+    colour: str
+    dashed: bool = False
+    marker: str = "o"
+
+    @property
+    def glyph(self) -> str:
+        """The marker as a character."""
+        return _MARKERS[self.marker]
+
+
+PERSONAL = Look("personal models", "m1")
+GLOBAL = Look("global model", "m2", marker="s")
+"""The two models of a run on its own."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawing that can be written in several formats.
+
+    Attributes:
+        name: keeps the ids of several drawings on a page apart.
+        width: in inches; a page shows 10.4 as its full width.
+        height: in inches.
+        draw: puts it onto a figure with colours from a pen.
+        shaded: whether it has a scale of colours, of which a small palette would spoil some.
+    """
+
+    name: str
+    width: float
+    height: float
+    draw: "Callable[[Figure, Pen], None]"
+    shaded: bool = False
+
+    def inline(self) -> str:
+        """As an element of a page, with the page's colours and font."""
+        svg = self._save(_STAND_INS.__getitem__, "svg").decode()
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+        svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+        svg = re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg)
+        names = {stand_in: name for name, stand_in in _STAND_INS.items()}
+        return re.sub("|".join(names), lambda found: f"var(--{names[found.group()]})", svg).strip()
+
+    def svg(self) -> bytes:
+        """As an SVG file."""
+        svg = self._save(PALETTE.__getitem__, "svg").decode()
+        return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
+
+    def png(self, dpi: int = 110) -> bytes:
+        """As a PNG file on white."""
+        from PIL import Image
+
+        out = io.BytesIO()
+        picture = Image.open(io.BytesIO(self._save(PALETTE.__getitem__, "png", dpi))).convert("RGB")
+        if not self.shaded:
+            # Few colours are in most drawings: a palette takes a third of the bytes.
+            picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        picture.save(out, "PNG", optimize=True)
+        return out.getvalue()
+
+    def _save(self, pen: Pen, kind: str, dpi: int = 72) -> bytes:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        settings: dict[Any, Any] = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": self.name,
+            "text.parse_math": False,
+            "font.family": "sans-serif",
+        }
+        with mpl.rc_context(settings), warnings.catch_warnings():
+            # Letters are drawn by the browser, so it does not matter that matplotlib's font lacks some.
+            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+            figure = Figure(figsize=(self.width, self.height), layout="constrained", dpi=dpi)
+            self.draw(figure, pen)
+            buffer = io.BytesIO()
+            if kind == "svg":
+                figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+            else:
+                figure.savefig(buffer, format="png", facecolor="white", dpi=dpi, metadata={"Software": None})
+        # An SVG with control characters, which names may have, is no XML.
+        return visible(buffer.getvalue().decode()).encode() if kind == "svg" else buffer.getvalue()
+
+
+def looks(study: Study) -> dict[str, Look]:
+    """Method -> how it looks. Bounds are grey; they and methods beyond the number of hues are dashed."""
+    found: dict[str, Look] = {}
+    rank = 0
+    markers = list(_MARKERS)
+    for method, label in study.labels.items():
+        if is_bound(study.of(method)[0].summary):
+            found[method] = Look(label, "m0", dashed=True, marker="D")
+        else:
+            marker = markers[rank % len(markers)]
+            found[method] = Look(label, f"m{rank % HUES + 1}", dashed=rank >= HUES, marker=marker)
+            rank += 1
+    return found
+
+
+def style(look: Look, pen: Pen, markersize: float = 0.0) -> dict[str, Any]:
+    """Keywords of a line."""
+    line = {"color": pen(look.colour), "linewidth": 1.6, "linestyle": (0, (4, 2)) if look.dashed else "-"}
+    return line | ({"marker": look.marker, "markersize": markersize} if markersize else {})
+
+
+def dress(axes: "Axes", pen: Pen, title: str, x: str, y: str) -> None:
+    """Axes as they look throughout: light horizontal lines, no box."""
+    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+    axes.set_xlabel(x, color=pen("muted"), fontsize=9)
+    axes.set_ylabel(y, color=pen("muted"), fontsize=9)
+    axes.tick_params(colors=pen("muted"), labelsize=8.5, length=3, width=0.8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(pen("muted"))
+    axes.grid(axis="y", color=pen("grid"), linewidth=0.9)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+
+
+def whole_rounds(axes: "Axes") -> None:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

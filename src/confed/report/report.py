@@ -1,0 +1,271 @@
+"""One file that shows a run or a study to a colleague: ``report.html``.
+
+It needs no network: drawings, pictures and styles are inside. It holds no date, so that the same results give
+the same bytes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from confed.report.html import label_gallery, page
+from confed.report.html.gallery import Album, gallery
+from confed.report.html.page import Tabs
+from confed.report.introduction import clients, lead, listed
+from confed.report.sections import captions as caption_sections
+from confed.report.sections import fedp3_answers as forgotten
+from confed.report.sections import fedp3_filter as filter_size
+from confed.report.sections import general as sections
+from confed.report.sections import labels as label_sections
+from confed.report.sections import privacy_curve, similarity
+from confed.report.sections import privacy_spent as spent
+from confed.report.sections import split_steps as steps
+from confed.report.sections.significance import significance
+from confed.report.statistics.verdict import verdict
+from confed.report.tables import control_marks as looks
+from confed.report.tables import modalities as modality_matrix
+from confed.report.tables.headline import headline, is_bound
+from confed.results import format as formats
+from confed.results.deployed import without_global, without_personal
+from confed.results.metric import metric_of
+from confed.results.runs import Run, Study, load, number
+from confed.results.settings import flat, tuning_note
+
+__all__ = ["render", "write_report"]
+
+GLOSSARY: Mapping[str, str] = {
+    "client": "One member of the federation, with data of its own that it does not share.",
+    "personal": "A client's own model on its own test data. What makes a model a client's own depends on "
+    "the method: "
+    "its last local model before averaging, or the shared model after fine-tuning, or private parts "
+    "beside shared "
+    "ones. Methods without any use the global model.",
+    "mean, worst": "Mean over clients, each counted once whatever its size; the client with the lowest value.",
+    "global on seen": "The one shared model on the test data of the clients that trained it, mean over clients.",
+    "global on unseen": "The one shared model on test data of places that took no part in training, mean over places.",
+    "last round": "All test results are those after the last round. No round is chosen by its result.",
+    "validation": "Learning curves are on the clients' validation data (a part of them, if the recipe "
+    "says so); the "
+    "clients' test data are looked at once, at the end. Unseen places have test data only, so their "
+    "curves are on "
+    "these, and nothing is chosen by them.",
+    "± (sd)": "Standard deviation over seeds (divisor n − 1): other initial values and another order of examples.",
+    "seed": "The number that all random choices of a run derive from. Methods with one seed start alike.",
+    "bytes": "Length of the tensors' messages as they are serialised, not an estimate.",
+    "central": "All data in one place, the same total number of epochs: a bound, not a federated method.",
+    "local": "Every client trains alone; nothing is sent.",
+    "paired test": "Both methods with the same seed (or on the same test question) are compared with "
+    "each other, and "
+    "only the differences count.",
+    "sign flips": "Test over examples: if two methods do not differ, each question's difference is as likely as its "
+    "negative. Signs are drawn within clients and clients are averaged, as in the tables; a question has one vote, its "
+    "mean over seeds.",
+    "margin": "Two one-sided tests (TOST): a small p-value says that a method is no worse than the reference by the "
+    "margin, or no different by it.",
+    "Holm": "Correction of p-values for the number of methods compared.",
+    "ECE": "Expected calibration error over 15 bins of confidence: mean distance between confidence and accuracy.",
+    "attention": "How much the model looked at each part of the picture: bright is much, dark is little "
+    "(brightness grows with the square root of the weight, which is 1 at the most looked-at part). A yellow frame is "
+    "around the region that counted most, where the model reads regions.",
+}
+
+
+def write_report(folder: Path) -> Path:
+    """Writes ``report.html`` into a run or a study folder.
+
+    What is missing, as after an interrupted run, is named in the report and left out.
+
+    Args:
+        folder: the run or the study.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: the folder is neither a run nor a study.
+    """
+    study = load(Path(folder))
+    path = study.folder / "report.html"
+    unfinished = path.with_name("report.html.part")
+    unfinished.write_text(render(study), encoding="utf-8")
+    unfinished.replace(path)
+    return path
+
+
+def render(study: Study) -> str:
+    """The report as HTML."""
+    tabs, album = Tabs(), Album()
+    title = _title(study)
+    labels = label_sections.labelled(study)
+    about = label_sections if labels else sections
+    tiles = label_sections.tiles(study) if labels else _tiles(study)
+    kinds = "Kinds of example" if labels or caption_sections.captioned(study) else "Types of question"
+    entries = [
+        ("results", "Results", tiles + about.results(study, tabs)),
+        ("significance", "Differences between methods", significance(study, tabs)),
+        ("learning", "Learning curves", sections.learning(study)),
+        ("clients", "Clients", sections.clients(study)),
+        ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
+        ("controls", "Whether models use their input", looks.section(study)),
+        ("modalities", "With only some of the modalities", modality_matrix.section(study, tabs)),
+        ("labels", "Labels, from frequent to rare", label_sections.labels(study)),
+        ("together", "Labels that go together", label_sections.pairs(study, tabs)),
+        ("types", kinds, sections.question_types(study, tabs)),
+        ("calibration", "Calibration", sections.calibration(study)),
+        ("cost", "Cost", sections.cost(study)),
+        ("steps", "Steps of split learning", steps.section(study)),
+        ("privacy", "Accuracy against privacy", privacy_curve.section(study)),
+        ("spent", "Privacy of clients", spent.section(study)),
+        ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
+        ("filter", "Answers compared, and their cost", filter_size.section(study)),
+        ("captions", "Written captions", caption_sections.section(study)),
+        ("gallery", *_samples(study, tabs, album)),
+        ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
+        ("notes", "Errors and notes", _errors(study)),
+        ("data", "Data and settings", _settings(study, tabs)),
+        ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
+    ]
+    first = page.paragraph(said, "verdict") if (said := verdict(study)) else ""
+    head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{first}{lead(study)}{page.callout(_gaps(study))}"
+    return page.document(title, head, entries, album.css)
+
+
+def _samples(study: Study, tabs: Tabs, album: Album) -> tuple[str, str]:
+    """Title and content of the gallery."""
+    if label_sections.labelled(study):
+        return f"Sample {label_sections.unit(study)}", label_gallery.gallery(study, tabs, album)
+    title = "Sample captions" if caption_sections.captioned(study) else "Sample answers"
+    return title, _wording(study, gallery(study, tabs, album))
+
+
+def _glossary(labels: bool) -> Mapping[str, str]:
+    """The terms of a page."""
+    if not labels:
+        return GLOSSARY
+    return dict(label_sections.GLOSSARY) | {term: text for term, text in GLOSSARY.items() if term != "ECE"}
+
+
+def _title(study: Study) -> str:
+    recipe = study.recipe or "a federated run"
+    if study.single:
+        return f"{study.runs[0].label} on {recipe}"
+    methods = len(study.methods)
+    return f"{recipe}: {methods} methods compared" if methods > 1 else f"{recipe}: {study.runs[0].label}"
+
+
+def _chips(study: Study) -> list[str]:
+    rounds = sorted({int(run.summary.get("rounds", 0)) for run in study.runs})
+    chips = [
+        "run" if study.single else "study",
+        formats.counted(clients(study), "client"),
+        f"{'–'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} round{'' if rounds[-1] == 1 else 's'}",
+        f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds",
+        f"metric: {'C-AP' if label_sections.labelled(study) else metric_of(study.runs)}",
+    ]
+    trainable = dict.fromkeys(str(run.summary["trainable"]) for run in study.runs if run.summary.get("trainable"))
+    return chips + [f"trained: {name}" for name in trainable]
+
+
+def _tiles(study: Study) -> str:
+    """The key figures of a run on its own."""
+    if not study.single or not study.runs[0].complete:
+        return ""
+    summary = study.runs[0].summary
+    names = {
+        "personal_mean": "personal models, mean over clients (%)",
+        "personal_worst": "the worst client's personal model (%)",
+        "global_seen_mean": "global model on the clients' data (%)",
+        "global_unseen_mean": "global model on unseen places (%)",
+    }
+    if without_personal(summary) or is_bound(summary):
+        del names["personal_mean"]  # it would be the global model's again
+        names["personal_worst"] = "the worst client (%)"
+    if without_global(summary):
+        names = {name: words for name, words in names.items() if name.startswith("personal")}
+    found = [(formats.percent(headline(summary, name)), words) for name, words in names.items()]
+    found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
+    found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    return page.tiles(found)
+
+
+def _gaps(study: Study) -> list[str]:
+    """What is missing, in sentences."""
+    lines = [*study.remarks, *study.failed]
+    for run in study.runs:
+        who = "This run" if study.single else f"{run.label}, seed {run.seed}:"
+        if not run.complete and run.place not in study.failures:
+            planned = run.summary.get("planned_rounds")
+            of = f" of {planned}" if planned else ""
+            lines.append(f"{who} was interrupted after round {run.summary.get('rounds')}{of}; it has no test results.")
+        absent = [f"{why} ({name})" for name, why in run.missing.items() if run.complete or name != "summary.json"]
+        if absent and run.complete:
+            lines.append(f"{who} lacks {listed(absent)}.")
+    shown = 12
+    return lines if len(lines) <= shown else [*lines[:shown], f"… and {len(lines) - shown} more."]
+
+
+def _errors(study: Study) -> str:
+    """Calls that failed, notes of the runs."""
+    html = ""
+    lines: list[str] = []
+    for run in study.runs:
+        who = "" if study.single else f"{run.label}, seed {run.seed}, "
+        for error in run.summary.get("errors", ()):
+            lines.append(f"{who}round {error.get('round')}, {error.get('client')}: {error.get('error')}")
+    shown = 40
+    if lines:
+        items = "".join(f"<li>{page.escape(line)}</li>" for line in lines[:shown])
+        more = page.paragraph(f"… and {len(lines) - shown} more.") if len(lines) > shown else ""
+        html += f"<h3>Calls that failed ({len(lines)})</h3><ul>{items}</ul>{more}"
+    else:
+        html += page.paragraph("No call to a client failed.")
+    notes = dict.fromkeys(
+        f"{'' if study.single else run.label + ': '}{note}"
+        for run in study.runs
+        for note in run.summary.get("notes", ())
+    )
+    if notes:
+        html += "<h3>Notes</h3><ul>" + "".join(f"<li>{page.escape(note)}</li>" for note in notes) + "</ul>"
+    return html
+
+
+def _wording(study: Study, cards: str) -> str:
+    """The sample answers, after a word about the language of the questions where the data have one."""
+    facts = study.runs[0].summary.get("facts", {}) if study.runs else {}
+    return (
+        page.paragraph(f"The questions: {facts['wording']}.", "muted") + cards
+        if cards and "wording" in facts
+        else cards
+    )
+
+
+def _settings(study: Study, tabs: Tabs) -> str:
+    """Sizes and floors of the data, the recipes, the versions."""
+    first = study.runs[0]
+    html = ""
+    examples = first.summary.get("examples", {})
+    facts = first.summary.get("facts", {})
+    if facts:
+        html += page.definitions({str(key): str(value) for key, value in facts.items()})
+    elif examples:
+        html += page.definitions(
+            {str(c): ", ".join(f"{n} {role}" for role, n in sizes.items()) for c, sizes in examples.items()}
+        )
+    note = tuning_note([study.of(method)[0] for method in study.methods])
+    html += page.paragraph(note) if note else ""
+    recipes = [(study.labels[m], _recipe(study.of(m)[0])) for m in study.methods if study.of(m)[0].recipe]
+    if recipes:
+        html += f"<details><summary>Resolved recipe</summary>{tabs(recipes)}</details>"
+    versions = [f"{name} {version}" for name, version in first.summary.get("versions", {}).items()]
+    if versions:
+        html += f"<h3>Versions</h3>{page.paragraph(', '.join(versions), 'muted')}"
+    differing = [
+        run for run in study.runs if run.complete and run.summary.get("versions") != first.summary.get("versions")
+    ]
+    if differing:
+        html += page.callout([f"{run.label}, seed {run.seed}, ran with other versions." for run in differing])
+    return html
+
+
+def _recipe(run: Run) -> str:
+    lines = [f"{key} = {value!r}" for key, value in flat(run.recipe).items()]
+    return f"<pre>{page.escape(chr(10).join(lines))}</pre>"

@@ -1,0 +1,125 @@
+"""Which answers FedP³'s filter picks: figure 8.5 of FedVQA for the run at hand.
+
+For training questions of every client, the client's last local model is the student and the final global model the
+teacher. Shown are the answers with the largest r, the softmax of the filter's scores (Eqs. 8.11 and 8.12).
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confed.federation.algorithm import Algorithm
+from confed.losses.preference import Filter, forgotten
+from confed.report.html import page
+from confed.report.html.gallery import Album
+from confed.report.html.page import Tabs
+from confed.results.runs import Study, number
+
+__all__ = ["filter_of", "picked", "section"]
+
+SHOWN = 3
+"""Answers per question, as in the paper."""
+
+_FORMULAS: Mapping[str, str] = {
+    "gain": "log p_T − log(H_T/H_S) · log p_S, Eq. 8.12",
+    "diff": "log p_T − log p_S, Eq. 8.11",
+    "p_t": "log p_T",
+    "p_s": "log p_S",
+}
+
+
+def filter_of(algorithm: Algorithm) -> Filter | None:
+    """What ranks the method's answers; None if it is another method, compares all answers, or picks at random."""
+    from confed.algorithms.fedp3 import FedP3
+
+    if not isinstance(algorithm, FedP3) or algorithm.pairs != "filtered" or algorithm.filter == "random":
+        return None
+    return algorithm.filter
+
+
+def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """The answers that a filter ranks first, per example.
+
+    Args:
+        student: the local model's logits, shape (B, C).
+        teacher: the global model's, shape (B, C).
+        mode: the filter.
+        answers: names of the C answers.
+
+    Returns:
+        Up to three answers with r and both models' probabilities of it.
+    """
+    r = forgotten(student, teacher, mode).softmax(dim=1)
+    best = r.topk(min(SHOWN, len(answers)), dim=1).indices
+    columns = {"r": r, "teacher": teacher.softmax(dim=1), "student": student.softmax(dim=1)}
+    chosen = {name: torch.gather(values, 1, best).tolist() for name, values in columns.items()}
+    return [
+        [
+            {"answer": answers[answer], **{name: float(f"{rows[b][n]:.3g}") for name, rows in chosen.items()}}
+            for n, answer in enumerate(row)
+        ]
+        for b, row in enumerate(best.tolist())
+    ]
+
+
+def section(study: Study, tabs: Tabs, album: Album) -> str:
+    """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any.
+
+    Args:
+        study: gives the samples of each method's first seed.
+        tabs: makes the tabs.
+        album: takes the pictures.
+    """
+    panels: list[tuple[str, str]] = []
+    for method in study.methods:
+        found = next((samples for run in study.of(method) if (samples := _samples(run.gallery()))), [])
+        if found:
+            formula = _FORMULAS.get(str(found[0]["forgotten"].get("filter")), "")
+            cards = "".join(_card(sample, album) for sample in found)
+            text = page.paragraph(f"r = softmax({formula}) over all answers.", "muted") if formula else ""
+            panels.append((study.labels[method], f"{text}<div class=cards>{cards}</div>"))
+    if not panels:
+        return ""
+    text = (
+        "Training questions of every client, with the answers that the filter ranks first as the most easily "
+        "forgotten: r is the filter's distribution, T the final global model (teacher), S the client's last local "
+        "model (student). Percentages are probabilities over all answers."
+    )
+    return page.paragraph(text) + tabs(panels, len(panels) - 1)
+
+
+def _samples(gallery: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [sample for sample in gallery if isinstance(sample.get("forgotten"), Mapping)]
+
+
+def _card(sample: Mapping[str, Any], album: Album) -> str:
+    picture, truth = album.add(sample.get("image")), str(sample.get("answer", ""))
+    given = sample["forgotten"].get("answers")
+    rows = "".join(_answer(entry, truth) for entry in given if isinstance(entry, Mapping)) if given else ""
+    return (
+        f"<div class=card><h3><small>{escape(str(sample.get('place', '')))} · {escape(str(sample.get('type', '')))}"
+        f"</small>{escape(str(sample.get('question', '')))}</h3>"
+        f'<div class="picture p256 {picture}"></div>'
+        f"<div class=answers><div class=truth>Correct answer: <b>{escape(truth)}</b></div>{rows}</div></div>"
+    )
+
+
+def _answer(entry: Mapping[str, Any], truth: str) -> str:
+    """One answer's r as a bar, and what the models think of it."""
+    r, teacher, student = (number(entry.get(name)) or 0.0 for name in ("r", "teacher", "student"))
+    name = str(entry.get("answer", ""))
+    style = " class=right" if name == truth else ""
+    return (
+        f'<div><b{style}>{escape(name)}</b><div class=bar><i style="width:{100 * r:.1f}%"></i></div>'
+        f"<small>r {_percent(r)} · T {_percent(teacher)} · S {_percent(student)}</small></div>"
+    )
+
+
+def _percent(share: float) -> str:
+    """A probability; small ones keep their first digit, for the filter often picks answers that nobody would give."""
+    value = 100 * share
+    text = f"{value:.1f} %" if value >= 0.1 else f"{value:.1g} %" if value >= 1e-3 else "≈ 0"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")

@@ -1,0 +1,216 @@
+"""Accuracy and cost against the number of answers that FedP³ compares: figure 8.4 of FedVQA.
+
+Drawn for a study whose FedP³ rows differ in ``top_n`` only. The paper counts the cost of N compared answers as N²
+and that of plain knowledge preserving as C, the number of answers; beside it stands what was measured: the time of
+a training step above that of the FedAvg row.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confed.report.figures.style import Drawing, Pen, dress
+from confed.report.html import page
+from confed.report.tables.headline import headline
+from confed.results.runs import Run, Study, average, load, number
+from confed.results.settings import differing_keys
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Point", "drawing", "points", "section", "write_figure"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of the figure.
+
+    Attributes:
+        method: the study's row.
+        count: the paper's count, N² or C; None for FedAvg.
+        personal: mean over clients of the personal models, in % per seed.
+        unseen: mean over unseen places of the global model, in % per seed.
+        extra: milliseconds per step above FedAvg's, per seed; empty where they were not measured.
+    """
+
+    method: str
+    count: int | None
+    personal: tuple[float, ...]
+    unseen: tuple[float, ...]
+    extra: tuple[float, ...]
+
+
+def points(study: Study) -> list[Point]:
+    """FedP³'s rows by N, then plain knowledge preserving (``st``), then FedAvg; none if the study has no such rows."""
+    rows: dict[str, list[str]] = {"fedp3": [], "st": [], "fedavg": []}
+    for method in study.methods:
+        rows.get(str(study.of(method)[0].summary.get("algorithm")), []).append(method)
+    filtered = [m for m in rows["fedp3"] if _algorithm(study, m).get("pairs", "filtered") == "filtered"]
+    others = [{k: v for k, v in _algorithm(study, m).items() if k != "top_n"} for m in filtered]
+    sizes = [_algorithm(study, m).get("top_n") for m in filtered]
+    if len(set(sizes)) < 2 or any(other != others[0] for other in others):
+        return []
+    first, *further = (study.of(m)[0] for m in filtered)
+    if any(differing_keys(run, first) for run in further):
+        return []
+    plain = rows["fedavg"][0] if rows["fedavg"] else None
+    found = [
+        _point(study, method, int(size or 0) ** 2, plain)
+        for size, method in sorted(zip(sizes, filtered, strict=True), key=lambda pair: pair[0] or 0)
+    ]
+    answers = _answers(study)
+    if answers:
+        found += [_point(study, method, answers, plain) for method in rows["st"]]
+    return found + ([_point(study, plain, None, None)] if plain else [])
+
+
+def drawing(study: Study) -> Drawing | None:
+    """The figure; None if the study has no rows that differ in ``top_n``."""
+    found = points(study)
+    if not found:
+        return None
+    return Drawing(f"filter size {study.recipe}", 10.4, 3.1, lambda figure, pen: _draw(figure, study, found, pen))
+
+
+def section(study: Study) -> str:
+    """The figure for a report; nothing if the study has no rows that differ in ``top_n``."""
+    found = drawing(study)
+    if found is None:
+        return ""
+    text = (
+        "The filter keeps N answers per example. The paper counts N² comparisons for FedP³ and the number of answers "
+        "for knowledge preserving by a Kullback-Leibler divergence (KL). Measured: time of a training step above "
+        "that of FedAvg, the teacher's pass included, with whatever else the machine was doing."
+    )
+    return page.paragraph(text, "muted") + page.figure(
+        found.inline(), title="Accuracy and cost against the number of compared answers"
+    )
+
+
+def write_figure(folder: Path, target: Path | None = None) -> list[Path]:
+    """Writes the figure of a study as PNG and SVG.
+
+    Args:
+        folder: the study.
+        target: the files' common name without ending; ``filter_size`` in the study's folder by default.
+
+    Raises:
+        ValueError: the folder is no study, or its rows do not differ in ``top_n`` only.
+    """
+    study = load(folder)
+    found = drawing(study)
+    if found is None:
+        raise ValueError(f"{folder} must hold FedP³ rows that differ in top_n only, found {', '.join(study.methods)}")
+    target = target or folder / "filter_size"
+    paths = [target.with_suffix(".png"), target.with_suffix(".svg")]
+    paths[0].write_bytes(found.png())
+    paths[1].write_bytes(found.svg())
+    return paths
+
+
+def _draw(figure: "Figure", study: Study, found: Sequence[Point], pen: Pen) -> None:
+    """Personal, unseen and measured cost against the paper's count."""
+    panels = [
+        ("personal models", "personal", "test accuracy, %"),
+        ("global model, unseen places", "unseen", ""),
+        ("measured", "extra", "ms per step above FedAvg"),
+    ]
+    panels = [panel for panel in panels if any(getattr(point, panel[1]) for point in found)]
+    for i, (title, key, label) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), i + 1)
+        _panel(axes, study, found, key, pen)
+        if i == 0:
+            figure.legend(
+                loc="outside lower center", ncols=len(found), frameon=False, fontsize=8.5, labelcolor=pen("ink")
+            )
+        dress(axes, pen, title, "counted comparisons: N², or all answers", label)
+
+
+def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, pen: Pen) -> None:
+    """One quantity: FedP³'s rows as a line, knowledge preserving as diamonds, FedAvg as a dashed line."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    colours = [pen(name) for name in ("m1", "m2", "m0")]
+    values = {p.method: _spread(getattr(p, key)) for p in found if getattr(p, key)}
+    line = [p for p in found if p.count is not None and p.method in values and _is_filtered(study, p.method)]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    style: dict[str, Any] = {"capsize": 2, "elinewidth": 0.9}
+    if line:
+        means, deviations = zip(*(values[p.method] for p in line), strict=True)
+        counts = [p.count or 1 for p in line]
+        label = f"FedP³, N = {', '.join(str(math.isqrt(count)) for count in counts)}"
+        axes.errorbar(
+            counts, means, deviations, color=colours[0], marker="o", markersize=4, linewidth=1.8, label=label, **style
+        )
+    for p in found:
+        if p.method not in values or p in line:
+            continue
+        mean, deviation = values[p.method]
+        label = study.labels[p.method]
+        if p.count is None:
+            axes.axhline(mean, color=colours[2], linewidth=1.2, linestyle="--", label=label)
+        else:
+            marker: dict[str, Any] = {"color": colours[1], "marker": "D", "markersize": 6, "linestyle": ""}
+            axes.errorbar([p.count], [mean], [deviation], label=label, **marker, **style)
+    axes.margins(0.08, 0.2)
+
+
+def _is_filtered(study: Study, method: str) -> bool:
+    return study.of(method)[0].summary.get("algorithm") == "fedp3"
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds."""
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1) if len(values) > 1 else 0.0
+    return mean, math.sqrt(variance)
+
+
+def _point(study: Study, method: str, count: int | None, plain: str | None) -> Point:
+    runs = [run for run in study.of(method) if run.complete]
+    return Point(
+        method,
+        count,
+        tuple(100 * v for run in runs if (v := headline(run.summary, "personal_mean")) is not None),
+        tuple(100 * v for run in runs if (v := headline(run.summary, "global_unseen_mean")) is not None),
+        tuple(v for run in runs if plain and (v := _extra(run, study.of(plain))) is not None),
+    )
+
+
+def _extra(run: Run, plain: Sequence[Run]) -> float | None:
+    """Milliseconds per step with the term, above the FedAvg run with the same seed."""
+    other = next((r for r in plain if r.seed == run.seed), None)
+    # A run's first round is slower (memory, caches), and the term begins later in any case.
+    first = 1 + max(1, int(run.recipe.get("algorithm", {}).get("start_round", 1)))
+    mine, theirs = (_step_seconds(r, first) for r in (run, other))
+    return None if mine is None or theirs is None else 1000 * (mine - theirs)
+
+
+def _step_seconds(run: Run | None, first: int) -> float | None:
+    """Median over rounds, counted from 1, of a round's time divided by the optimiser steps of all clients."""
+    if run is None:
+        return None
+    local, examples = run.recipe.get("local", {}), run.summary.get("examples", {})
+    size, epochs = int(local.get("batch_size", 32)), int(local.get("epochs", 1))
+    steps = epochs * sum(math.ceil(sizes.get("train", 0) / size) for sizes in examples.values())
+    last = int(run.summary.get("rounds", 0))
+    times = [number(line.get("seconds")) for line in run.timings if first <= int(line.get("round", 0)) <= last]
+    known = [seconds for seconds in times if seconds is not None]
+    return statistics.median(known) / steps if known and steps else None
+
+
+def _answers(study: Study) -> int | None:
+    """The number of answers, which runs with a filter leave in their gallery."""
+    found = [number(s.get("forgotten", {}).get("of")) for run in study.runs for s in run.gallery() if "forgotten" in s]
+    mean = average(found)
+    return None if mean is None else round(mean)
+
+
+def _algorithm(study: Study, method: str) -> Mapping[str, Any]:
+    return study.of(method)[0].recipe.get("algorithm", {})

@@ -1,0 +1,348 @@
+"""The sections of a report, each a function of the study that returns HTML, or nothing if it has no data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from confed.metrics.fairness import across_clients
+from confed.report.figures import bars as plots
+from confed.report.figures import curves as lines
+from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, looks
+from confed.report.html import page
+from confed.report.html.page import Tabs
+from confed.report.statistics.harmed import BySeed, by_seed, hurting
+from confed.report.tables.cost import cost_table, race_table
+from confed.report.tables.headline import headline, is_bound, paper_table, spread_cell, table_of
+from confed.report.tables.labels import is_labelled
+from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results import format as formats
+from confed.results.history import judged, judged_words, no_global, nobody_has_own
+from confed.results.metric import metric_of, types_in_order
+from confed.results.runs import Run, Study, average, numbers
+
+__all__ = [
+    "calibration",
+    "clients",
+    "cost",
+    "learning",
+    "matrices",
+    "question_types",
+    "results",
+    "tasks",
+]
+
+MANY_PLACES = 24
+MANY_METHODS = 8
+"""With more methods than this tables have a row per method, not a column."""
+
+HALF = 5.2
+"""Width in inches of a drawing that leaves room for text beside it."""
+
+VIEWS: Mapping[str, str] = {
+    "personal": "personal",
+    "global_seen": "global on seen",
+    "global_unseen": "global on unseen",
+}
+
+
+def tasks(study: Study) -> list[str]:
+    """The names of the tasks of a study's rows, most often one."""
+    found = {str(study.of(m)[0].recipe.get("task", {}).get("name", "vqa")) for m in study.methods}
+    return sorted(found)
+
+
+def legend(study: Study) -> str:
+    """Which colour is which method, or for a run on its own which model."""
+    own = () if nobody_has_own(study) else (PERSONAL,)
+    shared = () if no_global(study) else (GLOBAL,)
+    shown = (*own, *shared) if study.single else looks(study).values()
+    return page.legend([(look.label, look.colour, look.dashed, look.glyph) for look in shown])
+
+
+def inline(drawing: Drawing | None, caption: str = "") -> str:
+    """A drawing as a figure of the page; nothing if there is none."""
+    return page.figure(drawing.inline(), caption) if drawing else ""
+
+
+def results(study: Study, tabs: Tabs) -> str:
+    """The paper's table, the headline table, and the picture of what personalisation costs the shared model."""
+    if not any(run.complete for run in study.runs):
+        return page.paragraph("No run has come to its end, so there are no test results yet.")
+    tables = {"means and cost": table_of(study)}
+    if not study.single:
+        tables = {"every place": paper_table(study)} | tables
+    table = tabs([(title, f'<div class="wide dense">{to_html(found)}</div>') for title, found in tables.items()])
+    drawing = plots.trade_off(study)
+    if not drawing:
+        return table
+    text = (
+        "<h3>Personal against general</h3>"
+        + page.paragraph(
+            "Upwards: the clients' own models are better on their own data. To the right: the shared "
+            "model is better "
+            "where nobody trained. A method in the upper right corner gives both; a personal model that "
+            "was bought "
+            "with a worse shared one stands to the upper left."
+        )
+        + page.paragraph(_finding(study))
+    )
+    picture = page.figure(drawing.inline(), title="Personal models against the global model in unseen places")
+    if drawing.width > HALF:
+        return f"{table}{text}{picture}"
+    return f"{table}<div class=columns><div>{picture}</div><div>{text}</div></div>"
+
+
+def learning(study: Study) -> str:
+    """Learning curves: means over clients, and every client."""
+    drawing = lines.curves(study)
+    if not drawing:
+        return ""
+    several = len(study.seeds) > 1
+    over = "mean over places"
+    if any(is_labelled(run.summary) for run in study.runs):
+        over = "of all clients' examples together, and the mean over unseen places"
+    bands = ", bands reach from the lowest seed to the highest" if len(study.methods) <= lines.MANY_METHODS else ""
+    caption = (
+        f"Results on validation data after each round (unseen places have none: on their test data), {over}; round 0 "
+        "is before training." + (f" Lines are means over seeds{bands}." if several else "")
+    )
+    caption += " Rows have several tasks, whose training losses have no common scale." if len(tasks(study)) > 1 else ""
+    each = inline(lines.client_curves(study), f"{_whose(study, ' on the same data').capitalize()}, client by client.")
+    if not study.single and each:
+        each = page.details("Client by client", each)
+    return legend(study) + inline(drawing, caption) + each
+
+
+def clients(study: Study) -> str:
+    """Bars per client and how fairly methods treat them."""
+    drawing = plots.bars(study)
+    if not drawing:
+        return ""
+    several = " Thin lines: standard deviation over seeds." if len(study.seeds) > 1 else ""
+    caption = f"{_whose(study).capitalize()}, on each client's test data after the last round, in %.{several}"
+    key = legend(study) if study.single else ""
+    return key + inline(drawing, caption) + _fairness(study)
+
+
+def _whose(study: Study, on: str = "") -> str:
+    """The models that bars and curves of single clients are about."""
+    if nobody_has_own(study):
+        return "the global model" if study.single else "the global models"
+    if study.single:
+        return "the client's personal model" + ("" if no_global(study) else f", and the global one{on}")
+    return f"{judged(study)} models"
+
+
+def matrices(study: Study, tabs: Tabs) -> str:
+    """Every personal model on every test set, one tab per method."""
+    panels: list[tuple[str, str]] = []
+    for method in study.methods:
+        found = _matrix(study, method)
+        if found:
+            panels.append((study.labels[method], found))
+    if not panels:
+        return ""
+    text = (
+        "Row: whose model. Column: whose test data (%); shades compare the models on one column's data. "
+        "Framed: a client's model at home. A row that is dark only in its frame belongs to a specialist."
+    )
+    # One tab on its own shows no title.
+    whose = f" All models are those of {panels[0][0]}." if len(panels) == 1 and not study.single else ""
+    return page.paragraph(text + whose, "muted") + tabs(panels)
+
+
+def question_types(study: Study, tabs: Tabs) -> str:
+    """Results per type of question, mean over places."""
+    panels: list[tuple[str, str]] = []
+    judging = {"deployed": "deployed at each client"} if judged(study) == "deployed" and not study.single else {}
+    for view, title in {**judging, **VIEWS}.items():
+        by_method = {m: _by_type(study.of(m), view) for m in study.methods}
+        by_method = {m: values for m, values in by_method.items() if values}
+        kinds = types_in_order(kind for values in by_method.values() for kind in values)
+        if not kinds:
+            continue
+        if study.single:
+            places = _by_place(study.runs[0], view)
+            columns = [*places, "mean"] if len(places) <= MANY_PLACES else ["mean"]
+            mean = by_method[study.methods[0]]
+            rows = [(k, [places[c].get(k) if c in places else mean.get(k) for c in columns]) for k in kinds]
+        else:
+            columns = [study.labels[m] for m in by_method]
+            rows = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
+        if len(columns) > MANY_METHODS and not study.single:
+            turned = [(name, [values[i] for _, values in rows]) for i, name in enumerate(columns)]
+            panels.append((title, page.heatmap("method", kinds, turned, by_column=True)))
+        else:
+            panels.append((title, page.heatmap("type", columns, rows)))
+    if not panels:
+        return ""
+    over = "seeds and places" if len(study.seeds) > 1 else "places"
+    labelled = any(is_labelled(run.summary) for run in study.runs)
+    of = "kind of example" if labelled else "type of question"
+    text = f"Test {metric_of(study.runs)} in % per {of}, mean over {over} where the {of.split(maxsplit=1)[0]} occurs."
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def calibration(study: Study) -> str:
+    """Expected calibration error per method and view."""
+
+    def error(view: str, run: Run) -> float | None:
+        found = numbers(run.summary.get("ece", {}).get(view))
+        return average([value for place, value in found.items() if place not in run.left])
+
+    rows = [(study.labels[m], [study.mean(m, partial(error, view)) for view in VIEWS]) for m in study.methods]
+    if not any(value is not None for _, values in rows for value in values):
+        return ""
+    text = (
+        "Expected calibration error in percentage points, mean over places: how far the probability that "
+        "a model "
+        "gives its answer is from how often it is right. Small is good; 0 means that answers given with "
+        "80 % are "
+        "right 80 % of the time."
+    )
+    return page.paragraph(text, "muted") + page.heatmap("method", list(VIEWS.values()), rows)
+
+
+def cost(study: Study) -> str:
+    """Bytes, time, memory and parameters; quality against bytes."""
+    table = cost_table(study)
+    if table is None:
+        return ""
+    html = f'<div class="wide dense">{to_html(table)}</div>'
+    drawing = inline(
+        lines.spending(study),
+        f"Mean result of the {judged_words(study)} models on validation data, against everything sent until then and "
+        "against the time of training until then (without evaluation, with whatever else the machine was doing); one "
+        "point per evaluated round."
+        + ("" if study.single else " Methods that send nothing are not in the drawing of traffic."),
+    )
+    if not drawing:
+        return html
+    race = race_table(study)
+    table = page.paragraph(race.title + ":") + to_html(race) if race else ""
+    return f"{html}<h3>Quality for traffic and time</h3>{drawing}{table}"
+
+
+def _finding(study: Study) -> str:
+    """The best federated methods, in a sentence that claims no more than the table."""
+    federated = [m for m in study.methods if not is_bound(study.of(m)[0].summary)]
+    parts: list[str] = []
+    names = {
+        "personal_mean": "personal mean",
+        "personal_worst": "worst client",
+        "global_unseen_mean": "unseen places",
+    }
+    for name, words in names.items():
+        found = {m: study.mean(m, _reader(name)) for m in federated}
+        there = {m: value for m, value in found.items() if value is not None}
+        if there:
+            best = formats.percent(max(there.values()))
+            winners = [study.labels[m] for m, value in there.items() if formats.percent(value) == best]
+            if len(winners) < max(2, len(there)):
+                parts.append(f"{words} {' and '.join(winners)} ({best} %)")
+    return f"Highest in this study: {', '.join(parts)}." if len(federated) > 1 and parts else ""
+
+
+def _reader(name: str) -> Callable[[Run], float | None]:
+    return lambda run: headline(run.summary, name)
+
+
+def _fairness(study: Study) -> str:
+    """Worst client, spread, and clients that would be better off with local training or the global model."""
+    local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
+    rows: list[tuple[Cell, ...]] = []
+    view = judged(study)
+    kind = judged_words(study)
+    against = view == "personal" and not nobody_has_own(study) and not no_global(study)
+    if any(is_labelled(run.summary) for run in study.runs):
+        kind = "global" if nobody_has_own(study) else "personal"
+    for method in study.methods:
+        mine = by_seed(study, method, view)
+        own = {client: sum(values.values()) / len(values) for client, values in mine.items()}
+        if len(own) < 2 or is_bound(study.of(method)[0].summary):
+            continue
+        spread = across_clients(own)
+        rows.append(
+            (
+                Cell(study.labels[method]),
+                Cell(spread.worst_client),
+                spread_cell([spread.worst]),
+                spread_cell([spread.sd]),
+                spread_cell([spread.spread]),
+                *([_hurt(mine, by_seed(study, local, view) if local != method else {})] if local else []),
+                *([_hurt(mine, by_seed(study, method, "global_seen"))] if against else []),
+            )
+        )
+    columns = (
+        Column("method", words=True),
+        Column("who", "worst client", words=True), Column("value", "worst client"),
+        Column("sd", "across clients"), Column("best − worst", "across clients"),
+        *([Column("than local training", f"{kind} model is worse", words=True)] if local else []),
+        *([Column("than the global model", f"{kind} model is worse", words=True)] if against else []),
+    )  # fmt: skip
+    if not rows:
+        return ""
+    table = Table("Worst client, and clients that lose by the method", columns, (tuple(rows),))
+    return f"<h3>Who gains, who loses</h3><div class=wrap>{to_html(table)}</div>"
+
+
+def _hurt(own: BySeed, reference: BySeed) -> Cell:
+    """Who is worse off, in the mean over the seeds that both have for all clients; a dash if there is none."""
+    worse = hurting(own, reference)
+    if worse is None:
+        return Cell(formats.MISSING)
+    found, seeds = worse.found, worse.seeds
+    only = "" if worse.every else f" (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
+    if not found.clients:
+        return Cell(f"none of {found.n}{only}")
+    names = ", ".join(found.clients[:3]) + (" …" if len(found.clients) > 3 else "")
+    return Cell(f"{len(found.clients)} of {found.n}: {names}, up to {formats.percent(found.worst)} points{only}")
+
+
+def _matrix(study: Study, method: str) -> str:
+    """One method's matrix, mean over seeds, with the global model as its last row."""
+    runs = study.of(method)
+    owners = [c for c in study.clients if any(numbers(run.summary.get("matrix", {}).get(c)) for run in runs)]
+    abroad = any(set(run.summary.get("matrix", {}).get(owner, {})) - {owner} for run in runs for owner in owners)
+    if not owners or len(owners) > MANY_PLACES or not abroad:
+        return ""
+    places = [
+        place
+        for place in [*study.clients, *study.scenes]
+        if any(place in run.summary.get("matrix", {}).get(owner, {}) for run in runs for owner in owners)
+    ]
+
+    def entry(owner: str, place: str) -> float | None:
+        return average([numbers(run.summary.get("matrix", {}).get(owner)).get(place) for run in runs])
+
+    def shared(place: str) -> float | None:
+        keys = ("global_seen", "global_unseen")
+        return average([numbers(run.summary.get(key)).get(place) for run in runs for key in keys])
+
+    rows: list[tuple[str, Sequence[float | None]]] = [(o, [entry(o, p) for p in places]) for o in owners]
+    last = [shared(place) for place in places]
+    present = any(value is not None for value in last)
+    if present:
+        rows.append(("global model", last))
+    return page.heatmap(
+        "model of",
+        places,
+        rows,
+        own={owner: owner for owner in owners},
+        by_column=True,
+        sections=int(present),
+    )
+
+
+def _by_place(run: Run, view: str) -> dict[str, dict[str, float]]:
+    """Place -> type -> value."""
+    found = run.summary.get("types", {}).get(view, {})
+    return {str(place): numbers(values) for place, values in found.items()}
+
+
+def _by_type(runs: Sequence[Run], view: str) -> dict[str, float]:
+    """Type -> mean over seeds and the places where it occurs, without clients that left."""
+    keys = [(run, str(run.summary.get("deploys", "personal")) if view == "deployed" else view) for run in runs]
+    tables = [values for run, key in keys for place, values in _by_place(run, key).items() if place not in run.left]
+    kinds = dict.fromkeys(kind for values in tables for kind in values)
+    found = {kind: average([values.get(kind) for values in tables]) for kind in kinds}
+    return {kind: value for kind, value in found.items() if value is not None}

@@ -1,0 +1,210 @@
+"""Sections of the report of a multi-label run or study, in the place of those about questions with one answer."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from confed.report.figures.labels import (
+    LabelScores,
+    co_occurrence,
+    co_occurrence_figure,
+    label_scores,
+    precision_by_label,
+    shares,
+)
+from confed.report.html import page
+from confed.report.html.page import Tabs
+from confed.report.tables.cells import is_bound, marks
+from confed.report.tables.labels import is_labelled, label_tables, label_value
+from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results import format as formats
+from confed.results.runs import Study, number
+
+__all__ = ["GLOSSARY", "labelled", "labels", "models_differ", "pairs", "results", "tiles", "unit"]
+
+LISTED = 200
+"""Up to this many labels are listed one by one."""
+
+GLOSSARY: Mapping[str, str] = {
+    "label": "Something that an example may have or lack, such as a thing in a picture; it may have any number.",
+    "AP": "Average precision: sort the test examples by the score of a label; at every example that has the label, the "
+    "share of those so far that have it; the mean of these. 100 % means that all that have it come first; a score that "
+    "is the same for all gets the share of examples that have it.",
+    "P, R, F1": "Precision: the share of predicted labels that are there. Recall: the share of labels that are there "
+    "which are predicted. F1 is their harmonic mean. A label is predicted where its probability reaches the threshold.",
+    "C-, O-": "C: the mean over labels, so that rare labels count as much as frequent ones. O: over all pairs of "
+    "example and label together, so that frequent labels count most.",
+    "example_f1": "Each test example's F1 over its labels, mean over a client's examples: defined for every client, "
+    "however few examples it has.",
+    "C-AP-binned": "C-AP from counts at 200 thresholds, which add up over clients while a run trains; results after "
+    "the last round are exact.",
+}
+
+
+def labelled(study: Study) -> bool:
+    """Whether a study is about examples with several labels."""
+    return any(is_labelled(run.summary) for run in study.runs)
+
+
+def unit(study: Study) -> str:
+    """What an example is, in the plural: "pictures" or "texts"; "examples" where nothing tells."""
+    samples = next((found for run in study.runs if (found := run.gallery())), [])
+    kinds = {"texts" if "text" in sample else "pictures" for sample in samples if {"text", "image"} & set(sample)}
+    return next(iter(kinds)) if len(kinds) == 1 else "examples"
+
+
+def models_differ(study: Study) -> bool:
+    """Whether rows have other models, such as learned label embeddings in the place of fixed ones."""
+    sections = [study.of(method)[0].recipe.get("model", {}) for method in study.methods]
+    return any(section != sections[0] for section in sections)
+
+
+def tiles(study: Study) -> str:
+    """The key figures of a run on its own."""
+    if not study.single or not study.runs[0].complete:
+        return ""
+    summary = study.runs[0].summary
+    words = {
+        "C-AP": "average precision, mean over labels (%)", "C-F1": "F1 of precision and recall over labels (%)",
+        "O-AP": "average precision, all pairs together (%)", "O-F1": "F1, all pairs together (%)",
+    }  # fmt: skip
+    found = [(formats.percent(label_value(summary, metric)), f"{metric}: {text}") for metric, text in words.items()]
+    found.append((formats.size(number(summary.get("bytes_total"))), "sent in all"))
+    found.append((formats.duration(number(summary.get("seconds"))), "wall time"))
+    return page.tiles(found)
+
+
+def results(study: Study, tabs: Tabs) -> str:
+    """The eight columns; the same for coarse labels, clients' own models and unseen places where there are such."""
+    if not any(run.complete for run in study.runs):
+        return page.paragraph("No run has come to its end, so there are no test results yet.")
+    names = study.labels
+    methods = [(names[m], [run.summary for run in study.of(m) if run.complete]) for m in study.methods]
+    titles = {"table": "labels", "table-coarse": "coarse labels", "table-personal": "clients' own models",
+              "table-unseen": "unseen places", "table-top3": "top 3", "table-flair": "as FLAIR counts"}  # fmt: skip
+    panels = [
+        (titles[key], page.paragraph(f"{table.title}.", "muted") + f'<div class="wide dense">{to_html(table)}</div>')
+        for key, table in label_tables(methods, cost=True, every=True).items()
+    ]
+    return tabs(panels) + _places(study)
+
+
+def labels(study: Study) -> str:
+    """Average precision label by label, and of frequent, middling and rare labels."""
+    drawing, found = precision_by_label(study), label_scores(study)
+    if drawing is None or found is None:
+        return ""
+    text = (
+        "Frequent labels are learned first; what a method does for rare ones is seen on the right. Dotted: what a "
+        "score that is the same for all examples gets, that is, the share of test examples with the label. A label "
+        "without any test example has no point."
+    )
+    if len(study.seeds) > 1:
+        text += " Mean over seeds."
+    html = (
+        page.paragraph(text, "muted")
+        + page.figure(drawing.inline(), title="Average precision of each label, from frequent to rare")
+        + _thirds(study, found)
+    )
+    return html + (page.details("Every label", _every(study, found)) if len(found.labels) <= LISTED else "")
+
+
+def pairs(study: Study, tabs: Tabs) -> str:
+    """Heat maps of which labels go together, one tab per method."""
+    panels: list[tuple[str, str]] = []
+    for method in study.methods:
+        runs = [run for run in study.of(method) if run.complete]
+        found = co_occurrence(runs[0]) if runs else None
+        if found is None:
+            continue
+        label = study.labels[method]
+        drawing = co_occurrence_figure(label, found, f"together {study.recipe} {method}")
+        panels.append((label, page.figure(drawing.inline(), _difference(found))))
+    if not panels:
+        return ""
+    text = (
+        "Of the test examples that have the row's label, the share that has the column's too; on the right the same of "
+        "predicted labels. Where the two look alike, the model has learned which labels go together. Grey: the "
+        "diagonal, and rows of labels that are never predicted."
+    )
+    if len(study.seeds) > 1:
+        text += " Of the first seed."
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def _places(study: Study) -> str:
+    """C-AP of every unseen place, where there are several."""
+    names = study.labels
+    views = list(
+        dict.fromkeys(
+            view for run in study.runs for view in run.summary.get("multilabel", {}) if view.startswith("unseen/")
+        )
+    )
+    if len(views) < 2:
+        return ""
+    rows = [(names[m], [study.mean(m, lambda run, v=view: label_value(run.summary, "C-AP", v)) for view in views])
+            for m in study.methods]  # fmt: skip
+    title = "<h3>The global model where nobody trained</h3>"
+    return title + page.paragraph("C-AP in %, place by place.", "muted") + page.heatmap(
+        "method", [view.partition("/")[2] for view in views], rows, by_column=True
+    )  # fmt: skip
+
+
+def _thirds(study: Study, found: LabelScores) -> str:
+    """Means over the third of labels that is most frequent, the middle one, and the rarest."""
+    there = np.flatnonzero(np.any([np.isfinite(values) for values in found.values.values()], axis=0))
+    if len(there) < 6:
+        return ""
+    parts = np.array_split(there, 3)
+    columns = (
+        Column("method", words=True),
+        *(
+            Column(f"{len(part)} labels, {found.train[part].max():.0f} to {found.train[part].min():.0f}", name, "%")
+            for name, part in zip(("frequent", "middling", "rare"), parts, strict=True)
+        ),
+    )
+    names = {m: study.labels[m] for m in found.values}
+    values = {m: [float(np.nanmean(row[part])) for part in parts] for m, row in found.values.items()}
+    ranked = [m for m in values if not is_bound(study.of(m)[0].summary)]
+    ranks = [marks([100 * values[m][i] for m in ranked]) for i in range(3)]
+
+    def row(method: str) -> tuple[Cell, ...]:
+        place = ranked.index(method) if method in ranked else None
+        own = [Cell(formats.percent(v), 100 * v, mark="" if place is None else ranks[i][place])
+               for i, v in enumerate(values[method])]  # fmt: skip
+        return (Cell(names[method]), *own)
+
+    bounds = tuple(row(m) for m in values if m not in ranked)
+    note = "Average precision in %, mean over labels; the numbers are training examples with the label, of all clients."
+    table = Table(
+        "Labels by how often they occur in training",
+        columns,
+        (tuple(map(row, ranked)), *((bounds,) if bounds else ())),
+        (note,),
+    )
+    return f"<h3>Frequent and rare labels</h3>{to_html(table)}"
+
+
+def _every(study: Study, found: LabelScores) -> str:
+    columns = [study.labels[m] for m in found.values]
+    tables = list(found.values.values())
+    rows = [
+        (f"{name} ({int(count)})", [None if np.isnan(t[i]) else float(t[i]) for t in tables])
+        for i, (name, count) in enumerate(zip(found.labels, found.train, strict=True))
+    ]
+    return page.heatmap("label (in training)", columns, rows)
+
+
+def _difference(found: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """How far the two maps are apart, in a sentence."""
+    truth, predicted = shares(found["truth"]), shares(found["predicted"])
+    both = np.isfinite(truth) & np.isfinite(predicted)
+    never = int((np.asarray(found["predicted"]).diagonal() == 0).sum())
+    words = f"The {len(truth)} labels that are most frequent in training"
+    lines = [f"{words}."]
+    if both.any():
+        apart = 100 * float(np.abs(truth - predicted)[both].mean())
+        lines.append(f"Where both are known, they differ by {apart:.1f} points, mean over entries.")
+    if never:
+        lines.append(f"Never predicted: {never} of them.")
+    return " ".join(lines)

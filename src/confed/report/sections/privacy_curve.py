@@ -1,0 +1,181 @@
+"""Accuracy against epsilon: what noise on the activations of split learning costs, and what it is worth."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confed.privacy.accountant import available, epsilon, releases_of
+from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, style
+from confed.report.html import page
+from confed.report.tables.headline import headline, spread_cell
+from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results.runs import Run, Study, distinct_labels, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["DELTA", "Point", "accuracy_against_epsilon", "curves", "section"]
+
+KINDS: Mapping[str, int] = {"bicsl": 2, "split_learning": 2}
+"""Method -> kinds of rows that go up per example and step: v_MHA and v_APN; h and the gradient of z."""
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs with the same noise.
+
+    Attributes:
+        row: the study's row.
+        epsilon: of all rows that one client sends in the run; infinite without a guarantee.
+        accuracies: of the global model, one per seed, as fractions.
+    """
+
+    row: str
+    epsilon: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return math.fsum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over seeds, 0 for one."""
+        if len(self.accuracies) < 2:
+            return 0.0
+        return math.sqrt(math.fsum((a - self.mean) ** 2 for a in self.accuracies) / (len(self.accuracies) - 1))
+
+
+def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
+    """The rows of a study that are split learning, from the smallest epsilon to the largest, by the curve's name.
+
+    On one curve are rows of one method, network, task and data that differ in clipping and noise. Epsilon is that of a
+    client's rows over the whole run, given the weights of its part, where an example may be replaced by any other. A
+    run whose rows are not all noised has no guarantee.
+
+    Args:
+        study: rows that differ in ``algorithm.privacy``.
+        delta: of the guarantee.
+
+    Raises:
+        ValueError: dp-accounting is not installed, and a row is noised.
+    """
+    found: dict[str, list[Point]] = {}
+    labels: dict[str, str] = {}
+    curve_of: dict[str, str] = {}
+    for row in study.methods:
+        runs = study.of(row)
+        accuracies = [a for run in runs if (a := headline(run.summary, "global_seen_mean")) is not None]
+        if _method(runs[0]) not in KINDS or not accuracies:
+            continue
+        curve = curve_of.setdefault(_fixed(runs[0]), row)
+        labels.setdefault(curve, str(runs[0].summary.get("label") or _method(runs[0])))
+        found.setdefault(curve, []).append(Point(row, _epsilon(runs[0], delta), tuple(accuracies)))
+    names = distinct_labels(labels)
+    return {names[curve]: sorted(points, key=lambda point: point.epsilon) for curve, points in found.items()}
+
+
+def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | None:
+    """Accuracy of the global model against epsilon, a line per method; dotted where there is no noise.
+
+    None where no row of the study has a finite epsilon, and where dp-accounting is not installed.
+
+    Args:
+        study: see :func:`curves`.
+        delta: of the guarantee.
+    """
+    if not _noised(study) or not available():
+        return None
+    known = curves(study, delta)
+    lines = {name: there for name, points in known.items() if (there := [p for p in points if _finite(p)])}
+    if not lines:
+        return None
+    metric = f"test {study.runs[0].metric} of the global model, %"
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        from matplotlib.ticker import FuncFormatter, NullLocator
+
+        axes = figure.add_subplot()
+        for hue, (name, points) in enumerate(lines.items()):
+            look = Look(name, f"m{hue % HUES + 1}")
+            x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
+            axes.errorbar(x, y, [100 * p.sd for p in points], label=name, capsize=2, **style(look, pen, 5))
+            for free in known[name]:
+                if not _finite(free):
+                    axes.axhline(100 * free.mean, color=pen(look.colour), linewidth=1, linestyle=":")
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({p.epsilon for points in lines.values() for p in points}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 100 else f"{x:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        dress(axes, pen, "", f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee", metric)
+        axes.legend(fontsize=8.5, frameon=False, labelcolor=pen("ink"))
+
+    return Drawing(f"accuracy-epsilon {study.recipe}", 5.2, 3.4, draw)
+
+
+def section(study: Study, delta: float = DELTA) -> str:
+    """Accuracy against epsilon as a drawing and a table; nothing where no row is noised."""
+    if not _noised(study):
+        return ""
+    if not available():
+        return page.paragraph(
+            "Rows are noised; what that guarantees is computed by dp-accounting, which is not installed "
+            "(pip install '.[privacy]' -c constraints.txt)."
+        )
+    text = (
+        f"ε at δ = {delta:g} of all rows that one client sends in the run: where one of its examples may be replaced "
+        "by any other, and given the weights of its part, which are trained on raw data and have no guarantee "
+        "themselves."
+    )
+    lines = [
+        (Cell(study.labels[point.row]), Cell(f"{point.epsilon:.3g}" if _finite(point) else "∞", _value(point)),
+         spread_cell(point.accuracies))
+        for points in curves(study, delta).values()
+        for point in points
+    ]  # fmt: skip
+    columns = (Column("method", words=True), Column("ε"), Column("global", "test, %", "%"))
+    drawing = accuracy_against_epsilon(study, delta)
+    html = page.paragraph(text, "muted") + (
+        page.figure(drawing.inline(), title="Accuracy against the privacy budget epsilon") if drawing else ""
+    )
+    return html + to_html(Table("Accuracy against epsilon", columns, (tuple(lines),)))
+
+
+def _value(point: Point) -> float | None:
+    return point.epsilon if _finite(point) else None
+
+
+def _finite(point: Point) -> bool:
+    return math.isfinite(point.epsilon)
+
+
+def _method(run: Run) -> str:
+    return str(run.recipe.get("algorithm", {}).get("name", ""))
+
+
+def _privacy(run: Run) -> Mapping[str, Any]:
+    return run.recipe.get("algorithm", {}).get("privacy") or {}
+
+
+def _fixed(run: Run) -> str:
+    """What all rows of a curve have in common."""
+    method = {**run.recipe.get("algorithm", {}), "privacy": bool(_privacy(run).get("distinct"))}
+    return json.dumps([method, *(run.recipe.get(part) for part in ("model", "task", "data"))], default=str)
+
+
+def _noised(study: Study) -> bool:
+    return any(_method(run) in KINDS and (number(_privacy(run).get("noise")) or 0) > 0 for run in study.runs)
+
+
+def _epsilon(run: Run, delta: float) -> float:
+    """Epsilon of a run's rows."""
+    noise = number(_privacy(run).get("noise")) or 0.0
+    if _method(run) == "split_learning":  # the gradients that go up tell of the labels
+        noise = min(noise, number(_privacy(run).get("gradient_noise")) or 0.0)
+    epochs = int(run.recipe["run"]["rounds"]) * int(run.recipe["local"]["epochs"])
+    return epsilon(noise, releases_of(epochs, KINDS[_method(run)]), delta)

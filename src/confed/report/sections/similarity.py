@@ -1,0 +1,259 @@
+"""Similarities within one test batch, before and after training, of models that answer by similarity.
+
+BiCSL's figure 3: how similar each question's representation v_NHA is to the u_LTA of its own answer and of the other
+questions' answers. The same examples are measured with the initial values and with the trained ones.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confed.report.figures.style import Drawing, Pen
+from confed.report.html import page
+from confed.report.html.page import Tabs
+from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results import format as formats
+from confed.results.runs import Run, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from confed.engines.local import Workspace
+    from confed.results.folder import RunFolder
+    from confed.runs.encode import Materials
+
+__all__ = ["FILE", "Similarity", "drawing", "figure", "measure", "read", "section"]
+
+FILE = "similarity.json"
+
+EXAMPLES = 32
+"""Examples of the batch; more could not be told apart in a drawing."""
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Similarities of B questions with B answers, those of the same examples.
+
+    Attributes:
+        place: whose test examples they are.
+        kind: "cosine" or "dot".
+        answers: the examples' answers, sorted, so that equal ones are neighbours.
+        before: with the initial values, (B, B); row i is question i.
+        after: with the trained values.
+        same: of the negatives in training batches, the share that has the answer of the example they are negatives of;
+            None where it was not measured.
+    """
+
+    place: str
+    kind: str
+    answers: tuple[str, ...]
+    before: np.ndarray
+    after: np.ndarray
+    same: float | None = None
+
+    def means(self, values: np.ndarray) -> dict[str, float]:
+        """Means over kinds of pairs; a kind without any pair is left out.
+
+        Args:
+            values: ``before`` or ``after``.
+
+        Returns:
+            "own": a question with its own answer; "same": with another example's equal answer; "other": with a
+            different answer, the negatives; "right": share of questions whose most similar answer is the right one.
+        """
+        names = np.asarray(self.answers)
+        equal, own = names[:, None] == names[None, :], np.eye(len(names), dtype=bool)
+        parts = {"own": own, "same": equal & ~own, "other": ~equal}
+        found = {name: float(values[where].mean()) for name, where in parts.items() if where.any()}
+        return {**found, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
+
+
+def measure(
+    folder: "RunFolder", workspace: "Workspace", materials: "Materials", batch_size: int, count: int = EXAMPLES
+) -> dict[str, Any] | None:
+    """What :data:`FILE` holds, of a run that has written its models; None where the model does not answer so.
+
+    The examples are spread over the test data of the first client that has some.
+
+    Args:
+        folder: the run.
+        workspace: a model to work in.
+        materials: the run's data.
+        batch_size: examples of a training batch.
+        count: examples at most.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from confed.models.contrastive import ContrastiveAnswerer
+    from confed.runs.samples import fill
+
+    model = workspace.model
+    if not isinstance(model, ContrastiveAnswerer):
+        return None
+    place = next((name for name, data in materials.clients.items() if len(data.tables[2])), None)
+    if place is None:
+        return None
+    files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
+    trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
+    if not trained:
+        return None
+    table = materials.clients[place].tables[2]
+    labels = table.columns["label"]
+    known = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
+    if len(known) < 2:
+        return None
+    rows = known[torch.linspace(0, len(known) - 1, min(count, len(known))).round().long()]
+    names = materials.dataset.answers
+    rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
+    batch = table.batch(rows)
+    answers = [names[int(label)] for label in labels[rows]]
+    found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
+    found["same"] = _same(materials, batch_size)
+    # What is global, with what the client keeps to itself where it does.
+    after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
+    for when, tensors in (("before", {}), ("after", after)):
+        fill(workspace, tensors)
+        with torch.no_grad():
+            similar = model(batch).logits[:, labels[rows]]
+        found[when] = [[round(value, 4) for value in row] for row in similar.tolist()]
+    return found
+
+
+def read(run: Run) -> Similarity | None:
+    """What a run measured; None without a sound file."""
+    try:
+        content = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
+        before, after = (np.asarray(content[when], dtype=np.float64) for when in ("before", "after"))
+        answers = tuple(map(str, content["answers"]))
+        same = None if content.get("same") is None else float(content["same"])
+        found = Similarity(str(content["place"]), str(content["kind"]), answers, before, after, same)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    sound = all(v.shape == (len(answers),) * 2 and np.isfinite(v).all() for v in (before, after))
+    return found if sound and answers else None
+
+
+def _same(materials: "Materials", batch_size: int) -> float:
+    """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
+    import torch
+
+    from confed.tasks.contrastive import same_answer_share
+
+    total, examples = 0.0, 0
+    for data in materials.clients.values():
+        labels = data.tables[0].columns["label"]
+        total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
+        examples += len(labels)
+    return total / max(examples, 1)
+
+
+def section(study: Study, tabs: Tabs) -> str:
+    """Both heat maps and the means of each method that answers by similarity, of its first seed."""
+    found = _found(study)
+    if not found:
+        return ""
+    text = (
+        "How similar each question's representation (a row) is to the representations of the batch's answers (the "
+        "columns), on the same test examples with the initial values and with the trained ones, of the first seed. "
+        "Equal answers are neighbours: what should be large lies in the blocks along the diagonal, and all else should "
+        "be small."
+    )
+    panels = [(study.labels[method], _panel(study.labels[method], one)) for method, one in found.items()]
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def figure(study: Study) -> Drawing | None:
+    """The drawing for a file: a row of two heat maps per method."""
+    found = _found(study)
+    return drawing([(study.labels[method], one) for method, one in found.items()]) if found else None
+
+
+def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
+    """Heat maps before and after training.
+
+    Args:
+        found: label and similarities of each method; a row each.
+    """
+
+    def draw(target: "Figure", pen: Pen) -> None:
+        for number, (label, one) in enumerate(found):
+            # Both have one scale, so that they can be compared.
+            most = 1.0 if one.kind == "cosine" else float(max(np.abs(one.before).max(), np.abs(one.after).max(), 1e-12))
+            head = f"{label}: " if len(found) > 1 else ""
+            both = [target.add_subplot(len(found), 2, 2 * number + side) for side in (1, 2)]
+            images = [
+                axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+                for axes, values in zip(both, (one.before, one.after), strict=True)
+            ]
+            for axes, when in zip(both, ("before", "after"), strict=True):
+                _dress(axes, pen, f"{head}{when} training", one.answers)
+            bar = target.colorbar(images[0], ax=both, shrink=0.8, aspect=30, pad=0.01)
+            bar.ax.tick_params(colors=pen("muted"), labelsize=8)
+            bar.set_label(f"{one.kind} similarity", color=pen("muted"), fontsize=9)
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+    return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw, shaded=True)
+
+
+def _found(study: Study) -> dict[str, Similarity]:
+    """Method -> the similarities of its first seed that has some."""
+    firsts = {m: next((one for run in study.of(m) if (one := read(run)) is not None), None) for m in study.methods}
+    return {method: one for method, one in firsts.items() if one is not None}
+
+
+def _panel(label: str, one: Similarity) -> str:
+    before, after = one.means(one.before), one.means(one.after)
+    words = {
+        "own": "positives: a question and its own answer, mean",
+        "same": "a question and an equal answer of another example, mean",
+        "other": "negatives: a question and a different answer, mean",
+    }
+    rows: list[tuple[Cell, ...]] = [
+        (Cell(text), Cell(_number(before[key]), before[key]), Cell(_number(after[key]), after[key]))
+        for key, text in words.items()
+        if key in before
+    ]
+    right = "the most similar answer of the batch is the right one, % of questions"
+    rows.append((Cell(right), *(Cell(formats.percent(found["right"])) for found in (before, after))))
+    columns = (Column("pairs", words=True), Column("before training"), Column("after training"))
+    caption = f"{label}: {len(one.answers)} test questions of {one.place}; {one.kind} similarity."
+    if one.same is not None:
+        caption += (
+            f" In training batches {formats.percent(one.same)} % of the negatives have the positive's own answer."
+        )
+    return (
+        page.figure(drawing([(label, one)]).inline(), caption)
+        + f"<div class=wrap>{to_html(Table('', columns, (tuple(rows),)))}</div>"
+    )
+
+
+def _dress(axes: "Axes", pen: Pen, title: str, answers: Sequence[str]) -> None:
+    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+    start, middles, edges = 0, list[float](), list[float]()
+    names: list[str] = []
+    for name, group in groupby(answers):
+        size = len(list(group))
+        middles.append(start + (size - 1) / 2)
+        names.append(name if len(name) <= 14 else f"{name[:13]}…")
+        start += size
+        edges.append(start - 0.5)
+    axes.set_xticks(middles, names, rotation=90)
+    axes.set_yticks(middles, names)
+    axes.tick_params(colors=pen("muted"), labelsize=7, length=0)
+    axes.set_xlabel("answer, u_LTA", color=pen("muted"), fontsize=9)
+    axes.set_ylabel("question, v_NHA", color=pen("muted"), fontsize=9)
+    for edge in edges[:-1]:
+        axes.axhline(edge, color=pen("card"), linewidth=0.5)
+        axes.axvline(edge, color=pen("card"), linewidth=0.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−") if abs(value) < 10 else f"{value:.1f}".replace("-", "−")

@@ -1,0 +1,1 @@
+"""Statistical comparison of a study's methods."""

@@ -1,0 +1,207 @@
+"""Several studies that differ in the model: values per model and method, and paired tests over models.
+
+A model counts once, with its mean over seeds, so that n models give n pairs. Differences are first minus second.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxon
+from confed.metrics.unpaired import UnpairedT, unpaired_t
+from confed.report.statistics.comparable import refusals
+from confed.report.statistics.paired import references_of
+from confed.report.tables.control_marks import fails
+from confed.report.tables.headline import headline, is_bound
+from confed.results.deployed import is_shown, with_deployed_of
+from confed.results.metric import types_in_order
+from confed.results.runs import Run, Study, average, numbers
+
+__all__ = ["ALL_PAIRS_UP_TO", "OVERALL", "ModelPair", "ModelStudies", "model_studies", "pairs_over_models"]
+
+OVERALL = "overall"
+"""The measure over all types of question; the others are the types' names."""
+
+ALL_PAIRS_UP_TO = 6
+"""With more methods than this, pairs are those with a reference only."""
+
+Cells = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Method -> model -> seed -> value."""
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """Two methods compared over models. P-values "after the correction" are Holm's, over the pairs.
+
+    Attributes:
+        first: a method.
+        second: the method it is compared with.
+        differences: model -> mean over common seeds of first minus second, a fraction.
+        paired: paired t-test over models.
+        unpaired: the two-sample test of the same values, which takes them as independent.
+        signed_ranks: Wilcoxon's signed-rank test over models.
+        paired_p: p-value of the paired t-test after the correction.
+        signed_ranks_p: that of Wilcoxon's test after the correction.
+    """
+
+    first: str
+    second: str
+    differences: Mapping[str, float]
+    paired: PairedT
+    unpaired: UnpairedT
+    signed_ranks: Wilcoxon
+    paired_p: float = 1.0
+    signed_ranks_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelStudies:
+    """The studies of several models.
+
+    Attributes:
+        studies: label of a model -> its study.
+        labels: method -> its name as people write it, in order.
+        kind: "deployed" or "personal": which models at the clients are judged.
+        measures: measure -> values; first :data:`OVERALL`, then a measure per type of question.
+        absent: label of a model without any run -> why.
+        refused: method -> other method -> why the two are not tested against each other.
+        blind: label of a model -> methods whose models at the clients do not beat their controls there
+            (:mod:`confed.report.tables.control_marks`); between two of them the model does not count.
+    """
+
+    studies: Mapping[str, Study]
+    labels: Mapping[str, str]
+    kind: str
+    measures: Mapping[str, Cells]
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    blind: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The methods that are no federation."""
+        runs = {m: [run for study in self.studies.values() for run in study.of(m)] for m in self.labels}
+        return tuple(method for method, found in runs.items() if found and is_bound(found[0].summary))
+
+    def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The methods that others are compared with; see :func:`confed.report.statistics.paired.references_of`.
+
+        Raises:
+            ValueError: an unknown method.
+        """
+        every = [run for study in self.studies.values() for run in study.runs]
+        methods = {m: dict(enumerate(run for run in every if run.method == m)) for m in self.labels}
+        return references_of({method: runs for method, runs in methods.items() if runs}, asked)
+
+
+def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:
+    """Reads what the studies of several models have in common.
+
+    Args:
+        studies: label of a model -> its study.
+        headline_key: which model is judged, as in :mod:`confed.results.deployed`; by default as the studies say.
+
+    Raises:
+        ValueError: no studies, or an unknown headline.
+    """
+    if not studies:
+        raise ValueError("studies must hold at least one, got none")
+    # What is deployed is decided for all runs together: one table has one kind of value.
+    every = with_deployed_of([run for study in studies.values() for run in study.runs], headline_key)
+    found: dict[str, Study] = {}
+    for label, study in studies.items():
+        runs, every = tuple(every[: len(study.runs)]), every[len(study.runs) :]
+        found[label] = replace(study, runs=runs)
+    labels: dict[str, str] = {}
+    for study in found.values():
+        labels |= {m: name for m, name in {**study.labels, **study.rows}.items() if m not in labels}
+    # The order of the study that has most rows: a study may lack those that failed.
+    order = list(max(found.values(), key=lambda study: len(study.rows or study.labels)).rows or labels)
+    labels = {m: labels[m] for m in dict.fromkeys([*order, *labels])}
+    kind = "deployed" if any(is_shown(run.summary) for study in found.values() for run in study.runs) else "personal"
+    types = types_in_order(t for study in found.values() for run in study.runs for t in _types(run, kind))
+    measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types)}
+    refused: dict[str, dict[str, str]] = {}
+    for study in found.values():
+        for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
+            refused.setdefault(method, {}).update(others)
+    blind = {
+        model: tuple(m for m in labels if fails([run.summary for run in study.of(m) if run.complete], kind))
+        for model, study in found.items()
+    }
+    return ModelStudies(
+        found, labels, kind, measures, refused=refused, blind={m: own for m, own in blind.items() if own}
+    )
+
+
+def pairs_over_models(
+    cells: Cells, pairs: Sequence[tuple[str, str]], blind: Mapping[str, Collection[str]] | None = None
+) -> list[ModelPair]:
+    """Tests over models for pairs of methods.
+
+    Args:
+        cells: values of one measure.
+        pairs: first and second method of each; those with fewer than two common models are left out.
+        blind: model -> methods that are not shown to use their input with it; a model counts for no pair of these.
+    """
+    blind = blind or {}
+    found: list[ModelPair] = []
+    for first, second in pairs:
+        a, b = _common(
+            *(
+                {
+                    model: seeds
+                    for model, seeds in cells.get(m, {}).items()
+                    if not {first, second} <= {*blind.get(model, ())}
+                }
+                for m in (first, second)
+            )
+        )
+        if len(a) < 2:
+            continue
+        x, y = list(a.values()), list(b.values())
+        differences = {model: a[model] - b[model] for model in a}
+        found.append(ModelPair(first, second, differences, paired_t(x, y), unpaired_t(x, y), wilcoxon(x, y)))
+    keys = [f"{pair.first} {pair.second}" for pair in found]
+    paired = holm({key: pair.paired.p for key, pair in zip(keys, found, strict=True)}).adjusted
+    ranks = holm({key: pair.signed_ranks.p for key, pair in zip(keys, found, strict=True)}).adjusted
+    return [
+        replace(pair, paired_p=paired[key], signed_ranks_p=ranks[key]) for key, pair in zip(keys, found, strict=True)
+    ]
+
+
+def _common(
+    first: Mapping[str, Mapping[int, float]], second: Mapping[str, Mapping[int, float]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Model -> mean over the seeds that both methods have, of both."""
+    seeds = {model: sorted(first[model].keys() & second[model].keys()) for model in first if model in second}
+    seeds = {model: both for model, both in seeds.items() if both}
+    a, b = (
+        {model: sum(of[model][seed] for seed in both) / len(both) for model, both in seeds.items()}
+        for of in (first, second)
+    )
+    return a, b
+
+
+def _cells(studies: Mapping[str, Study], methods: Sequence[str], kind: str, measure: str) -> Cells:
+    found: dict[str, dict[str, dict[int, float]]] = {method: {} for method in methods}
+    for model, study in studies.items():
+        for run in study.runs:
+            value = _value(run, kind, measure) if run.complete else None
+            if value is not None:
+                found[run.method].setdefault(model, {})[run.seed] = value
+    return found
+
+
+def _value(run: Run, kind: str, measure: str) -> float | None:
+    if measure == OVERALL:
+        return headline(run.summary, f"{kind}_mean")
+    return _types(run, kind).get(measure)
+
+
+def _types(run: Run, judged: str) -> dict[str, float]:
+    """Type of question -> mean over the places where it occurs, of a run's judged models."""
+    key = str(run.summary.get("deploys", "personal")) if judged == "deployed" else "personal"
+    types = run.summary.get("types", {}).get(key, {})
+    places = [numbers(values) for place, values in types.items() if place not in run.left]
+    found = {kind: average([values.get(kind) for values in places]) for values in places for kind in values}
+    return {kind: value for kind, value in found.items() if value is not None}

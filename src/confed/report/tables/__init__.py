@@ -1,0 +1,1 @@
+"""Tables of a study: text, CSV, Markdown, TeX and HTML."""

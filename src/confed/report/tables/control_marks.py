@@ -1,0 +1,186 @@
+"""Marks of models that do not beat their controls, in tables, comparisons and reports; the controls as a table.
+
+What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.controls`), which
+:func:`confed.metrics.controls.verdict` decided; of several seeds at least half must have failed.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from confed.report.html import page
+from confed.report.tables.cells import spread_cell
+from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results.runs import Study, Summary, number
+
+__all__ = [
+    "MEANING",
+    "SIGN",
+    "blind_pair",
+    "controls_in",
+    "controls_table",
+    "fails",
+    "looks_note",
+    "marked",
+    "section",
+    "with_marks",
+]
+
+SIGN = "†"
+"""Behind the means of models that do not beat their controls."""
+
+MEANING = (
+    f"{SIGN} Not shown to use its input: no better than with permuted pictures (one-sided sign-flip test within "
+    "places, 5 %; of multi-label data a paired bootstrap of C-AP over examples), or no better than the most frequent "
+    "training answer or than an answer from the question's words alone; between two such models no difference is "
+    "tested."
+)
+VIEWS: Mapping[str, str] = {
+    "personal": "personal",
+    "global_seen": "global, seen places",
+    "global_unseen": "global, unseen places",
+}
+_CONDITIONS: Mapping[str, str] = {
+    "right": "own input",
+    "permuted_image": "permuted pictures",
+    "permuted_text": "permuted texts",
+    "permuted_audio": "permuted sounds",
+    "permuted_series": "permuted sensor values",
+    "blank_image": "blank pictures",
+    "constant": "most frequent answer",
+    "words": "question's words",
+}
+
+
+def controls_in(summary: Summary, key: str) -> Mapping[str, Any]:
+    """The controls of one view of a run; empty where none were tried.
+
+    Args:
+        summary: the run's.
+        key: ``personal``, ``global_seen``, ``global_unseen`` or ``deployed``. Where there are no personal models, those
+            of the global one stand for them, as its values do.
+    """
+    found = summary.get("controls")
+    if not isinstance(found, Mapping):
+        return {}
+    name = str(summary.get("deploys", "personal")) if key == "deployed" else key
+    own = found.get(name)
+    if own is None and name == "personal":
+        own = found.get("global_seen")
+    return own if isinstance(own, Mapping) else {}
+
+
+def fails(summaries: Iterable[Summary], key: str) -> bool:
+    """Whether a method's models are marked: at least half of the runs that tried controls did not beat them.
+
+    Args:
+        summaries: of the method's runs.
+        key: see :func:`controls_in`.
+    """
+    passed = [bool(own.get("passed", True)) for summary in summaries if (own := controls_in(summary, key))]
+    return bool(passed) and 2 * sum(passed) <= len(passed)
+
+
+def marked(cell: Cell, summaries: Iterable[Summary], key: str) -> Cell:
+    """A cell with the mark behind its text where the method's models of this view do not beat their controls."""
+    return replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and fails(summaries, key) else cell
+
+
+def with_marks(table: Table, blind: Collection[tuple[str, str]]) -> Table:
+    """A table of differences with the mark behind the values of models that do not beat their controls.
+
+    Args:
+        table: with the columns "measure", "method" and "value".
+        blind: measure and method of these, as the table names them.
+    """
+    place = [column.title for column in table.columns].index("value")
+
+    def row(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        if (cells[0].text, cells[1].text) not in blind:
+            return cells
+        return (*cells[:place], replace(cells[place], text=f"{cells[place].text} {SIGN}"), *cells[place + 1 :])
+
+    return replace(table, sections=tuple(tuple(map(row, section)) for section in table.sections))
+
+
+def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> str:
+    """Why no difference between two methods' models of one view may be tested; "" if it may.
+
+    Args:
+        runs: summaries of one method's runs.
+        others: of the other's.
+        key: see :func:`controls_in`.
+    """
+    return "neither model is shown to use its input" if fails(runs, key) and fails(others, key) else ""
+
+
+def looks_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
+    """What the mark means, where one stands.
+
+    Args:
+        methods: summaries of each method's runs.
+        keys: the views that the table shows.
+    """
+    return [MEANING] if any(fails(runs, key) for runs in methods for key in keys) else []
+
+
+def controls_table(study: Study) -> Table | None:
+    """Every method's means over places under all conditions, a section per view; None where none were tried."""
+    runs = {m: [run.summary for run in study.of(m) if run.complete] for m in study.methods}
+    there = {
+        name
+        for own in runs.values()
+        for summary in own
+        for key in VIEWS
+        for name in _stated(summary, key).get("means", {})
+    }
+    if not there:
+        return None
+    names = [name for name in _CONDITIONS if name in there]
+    columns = (Column("models", words=True), Column("method", words=True))
+    columns += tuple(Column(_CONDITIONS[name], unit="%") for name in names)
+    columns += (Column("p, pictures" if "permuted_image" in there else "p"),)
+    sections: list[tuple[tuple[Cell, ...], ...]] = []
+    for key, words in VIEWS.items():
+        rows: list[tuple[Cell, ...]] = []
+        for method, own in runs.items():
+            stated = [found for summary in own if (found := _stated(summary, key))]
+            if not stated:
+                continue
+            cells = [spread_cell([number(found["means"].get(name)) for found in stated]) for name in names]
+            cells[0] = marked(cells[0], own, key)
+            largest = max((min(found["p"].values(), default=1.0) for found in stated), default=1.0)
+            if "permuted_image" in there:
+                largest = max((found["p"].get("permuted_image", 1.0) for found in stated), default=1.0)
+            rows.append((Cell(words), Cell(study.labels[method]), *cells, Cell(f"{largest:.2g}", largest)))
+        sections.append(tuple(rows))
+    notes = (
+        "Means over places of the test score. Permuted: each example is shown another one's input of the same place. "
+        "Blank: every picture is grey. The last columns are answers without any picture, learned from the training "
+        "data. p: one-sided sign-flip test of own input against permuted, of multi-label data a paired bootstrap of "
+        "C-AP; of several seeds the largest.",
+        *looks_note(list(runs.values())),
+    )
+    return Table("Whether models use their input: test score in % under control conditions", columns,
+                 tuple(sections), notes)  # fmt: skip
+
+
+def section(study: Study) -> str:
+    """The table as HTML, and why conditions are missing; empty where none were tried."""
+    table = controls_table(study)
+    left = {
+        f"{study.labels[run.method]}, {'all' if view == 'all' else VIEWS.get(view, view)}: {why}"
+        for run in study.runs
+        for view, why in dict(run.summary.get("controls", {}).get("left_out", {})).items()
+    }
+    if table is None and not left:
+        return ""
+    shown = "" if table is None else f'<div class="wide dense">{to_html(table)}</div>'
+    return shown + (page.paragraph(f"Left out. {'; '.join(sorted(left))}.") if left else "")
+
+
+def _stated(summary: Summary, key: str) -> Mapping[str, Any]:
+    """The controls of a view as the run has them, without stand-ins."""
+    found = summary.get("controls")
+    own = found.get(key) if isinstance(found, Mapping) else None
+    return own if isinstance(own, Mapping) else {}

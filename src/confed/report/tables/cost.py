@@ -1,0 +1,130 @@
+"""What a method costs: bytes, time, memory, parameters, and what it takes to reach a given quality."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from confed.report.tables.headline import is_bound
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
+from confed.results.runs import Run, Study, number, numbers
+
+__all__ = ["cost_table", "race_table"]
+
+
+def cost_table(study: Study) -> Table | None:
+    """Cost per method, mean over seeds; None if nothing was measured."""
+    columns = (
+        Column("method", words=True),
+        Column("up", "sent in all", "bytes"),
+        Column("down", "sent in all", "bytes"),
+        Column("per round", "per client", "bytes"),
+        Column("in all", "time", "s"),
+        Column("round", "time", "s"),
+        Column("CPU", "time", "s"),
+        Column("memory", unit="bytes"),
+        Column("trained", "parameters"),
+        Column("sent", "parameters"),
+        Column("stored", "parameters"),
+        Column("total", "parameters"),
+    )
+    rows = tuple(_row(study, method) for method in study.methods)
+    if all(cell.text == formats.MISSING for row in rows for cell in row[1:]):
+        return None
+    notes = (
+        "Sent: messages as they are serialised, all rounds; per client: one client in one round, both ways. "
+        "Time: training and evaluation, with whatever else the machine was doing; CPU: time of all "
+        "processors. "
+        "Memory: largest resident memory of a process. Parameters of one client: trained by it, sent "
+        "each way in "
+        "a round, stored by it between rounds, and the whole model; of the smallest and the largest client where "
+        "clients differ.",
+    )
+    return Table("Cost", columns, (rows,), notes)
+
+
+def race_table(study: Study) -> Table | None:
+    """Rounds and bytes until the mean personal (or deployed) validation result reaches what the reference ends with.
+
+    The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.
+    """
+    curves = {
+        method: over_seeds([judged_curve(study, run) for run in study.of(method)])
+        for method in study.methods
+        if not is_bound(study.of(method)[0].summary)
+    }
+    curves = {method: curve for method, curve in curves.items() if len(curve) > 1}
+    if len(curves) < 2:
+        return None
+    averaging = (m for m in curves if study.of(m)[0].summary.get("algorithm") == "fedavg")
+    reference = next(averaging, next((m for m in curves if m == "adapter"), next(iter(curves))))
+    goal = curves[reference][max(curves[reference])]
+    rows: list[tuple[Cell, ...]] = []
+    for method, curve in curves.items():
+        there = next((r for r in sorted(curve) if curve[r] >= goal), None)
+        if there is None:
+            rows.append((Cell(study.labels[method]), Cell(f"not in {max(curve)}"), Cell(formats.MISSING)))
+            continue
+        sent = study.mean(method, partial(_sent, there))
+        rows.append((Cell(study.labels[method]), Cell(str(there), there), Cell(formats.size(sent), sent)))
+    title = (
+        f"Until the {judged_words(study)} mean reaches {formats.percent(goal)} % (where {study.labels[reference]} ends)"
+    )
+    return Table(title, (Column("method", words=True), Column("rounds"), Column("sent")), (tuple(rows),))
+
+
+def _sent(until: int, run: Run) -> float | None:
+    return sent_until(run).get(until)
+
+
+def _row(study: Study, method: str) -> tuple[Cell, ...]:
+    def mean(read: Callable[[Run], float | None]) -> float | None:
+        return study.mean(method, read)
+
+    sent: list[float | None] = [None, None, None]
+    if not is_bound(study.of(method)[0].summary):
+        sent = [mean(partial(_total, "bytes_up")), mean(partial(_total, "bytes_down")), mean(_per_call)]
+    seconds = [mean(partial(_stated, key)) for key in ("seconds", "seconds_per_round", "cpu_seconds")]
+    memory = mean(partial(_stated, "peak_memory_bytes"))
+    counts = [_count(study, method, key) for key in ("trained", "sent", "stored", "total")]
+    return (
+        Cell(study.labels[method]),
+        *(Cell(formats.size(value), value) for value in sent),
+        *(Cell(formats.duration(value), value) for value in seconds),
+        Cell(formats.size(memory), memory),
+        *counts,
+    )
+
+
+def _total(key: str, run: Run) -> float | None:
+    rounds = run.summary.get(key)
+    return sum(sum(numbers(line).values()) for line in rounds.values()) if isinstance(rounds, Mapping) else None
+
+
+def _per_call(run: Run) -> float | None:
+    """Mean over rounds and the clients that took part, both directions."""
+    ways = [
+        [n for line in run.summary.get(key, {}).values() for n in numbers(line).values()]
+        for key in ("bytes_up", "bytes_down")
+    ]
+    calls = max(map(len, ways))
+    return sum(map(sum, ways)) / calls if calls else None
+
+
+def _stated(key: str, run: Run) -> float | None:
+    return number(run.summary.get(key))
+
+
+def _count(study: Study, method: str, key: str) -> Cell:
+    """A number of parameters: one client's, or from the smallest client's to the largest one's with their mean."""
+
+    def of_client(choose: Callable[[list[float]], float], run: Run) -> float | None:
+        each = run.summary.get("parameters_of", {})
+        found = [n for own in each.values() if (n := number(own.get(key))) is not None]
+        return choose(found) if found else None
+
+    value = study.mean(method, lambda run: number(run.summary.get("parameters", {}).get(key)))
+    low, high = (study.mean(method, partial(of_client, choose)) for choose in (min, max))
+    if low is None or high is None or low == high:
+        return Cell(formats.count(value), value)
+    return Cell(f"{formats.count(low)} to {formats.count(high)}", value)

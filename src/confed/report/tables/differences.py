@@ -1,0 +1,272 @@
+"""Differences between methods as tables: the main one, the same per client, and tests that are extras."""
+
+from collections.abc import Mapping, Sequence
+
+from confed.metrics.equivalence import Equivalence
+from confed.metrics.resampling import Bootstrap
+from confed.metrics.statistics import PairedT
+from confed.report.statistics.paired import MEASURES, Difference
+from confed.report.tables.headline import spread_cell
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+
+__all__ = ["client_table", "difference_table", "extra_table", "seed_table"]
+
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Measure -> method -> seed -> value."""
+
+
+def difference_table(
+    title: str,
+    reference: str,
+    labels: Mapping[str, str],
+    values: Values,
+    found: Sequence[Difference],
+    margin: float,
+    notes: Sequence[str] = (),
+) -> Table:
+    """Every method against one reference, a section per measure.
+
+    Args:
+        title: caption.
+        reference: the method that the others are compared with.
+        labels: method -> its name as people write it, in order.
+        values: of all methods.
+        found: the differences to this reference.
+        margin: of the tests of equivalence, a fraction.
+        notes: sentences below the table.
+    """
+    by_key = {(difference.measure, difference.method): difference for difference in found}
+    columns = _columns(margin, len({len(seeds) for of in values.values() for seeds in of.values()}) < 2)
+    sections = tuple(
+        tuple(
+            _row(measure, labels[method], of[method], by_key.get((measure, method)), method == reference, len(columns))
+            for method in labels
+            if method in of
+        )
+        for measure, of in values.items()
+    )
+    return Table(title, columns, sections, tuple(notes))
+
+
+def client_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
+    """The sign-flip test for each client and unseen place: who was won and lost against one reference.
+
+    None without predictions, or if there is only one place.
+
+    Args:
+        labels: method -> its name as people write it.
+        found: the differences to all references, so that their tables have the same columns.
+        reference: the one that is shown.
+    """
+    places = list(dict.fromkeys(place for d in found for place in d.by_place))
+    found = [d for d in found if d.by_place and d.reference == reference]
+    if len(places) < 2 or not found:
+        return None
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        *(
+            column
+            for place in places
+            for column in (Column("won:lost", place, words=True), Column("p", place), Column("p uncorrected", place))
+        ),
+    )
+    columns = tuple(Column(c.title, c.group, words=c.words, detail=c.title == "p uncorrected") for c in columns)
+    sections: list[tuple[tuple[Cell, ...], ...]] = []
+    for measure, words in MEASURES.items():
+        rows: list[tuple[Cell, ...]] = []
+        for d in (d for d in found if d.measure == measure):
+            cells = [cell for place in places for cell in _won(d, place)]
+            rows.append((Cell(words.words), Cell(labels[d.method]), *cells))
+        sections.append(tuple(rows))
+    notes = (
+        "Sign-flip test on the questions of each place, each with its mean over seeds: won and lost count questions, "
+        "each once. With one seed and answers right or wrong it is McNemar's exact test. p-values are corrected by "
+        "Holm's procedure over all methods and places of a measure.",
+    )
+    return Table(f"Questions won and lost against {labels[reference]}, place by place", columns, tuple(sections), notes)
+
+
+def extra_table(labels: Mapping[str, str], found: Sequence[Difference], reference: str) -> Table | None:
+    """Tests that are read with care: Wilcoxon over places and seeds, bootstrap over seeds and examples.
+
+    None if there is neither.
+    """
+    if not any(d.pairs or d.over_both for d in found):
+        return None
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("pairs", "Wilcoxon, clients × seeds"),
+        Column("rank sum", "Wilcoxon, clients × seeds"),
+        Column("p", "Wilcoxon, clients × seeds"),
+        Column("least p", "Wilcoxon, clients × seeds"),
+        Column("95 % CI", "bootstrap, seeds and examples", words=True),
+        Column("low", "bootstrap, seeds and examples", "points", detail=True),
+        Column("high", "bootstrap, seeds and examples", "points", detail=True),
+        Column("p", "bootstrap, seeds and examples"),
+    )
+    sections = tuple(
+        tuple(
+            (
+                Cell(words.words),
+                Cell(labels[d.method]),
+                *(
+                    (
+                        Cell(str(d.pairs.n), d.pairs.n),
+                        Cell(f"{d.pairs.statistic:g}", d.pairs.statistic),
+                        p_cell(d.pairs.p),
+                        p_cell(d.pairs.smallest_p),
+                    )
+                    if d.pairs
+                    else (Cell(formats.MISSING),) * 4
+                ),
+                *_interval(d.over_both),
+                p_cell(d.over_both.p if d.over_both else None),
+            )
+            for d in found
+            if d.measure == measure
+        )
+        for measure, words in MEASURES.items()
+    )
+    notes = (
+        "Extras, for orientation only, and not corrected for the number of methods. Clients of one run share the "
+        "model and the rounds, so pairs of client and seed are not independent, and Wilcoxon's p-values are too "
+        "small. Pairs without a difference do not count. A bootstrap over few seeds gives intervals that are too "
+        "narrow.",
+    )
+    return Table(f"Extras: other tests against {labels[reference]}", columns, sections, notes)
+
+
+def seed_table(
+    labels: Mapping[str, str], values: Values, places: Mapping[str, Mapping[str, Mapping[str, Mapping[int, float]]]]
+) -> Table:
+    """Every measure of every seed in a row of its own: the value, and below it those of each place it is a mean of.
+
+    Args:
+        labels: method -> its name as people write it, in order.
+        values: of all methods.
+        places: measure -> method -> place -> seed -> value.
+    """
+    columns = (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("row", words=True),
+        Column("seed"),
+        Column("place", words=True),
+        Column("value", unit="%"),
+    )
+
+    def row(measure: str, method: str, seed: int, place: str, value: float) -> tuple[Cell, ...]:
+        start = (Cell(MEASURES[measure].words), Cell(labels[method]), Cell(method), Cell(str(seed), seed))
+        return (*start, Cell(place), Cell(formats.percent(value), 100 * value))
+
+    sections = tuple(
+        tuple(
+            found
+            for method in labels
+            for seed, value in sorted(of.get(method, {}).items())
+            for found in (
+                row(measure, method, seed, "", value),
+                *(
+                    row(measure, method, seed, place, seeds[seed])
+                    for place, seeds in places.get(measure, {}).get(method, {}).items()
+                    if seed in seeds
+                ),
+            )
+        )
+        for measure, of in values.items()
+    )
+    return Table("The value of every seed, and of each place", columns, sections)
+
+
+def p_cell(p: float | None, star: bool = False) -> Cell:
+    """A p-value, starred where it is claimed to be significant."""
+    return Cell(formats.p_value(p) + ("*" if star else ""), p)
+
+
+def _row(
+    measure: str,
+    label: str,
+    values: Mapping[int, float],
+    found: Difference | None,
+    is_reference: bool,
+    width: int,
+) -> tuple[Cell, ...]:
+    start = (
+        Cell(MEASURES[measure].words),
+        Cell(label),
+        Cell(str(len(values)), len(values)),
+        spread_cell(list(values.values())),
+    )
+    if found is None:
+        gap = Cell("reference" if is_reference else formats.MISSING)
+        return (*start, gap, *(Cell("") for _ in range(width - len(start) - 1)))
+    t, b, s, e = found.over_seeds, found.over_examples, found.signs, found.equivalence
+    mark = ", not tested" if found.refused else "*" if found.significant else ""
+    return (
+        *start,
+        Cell(formats.points(found.points) + mark, 100 * found.points),
+        *_interval(t),
+        p_cell(t.p if t else None),
+        p_cell(found.seeds_p),
+        *_interval(b),
+        p_cell(b.p if b else None),
+        p_cell(found.bootstrap_p),
+        p_cell(s.p if s else None),
+        p_cell(found.signs_p),
+        *_interval(e)[1:],
+        p_cell(e.no_worse_p if e else None),
+        p_cell(found.no_worse_p, found.no_worse),
+        p_cell(e.p if e else None),
+        p_cell(found.equivalence_p, found.equivalent),
+        Cell(found.refused or found.unpaired),
+    )
+
+
+def _columns(margin: float, equal_seeds: bool) -> tuple[Column, ...]:
+    group = f"p, margin {100 * margin:g}"
+    return (
+        Column("measure", words=True),
+        Column("method", words=True),
+        Column("seeds", detail=equal_seeds),
+        Column("value", unit="%"),
+        Column("difference", unit="points"),
+        *_test_columns("over seeds"),
+        *_test_columns("over examples"),
+        Column("p uncorrected", "sign flips", detail=True),
+        Column("p", "sign flips"),
+        Column("90 % low", "over seeds", "points", detail=True),
+        Column("90 % high", "over seeds", "points", detail=True),
+        Column("no worse uncorrected", group, detail=True),
+        Column("no worse", group),
+        Column("equal uncorrected", group, detail=True),
+        Column("equal", group),
+        Column("not tested because", words=True, detail=True),
+    )
+
+
+def _test_columns(group: str) -> tuple[Column, ...]:
+    return (
+        Column("95 % CI", group, words=True),
+        Column("low", group, "points", detail=True),
+        Column("high", group, "points", detail=True),
+        Column("p uncorrected", group, detail=True),
+        Column("p", group),
+    )
+
+
+def _won(difference: Difference, place: str) -> tuple[Cell, Cell, Cell]:
+    """Questions won and lost at one place, its corrected and its uncorrected p-value."""
+    test = difference.by_place.get(place)
+    if test is None:
+        return Cell(""), Cell(""), Cell("")
+    return Cell(f"{test.won}:{test.lost}"), p_cell(difference.by_place_p[place]), p_cell(test.p)
+
+
+def _interval(test: PairedT | Bootstrap | Equivalence | None) -> tuple[Cell, Cell, Cell]:
+    if test is None:
+        return Cell(formats.MISSING), Cell(formats.MISSING), Cell(formats.MISSING)
+    text = f"[{formats.points(test.low)}, {formats.points(test.high)}]"
+    return Cell(text), Cell(text, 100 * test.low), Cell(text, 100 * test.high)

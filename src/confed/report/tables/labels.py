@@ -1,0 +1,202 @@
+"""Tables of multi-label runs: means over labels and overall, of the global model and of clients' own models.
+
+Values are those of all test examples of a view together (:mod:`confed.runs.pooled_metrics`), mean and standard deviation
+over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen places
+where clients have no test examples, or the clients' own models where a method gives nothing else.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confed.report.tables.cells import is_bound, marks, spread_cell
+from confed.report.tables.control_marks import looks_note, marked
+from confed.report.tables.table import Cell, Column, Mark, Table
+from confed.results import format as formats
+from confed.results.runs import average, number
+
+__all__ = [
+    "LABEL_METRICS", "VIEWS", "controls_key", "is_labelled", "label_table", "label_tables", "label_value",
+    "without_positives",
+]  # fmt: skip
+
+LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+"""The columns, in order."""
+
+VIEWS: Mapping[str, str] = {
+    "": "the model that each method is judged by",
+    "global": "the global model on all clients' test examples",
+    "unseen": "the global model on unseen places",
+    "personal": "clients' own models, each on its own test examples",
+}
+"""View -> what it is; the empty one is each run's headline."""
+
+LEVELS: Mapping[str, str] = {
+    "coarse": "coarse labels",
+    "top3": "at most three labels per example",
+    "flair": "as FLAIR's benchmark counts",
+}
+"""Level -> what it is: other labels, or another way to count."""
+
+Summary = Mapping[str, Any]
+
+
+def is_labelled(summary: Summary) -> bool:
+    """Whether a run's summary has multi-label results."""
+    return isinstance(summary.get("multilabel"), Mapping)
+
+
+def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
+    """One value of a run, a fraction; None where there is none.
+
+    Args:
+        summary: the run's.
+        metric: one of :data:`LABEL_METRICS`.
+        view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
+        level: one of :data:`LEVELS`, or empty for the labels themselves.
+    """
+    found = summary.get("multilabel")
+    if not isinstance(found, Mapping):
+        return None
+    values: Any = found.get(view or found.get("headline", ""))
+    if level and isinstance(values, Mapping):
+        values = values.get(level)
+    return number(values.get(metric)) if isinstance(values, Mapping) else None
+
+
+def label_table(
+    methods: Sequence[tuple[str, Sequence[Summary]]], view: str = "", level: str = "", *, cost: bool = False
+) -> Table:
+    """One view of a study's methods.
+
+    Args:
+        methods: label and summaries (one per seed) of each method, in order. Without any summary a row has dashes.
+        view: see :data:`VIEWS`.
+        level: one of :data:`LEVELS`, or empty for the labels themselves.
+        cost: columns for bytes sent and time, too.
+    """
+    columns = (
+        Column("method", words=True),
+        *(Column(metric, LEVELS.get(level, ""), "%") for metric in LABEL_METRICS),
+        *((Column("sent", unit="bytes"), Column("time", unit="s")) if cost else ()),
+    )
+    bounds = [label for label, runs in methods if runs and is_bound(runs[0])]
+    values = {
+        label: [[label_value(run, metric, view, level) for run in runs] for metric in LABEL_METRICS]
+        for label, runs in methods
+    }
+    ranked = [label for label, _ in methods if label not in bounds]
+    means = [[average(values[label][i]) for label in ranked] for i in range(len(LABEL_METRICS))]
+    ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
+
+    def row(label: str, runs: Sequence[Summary]) -> tuple[Cell, ...]:
+        place = ranked.index(label) if label in ranked else None
+        own: list[Mark] = ["" if place is None else column[place] for column in ranks]
+        cells = [spread_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
+        cells[0] = marked(cells[0], runs, controls_key(runs, view))
+        sent, seconds = (average([number(run.get(key)) for run in runs]) for key in ("bytes_total", "seconds"))
+        costs = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds)) if cost else ()
+        return (Cell(label), *cells, *costs)
+
+    sections = (
+        tuple(row(label, runs) for label, runs in methods if label not in bounds),
+        tuple(row(label, runs) for label, runs in methods if label in bounds),
+    )
+    notes = _notes(methods, view, bounds, level)
+    notes += next(filter(None, (looks_note([runs], [controls_key(runs, view)]) for _, runs in methods)), [])
+    return Table(_title(methods, view, level), columns, sections, tuple(notes))
+
+
+def controls_key(runs: Sequence[Summary], view: str) -> str:
+    """The key of a summary's controls that belongs to a view, the empty one the runs' headline."""
+    headlines = [str(run["multilabel"].get("headline", "")) for run in runs if is_labelled(run)]
+    name = (view or next(iter(headlines), "")).partition("/")[0]
+    return {"global": "global_seen", "unseen": "global_unseen"}.get(name, name)
+
+
+def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
+    """How many classes have no positive test example, and what that does to means over classes; nothing if none.
+
+    Args:
+        shown: the section ``multilabel`` of each run, and its values that are shown.
+    """
+    notes: dict[str, None] = {}
+    for section, found in shown:
+        empty = int(found["without_positives"]) if found and "without_positives" in found else 0
+        if not empty or found is None:
+            continue
+        classes = int(found.get("classes", 0))
+        of = f" of {classes}" if classes else ""
+        text = f"{empty}{of} classes have no positive test example"
+        if section.get("undefined") == "omit":
+            notes[f"{text}; they are left out of means over classes (C-AP, C-P, C-R)."] = None
+            continue
+        best = f": a model without a mistake would have C-AP {100 * (classes - empty) / classes:.1f}" if classes else ""
+        notes[f"{text} and count as 0 in means over classes (C-AP, C-P, C-R){best}."] = None
+    return [*notes]
+
+
+def label_tables(
+    methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False, every: bool = False
+) -> dict[str, Table]:
+    """Name -> table: ``table``; besides, where some run has such a level or view too, ``table-coarse``,
+    ``table-personal`` and ``table-unseen``.
+
+    Args:
+        methods: as for :func:`label_table`.
+        cost: of the first table, as there.
+        every: also the other ways to count, ``table-top3`` and ``table-flair``.
+    """
+    found = {"table": label_table(methods, cost=cost)}
+    known = [summary["multilabel"] for _, runs in methods for summary in runs if is_labelled(summary)]
+    if any("coarse" in labelled[labelled["headline"]] for labelled in known):
+        found["table-coarse"] = label_table(methods, level="coarse")
+    for view in ("personal", "unseen"):
+        if any(view in labelled and labelled.get("headline") != view for labelled in known):
+            found[f"table-{view}"] = label_table(methods, view)
+    for level in ("top3", "flair") if every else ():
+        if any(level in labelled[labelled["headline"]] for labelled in known):
+            found[f"table-{level}"] = label_table(methods, level=level)
+    return found
+
+
+def _title(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, level: str) -> str:
+    every = [summary for _, runs in methods for summary in runs]
+    recipe = next((str(summary["recipe"]) for summary in every if summary.get("recipe")), "")
+    seeds = max((len(runs) for _, runs in methods), default=0)
+    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    views = {view} if view else _headlines(every)
+    what = VIEWS[next(iter(views))] if len(views) == 1 else VIEWS[""]
+    what += f", {LEVELS[level]}" if level else ""
+    return f"{recipe + ': ' if recipe else ''}{what}, test results in % after the last round{over}"
+
+
+def _headlines(summaries: Iterable[Summary]) -> set[str]:
+    return {str(s["multilabel"]["headline"]).partition("/")[0] for s in summaries if is_labelled(s)}
+
+
+def _notes(methods: Sequence[tuple[str, Sequence[Summary]]], view: str, bounds: Sequence[str], level: str) -> list[str]:
+    labelled = [(label, s["multilabel"]) for label, runs in methods for s in runs[:1] if is_labelled(s)]
+    notes = [
+        "C: means over classes; C-F1 is the harmonic mean of C-P and C-R. O: over all pairs of example and label. AP: "
+        "average precision; P, R and F1 at the probability "
+        + formats.names(sorted({f"{m.get('threshold', 0.5):g}" for _, m in labelled}))
+        + "."
+    ]
+    by_view: dict[str, list[str]] = {}
+    for label, m in labelled:
+        by_view.setdefault(str(m["headline"]).partition("/")[0], []).append(label)
+    if not view and len(by_view) > 1:
+        notes.append("; ".join(f"{formats.names(who)}: {VIEWS[name]}" for name, who in by_view.items()) + ".")
+    shown = [(m, m.get(view or m["headline"])) for _, m in labelled]
+    notes += without_positives([(m, found.get(level) if level and found else found) for m, found in shown])
+    notes += {
+        "coarse": ["A coarse label's score is the largest of its labels' scores."],
+        "top3": ["An example's three most probable labels count as predicted, as far as they reach the threshold."],
+        "flair": ["AP from counts at 200 thresholds; predicted above one half; classes without examples count as 0."],
+    }.get(level, [])
+    sizes = {label: len(runs) for label, runs in methods}
+    if len(set(sizes.values())) > 1:
+        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    if bounds:
+        notes.append(f"Below the rule, {formats.names(bounds)}: all data in one place; a bound, not ranked.")
+    return notes

@@ -1,0 +1,44 @@
+"""Clients and places in tables some of whose examples were left out because their pictures cannot be read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from confed.data.picture_tables import by_place
+from confed.report.tables.table import Cell
+from confed.results.runs import Summary
+
+__all__ = ["SIGN", "left_out_note", "with_left_out"]
+
+SIGN = "‡"
+"""Behind the values of clients and places without all their examples."""
+
+
+def _examples(summary: Summary) -> Mapping[str, Mapping[str, int]]:
+    found = summary.get("left_out")
+    return found if isinstance(found, Mapping) else {}
+
+
+def with_left_out(cells: Sequence[Cell], places: Sequence[str], summaries: Iterable[Summary]) -> list[Cell]:
+    """Cells with the mark behind the text of those whose client or place lacks examples in some run.
+
+    Args:
+        cells: values of one method.
+        places: the client or place of each.
+        summaries: of the method's runs.
+    """
+    lacking = {place for summary in summaries for place in _examples(summary)}
+    return [
+        replace(cell, text=f"{cell.text} {SIGN}") if cell.value is not None and place in lacking else cell
+        for cell, place in zip(cells, places, strict=True)
+    ]
+
+
+def left_out_note(summaries: Iterable[Summary]) -> list[str]:
+    """What the mark means, with the most examples that a client or place lacks in a run; nothing where none does."""
+    most: dict[str, dict[str, int]] = {}
+    for summary in summaries:
+        for place, roles in _examples(summary).items():
+            own = most.setdefault(place, {})
+            for role, count in roles.items():
+                own[role] = max(count, own.get(role, 0))
+    return [f"{SIGN} Without examples whose pictures cannot be read: {by_place(most)}."] if most else []

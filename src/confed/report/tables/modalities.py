@@ -1,0 +1,185 @@
+"""The modality matrix: what each model knows when it is shown only some of the modalities.
+
+Rows are the clients' own models on their own test examples, the global model on the same, and on unseen places. Columns
+are sets of modalities. A cell is of the examples that have all of its column's modalities; it is empty where there are
+none, or where the client has not learned to read one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from confed.federation.checkpoint import write_atomically
+from confed.federation.ownership import MODALITIES
+from confed.report.figures.style import Drawing, Pen
+from confed.report.html import page
+from confed.report.html.page import Tabs
+from confed.report.tables.cells import spread_cell
+from confed.report.tables.table import Cell, Column, Table, to_csv
+from confed.results import format as formats
+from confed.results.history import no_global
+from confed.results.metric import metric_of
+from confed.results.runs import Study, average, load, numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["FILE", "Row", "drawing", "rows_of", "section", "sets_of", "table", "write"]
+
+FILE = "modalities"
+"""Name of the table's files, without an ending."""
+
+VIEWS: Mapping[str, str] = {"personal": "own", "global_seen": "global", "global_unseen": "global"}
+"""View -> whose model."""
+
+DARK = 0.55
+"""Shades from here on have white figures."""
+
+
+class Row(NamedTuple):
+    """A model on the data of a place.
+
+    Attributes:
+        view: one of :data:`VIEWS`.
+        place: client or unseen place.
+        values: set of modalities -> a value for each seed that has one, fractions.
+    """
+
+    view: str
+    place: str
+    values: Mapping[str, Sequence[float]]
+
+    @property
+    def label(self) -> str:
+        """The row's name."""
+        return self.place if self.view == "personal" else f"global model, {self.place}"
+
+    def mean(self, shown: str) -> float | None:
+        """The mean over seeds."""
+        return average(self.values.get(shown, ()))
+
+
+def rows_of(study: Study, method: str) -> list[Row]:
+    """A method's rows; none where no matrix was made."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for run in study.of(method):
+        matrix = run.summary.get("modality_matrix", {})
+        for view in VIEWS:
+            for place, sets in matrix.get(view, {}).items():
+                for shown, value in numbers(sets).items():
+                    found.setdefault((view, str(place)), {}).setdefault(shown, []).append(value)
+    order = list(VIEWS)
+    return [Row(*key, found[key]) for key in sorted(found, key=lambda key: order.index(key[0]))]
+
+
+def sets_of(study: Study) -> list[str]:
+    """All sets of modalities that were tried, the smallest first."""
+    found = {shown for method in study.methods for row in rows_of(study, method) for shown in row.values}
+    parts = {shown: [MODALITIES.index(name) for name in shown.split("+")] for shown in found}
+    return sorted(found, key=lambda shown: (len(parts[shown]), parts[shown]))
+
+
+def section(study: Study, tabs: Tabs) -> str:
+    """A table of shaded cells per method."""
+    sets = sets_of(study)
+    panels: list[tuple[str, str]] = []
+    for method in study.methods:
+        rows = rows_of(study, method)
+        if rows:
+            cells = [(row.label, [row.mean(shown) for shown in sets]) for row in rows]
+            own = {row.label: max(row.values, key=lambda shown: shown.count("+")) for row in rows}
+            shared = sum(row.view != "personal" for row in rows)
+            panels.append((study.labels[method], page.heatmap("model of", sets, cells, own=own, sections=shared)))
+    if not panels:
+        return ""
+    over = ", mean over seeds" if len(study.seeds) > 1 else ""
+    shared = "" if no_global(study) else "; below the rule the global model on them, and on unseen places"
+    text = (
+        f"Test {metric_of(study.runs)} in %{over}. Row: a client's own model on its own test examples{shared}. Column: "
+        "all that the model is shown. Framed: everything that these examples have. A cell is empty where the examples, "
+        "or the client, lack one of the modalities."
+    )
+    return page.paragraph(text, "muted") + tabs(panels)
+
+
+def table(study: Study) -> Table | None:
+    """The same for documents, with standard deviations over seeds; None where no matrix was made."""
+    sets = sets_of(study)
+    if not sets:
+        return None
+    sections = tuple(
+        tuple(
+            (
+                Cell(study.labels[method]),
+                Cell(VIEWS[row.view]),
+                Cell(row.place),
+                *(spread_cell(list(row.values.get(shown, ()))) for shown in sets),
+            )
+            for row in rows_of(study, method)
+        )
+        for method in study.methods
+    )
+    columns = (
+        Column("method", words=True),
+        Column("model", words=True),
+        Column("examples of", words=True),
+        *(Column(shown, unit="%") for shown in sets),
+    )
+    over = f", mean ± sd over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
+    title = f"{study.recipe}: test {metric_of(study.runs)} in % by the modalities that are shown{over}"
+    note = "Dashes: examples, or the client, lack one of these modalities."
+    return Table(title, columns, tuple(filter(None, sections)), (note,))
+
+
+def write(folder: Path) -> None:
+    """Writes the table as CSV into a folder; nothing where no matrix was made."""
+    found = table(load(folder))
+    if found is not None:
+        write_atomically(folder / f"{FILE}.csv", to_csv(found).encode())
+
+
+def drawing(study: Study) -> Drawing | None:
+    """Heat maps, one per method, with one scale of shades."""
+    sets = sets_of(study)
+    found = {method: rows for method in study.methods if (rows := rows_of(study, method))}
+    if not found:
+        return None
+    every = [v for rows in found.values() for row in rows for shown in sets if (v := row.mean(shown)) is not None]
+    scale = min(every), max(every)
+    columns = min(2, len(found))
+    lines = -(-len(found) // columns)
+    height = 0.95 + 0.3 * max(map(len, found.values()))
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        for number, (method, rows) in enumerate(found.items()):
+            axes = figure.add_subplot(lines, columns, number + 1)
+            _panel(axes, pen, study.labels[method], rows, sets, scale)
+
+    return Drawing(f"modalities {study.recipe}", 5.4 * columns, height * lines, draw, shaded=True)
+
+
+def _panel(
+    axes: "Axes", pen: Pen, title: str, rows: Sequence[Row], sets: Sequence[str], scale: tuple[float, float]
+) -> None:
+    low, high = scale
+    values = [[row.mean(shown) for shown in sets] for row in rows]
+    shades = [[float("nan") if value is None else value for value in line] for line in values]
+    axes.imshow(shades, cmap="Blues", vmin=low - 0.2 * (high - low), vmax=high, aspect="auto", interpolation="nearest")
+    for y, line in enumerate(values):
+        for x, value in enumerate(line):
+            if value is not None:
+                dark = value - low > DARK * max(high - low, 1e-9)
+                axes.text(
+                    x, y, formats.percent(value), ha="center", va="center", fontsize=7.5,
+                    color="#ffffff" if dark else "#1b1f24",
+                )  # fmt: skip
+    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+    axes.set_xticks(range(len(sets)), [shown.replace("+", "\n+") for shown in sets])
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.tick_params(colors=pen("muted"), labelsize=7.5, length=0)
+    first = next((number for number, row in enumerate(rows) if row.view != "personal"), 0)
+    if first:
+        axes.axhline(first - 0.5, color=pen("muted"), linewidth=1.0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,214 @@
+"""How much more each client knows with one method than with another, as a share of what it knows with that.
+
+Figures 5 and 7 of Cao, Sun and Yu ("Multimodal personalized federated learning based on Transformer", 2025) show
+(a - b) / b for each client and nothing else, a being their method's accuracy and b the other's. Where b is small this
+is large whatever a is, so that here the accuracies themselves stand beside it.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from confed.report.figures.style import Drawing, Pen, dress
+from confed.report.statistics.harmed import BySeed
+from confed.report.tables.cells import spread_cell
+from confed.report.tables.table import Cell, Column, Table
+from confed.results import format as formats
+from confed.results.runs import average
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Values", "improvement", "improvement_cell", "left_out", "mean_improvement", "no_mean", "relative_drawing",
+    "relative_table",
+]  # fmt: skip
+
+Values = Mapping[str, BySeed]
+"""Method -> client -> seed -> value."""
+
+MANY = 8
+"""With more clients than this their columns are in the CSV file only."""
+
+MEAN = "mean"
+"""Heading of what is the mean over clients."""
+
+
+def improvement(own: BySeed, other: BySeed) -> dict[str, dict[int, float]]:
+    """(a - b) / b of each client and seed that both have, without the clients of :func:`left_out`.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    out = left_out(own, other)
+    return {
+        client: {
+            seed: (a - other[client][seed]) / other[client][seed] for seed, a in seeds.items() if seed in other[client]
+        }
+        for client, seeds in own.items()
+        if client not in out
+    }
+
+
+def left_out(own: BySeed, other: BySeed) -> dict[str, str]:
+    """Clients with no improvement relative to another method -> why: b is 0 for a seed, or there is no a or no b.
+
+    A client whose b is 0 for one of several seeds is left out as a whole: without this seed, at which it gains most, it
+    would seem to gain less.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    found: dict[str, str] = {}
+    for client in dict.fromkeys((*own, *other)):
+        common = own.get(client, {}).keys() & other.get(client, {}).keys()
+        if not common:
+            found[client] = "has no results of both"
+        elif not all(other[client][seed] for seed in common):
+            found[client] = "is at 0 with it"
+    return found
+
+
+def mean_improvement(own: BySeed, other: BySeed) -> dict[int, float]:
+    """The mean over clients, for every seed that all of them have; none at all where a client is left out.
+
+    Without the clients whose b is 0 the mean of shares could have another sign than the mean of differences.
+
+    Args:
+        own: client -> seed -> a.
+        other: client -> seed -> b.
+    """
+    found = improvement(own, other)
+    if not found or left_out(own, other):
+        return {}
+    seeds = sorted(set[int].intersection(*map(set, found.values())))
+    return {seed: sum(values[seed] for values in found.values()) / len(found) for seed in seeds}
+
+
+def no_mean(own: BySeed, other: BySeed, label: str) -> str:
+    """A sentence on why there is no mean relative to a method of this name; "" where there is one."""
+    out = left_out(own, other)
+    if not out:
+        return ""
+    told = ", ".join(f"{client} {why}" for client, why in out.items())
+    return f"Relative to {label}, no mean over clients: {told}, and a mean over the others would mislead."
+
+
+def improvement_cell(values: Sequence[float]) -> Cell:
+    """Mean and standard deviation over seeds of shares, in percent with their sign."""
+    if not values:
+        return Cell(formats.MISSING)
+    middle, sd = _moments(values)
+    text = formats.points(middle) + (f" ± {100 * sd:.1f}" if len(values) > 1 else "")
+    return Cell(text, 100 * middle, 100 * sd if len(values) > 1 else None)
+
+
+def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: str) -> Table:
+    """What every method reaches at each client, and how much better one of them does, relative to it.
+
+    Args:
+        values: of all methods; ``own`` is one of them.
+        labels: method -> its name as people write it, in order.
+        own: the method whose improvement it is.
+        metric: name of the values.
+    """
+    clients = list(dict.fromkeys(client for of in values.values() for client in of))
+    many = len(clients) > MANY
+    columns = (
+        Column("method", words=True),
+        *(
+            Column(title, client, "%", detail=many and client != MEAN)
+            for client in (*clients, MEAN)
+            for title in (metric, "relative")
+        ),
+    )
+    rows = [own, *(method for method in labels if method != own and method in values)]
+    sections = tuple(
+        tuple(_row(values, labels, own, method, clients) for method in part) for part in (rows[:1], rows[1:])
+    )
+    gaps = [no_mean(values[own], values[method], labels[method]) for method in rows[1:]]
+    note = (
+        f"Relative: (a − b) / b in %, a with {labels[own]} and b with the row's method, client by client and seed by "
+        "seed; then the mean over seeds. The mean over clients is of their shares."
+    )
+    return Table(
+        f"{labels[own]} against each method: {metric} in %, and improvement relative to it",
+        columns,
+        sections,
+        (note, *filter(None, gaps)),
+    )
+
+
+def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Drawing | None:
+    """Bars of a method's improvement at each client, a panel per other method; None without another one.
+
+    A dash stands in the place of a client that is left out. Panels share their scale; one that would flatten the others
+    has its own, and says so.
+
+    Args:
+        values: of all methods; ``own`` is one of them.
+        labels: method -> its name as people write it, in order.
+        own: the method whose improvement it is.
+    """
+    found = {m: improvement(values[own], values[m]) for m in labels if m != own and m in values}
+    found = {method: shares for method, shares in found.items() if shares}
+    if not found:
+        return None
+    clients = list(values[own])
+    columns = min(3, len(found))
+    lines = -(-len(found) // columns)
+
+    heights = {method: _height(shares) for method, shares in found.items()}
+    usual = 4 * statistics.median(heights.values())
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        first = None
+        for number, (method, shares) in enumerate(found.items()):
+            alone = heights[method] > usual
+            axes = figure.add_subplot(lines, columns, number + 1, sharey=None if alone else first)
+            first = first if alone else axes
+            for place, client in enumerate(clients):
+                if client not in shares:
+                    axes.text(place, 0, formats.MISSING, ha="center", va="bottom", color=pen("muted"))
+                    continue
+                middle, sd = _moments(list(shares[client].values()))
+                axes.bar(place, 100 * middle, 0.7, color=pen("m1"), alpha=0.9)
+                if sd:
+                    axes.errorbar(place, 100 * middle, 100 * sd, color=pen("ink"), linewidth=0.9, capsize=1.8)
+            axes.axhline(0, color=pen("muted"), linewidth=0.8)
+            title = f"over {labels[method]}{' (own scale)' if alone else ''}"
+            dress(axes, pen, title, "", "relative improvement, %" if number % columns == 0 else "")
+            last = number + columns >= len(found)
+            axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
+
+    return Drawing(f"relative {labels[own]}", 3.5 * columns, 2.3 * lines + 0.7, draw)
+
+
+def _height(shares: Mapping[str, Mapping[int, float]]) -> float:
+    """How far the bars of a panel reach."""
+    moments = [_moments(list(values.values())) for values in shares.values()]
+    return max(abs(middle) + sd for middle, sd in moments)
+
+
+def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clients: Sequence[str]) -> tuple[Cell, ...]:
+    shares = improvement(values[own], values[method]) if method != own else {}
+    cells = [Cell(labels[method])]
+    for client in clients:
+        cells.append(spread_cell(list(values[method].get(client, {}).values())))
+        cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
+    seeds = sorted({seed for of in values[method].values() for seed in of})
+    means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
+    shared = list(mean_improvement(values[own], values[method]).values())
+    cells += [spread_cell(means), improvement_cell(shared) if method != own else Cell("")]
+    return tuple(cells)
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation, 0 for one value or none."""
+    if not values:
+        return 0.0, 0.0
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

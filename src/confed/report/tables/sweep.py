@@ -1,0 +1,427 @@
+"""The results of a sweep: one table, one figure (figure 6 of FedDAT, and of Cao et al., 2025) and the same as JSON."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confed.federation.checkpoint import write_atomically
+from confed.metrics.statistics import mean
+from confed.report.figures.annotate import End, at_ends
+from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, looks, style
+from confed.report.statistics.comparison import Comparison, compare_runs
+from confed.report.statistics.paired import MEASURES, Difference, corrected
+from confed.report.tables.control_marks import SIGN
+from confed.report.tables.differences import p_cell
+from confed.report.tables.headline import spread_cell
+from confed.report.tables.relative import improvement_cell, mean_improvement, no_mean
+from confed.report.tables.table import Cell, Column, Table, in_files
+from confed.results import format as formats
+from confed.results.history import judged
+from confed.results.runs import Study, load
+from confed.studies.sweep import Point, Sweep, number_of, read_sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Stage", "figures", "sweep_drawing", "sweep_results", "sweep_table", "write_sweep"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One value of the swept setting, with what its grid found.
+
+    Attributes:
+        point: the value, and the settings that go with it.
+        study: the grid.
+        comparison: of its methods.
+        differences: method -> it against the first reference, with Holm's correction over all values and methods of the
+            sweep, as somebody may look for the best of them.
+    """
+
+    point: Point
+    study: Study
+    comparison: Comparison
+    differences: Mapping[str, Difference] = field(default_factory=dict[str, Difference])
+
+    @property
+    def value(self) -> str:
+        """The swept setting's value."""
+        return next(iter(self.point.settings.values()))
+
+    def line(self, by: str) -> str:
+        """What tells its line from others in the figure; "" where there is one line per method."""
+        return self.point.settings.get(by, "")
+
+    @property
+    def clients(self) -> int:
+        """How many clients took part."""
+        return len(self.study.clients)
+
+    @property
+    def rounds(self) -> str:
+        """The budget of communication rounds; a span where methods differ."""
+        found = sorted({int(run.summary.get("rounds", 0)) for run in self.study.runs if run.complete})
+        return "–".join(map(str, dict.fromkeys((found[0], found[-1])))) if found else formats.MISSING
+
+    @property
+    def measure(self) -> str:
+        """What is judged: a key of :data:`confed.report.statistics.paired.MEASURES`."""
+        return f"{judged(self.study)}_mean"
+
+    def values(self, method: str) -> Mapping[int, float]:
+        """A method's value for each seed, a fraction."""
+        return self.comparison.values.get(self.measure, {}).get(method, {})
+
+    def improvement(self, method: str) -> Mapping[int, float]:
+        """How much better a method is than the first reference, relative to it: seed -> mean over clients.
+
+        Empty where a client would be left out; :meth:`no_improvement` then says why.
+        """
+        of, reference = self.comparison.clients_of, self.comparison.references[0]
+        refused = reference in self.comparison.refused.get(method, {})
+        if method == reference or method not in of or reference not in of or refused:
+            return {}
+        return mean_improvement(of[method], of[reference])
+
+    def no_improvement(self, method: str) -> str:
+        """Why there is no improvement relative to the first reference, as a sentence; "" where there is one."""
+        of, reference = self.comparison.clients_of, self.comparison.references[0]
+        refused = reference in self.comparison.refused.get(method, {})
+        if method == reference or method not in of or reference not in of or refused:
+            return ""
+        return no_mean(of[method], of[reference], self.comparison.labels[reference])
+
+
+def stages(root: Path, sweep: Sweep) -> list[Stage]:
+    """The values that have a finished run, in order."""
+    found: list[Stage] = []
+    for point in sweep.points:
+        try:
+            study = load(root / point.folder)
+        except ValueError:  # nothing was run yet, or everything was refused
+            continue
+        there = {run.method for run in study.runs if run.complete}
+        if there:
+            references = [name for name in sweep.references if name in there] or None
+            found.append(Stage(point, study, compare_runs(study.runs, references, sweep.margin)))
+    return _corrected(found)
+
+
+def _corrected(found: Sequence[Stage]) -> list[Stage]:
+    """The same values with their differences, corrected together."""
+    own = [
+        (number, difference)
+        for number, stage in enumerate(found)
+        for difference in stage.comparison.against(stage.comparison.references[0])
+        if difference.measure == stage.measure
+    ]
+    together: list[dict[str, Difference]] = [{} for _ in found]
+    for (number, _), difference in zip(own, corrected([difference for _, difference in own]), strict=True):
+        together[number][difference.method] = difference
+    return [replace(stage, differences=differences) for stage, differences in zip(found, together, strict=True)]
+
+
+def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
+    """A section per value, a row per method: mean and standard deviation over seeds, and the paired tests.
+
+    Args:
+        sweep: its index.
+        found: its values.
+
+    Raises:
+        ValueError: no value has a finished run.
+    """
+    if not found:
+        raise ValueError(f"the sweep over {sweep.key} has no finished run")
+    columns = (
+        Column(sweep.key, words=True),
+        *([Column(sweep.by, words=True)] if sweep.by else []),
+        Column("clients"),
+        Column("rounds", words=True),
+        Column("method", words=True),
+        Column("seeds"),
+        Column("value", unit="%"),
+        Column("difference", unit="points"),
+        Column("relative", unit="%"),
+        Column("95 % CI", "over seeds", words=True),
+        Column("p uncorrected", "over seeds", detail=True),
+        Column("p", "over seeds"),
+        Column("95 % CI", "over examples", words=True),
+        Column("p uncorrected", "over examples", detail=True),
+        Column("p", "over examples"),
+        Column("p", "sign flips"),
+    )
+    sections = tuple(
+        tuple(_row(stage, method, sweep.by) for method in stage.study.methods if stage.values(method))
+        for stage in found
+    )
+    kinds = dict.fromkeys(MEASURES[stage.measure].words for stage in found)
+    metric = found[0].comparison.metric
+    title = f"{sweep.recipe} by {sweep.key}: test {metric} in % after the last round ({', '.join(kinds)})"
+    return Table(title, columns, sections, tuple(_notes(found)))
+
+
+def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
+    values, d = stage.values(method), stage.differences.get(method)
+    shown = spread_cell(list(values.values()))
+    if (stage.measure, method) in stage.comparison.blind:
+        shown = replace(shown, text=f"{shown.text} {SIGN}")
+    start = (
+        Cell(stage.value, number_of(stage.value)),
+        *([Cell(stage.line(by))] if by else []),
+        Cell(str(stage.clients), stage.clients),
+        Cell(stage.rounds),
+        Cell(stage.comparison.labels[method]),
+        Cell(str(len(values)), len(values)),
+        shown,
+    )
+    if d is None:
+        reference = method == stage.comparison.references[0]
+        return (*start, Cell("reference" if reference else formats.MISSING), *(Cell("") for _ in range(8)))
+    t, b = d.over_seeds, d.over_examples
+    return (
+        *start,
+        Cell(
+            formats.points(d.points) + (", not tested" if d.refused else "*" if d.significant else ""), 100 * d.points
+        ),
+        improvement_cell(list(stage.improvement(method).values())),
+        _interval(t.low, t.high) if t else Cell(formats.MISSING),
+        p_cell(t.p if t else None),
+        p_cell(d.seeds_p),
+        _interval(b.low, b.high) if b else Cell(formats.MISSING),
+        p_cell(b.p if b else None),
+        p_cell(d.bootstrap_p),
+        p_cell(d.signs_p),
+    )
+
+
+def _interval(low: float, high: float) -> Cell:
+    return Cell(f"[{formats.points(low)}, {formats.points(high)}]")
+
+
+def _notes(found: Sequence[Stage]) -> list[str]:
+    references = dict.fromkeys(stage.comparison.labels[stage.comparison.references[0]] for stage in found)
+    notes = [
+        "Value: mean over clients, then mean ± sd over seeds. Differences are to "
+        f"{' or '.join(references)} of the same value, with Holm's correction over all of them (a row that the setting "
+        "does not concern counts at every value, which can only make p-values larger). Relative: "
+        "the improvement as a share of the reference's value, client by client, then the mean over clients.",
+        "Round budgets: " + "; ".join(_by_text([(s, s.rounds) for s in found], len(found))) + ".",
+    ]
+    # Mostly it is the reference that is at 0, so that all methods have the same sentence.
+    said = ((stage, {stage.no_improvement(m) for m in stage.study.methods if stage.values(m)}) for stage in found)
+    notes += [f"{_named(stage)}: {text}" for stage, texts in said for text in sorted(texts) if text]
+    remarks = _remarks(found)
+    warnings = [(stage, text) for stage in found for text in stage.comparison.warnings]
+    gaps = (f"{_named(stage)}: {text}" for stage in found for text in stage.study.failed)
+    return [*notes, *remarks, *(f"Warning, {text}" for text in _by_text(warnings, len(found))), *gaps]
+
+
+def _remarks(found: Sequence[Stage]) -> list[str]:
+    """How to read the tests: what holds for every value as it is, the rest with the values that it holds for."""
+    of: dict[str, list[Stage]] = {}
+    for stage in found:
+        for text in dict.fromkeys(stage.comparison.remarks):
+            of.setdefault(text, []).append(stage)
+    return [
+        text if len(stages) == len(found) else f"{'; '.join(map(_named, stages))}: {text}"
+        for text, stages in of.items()
+    ]
+
+
+def _by_text(said: Sequence[tuple[Stage, str]], stages: int) -> list[str]:
+    """What is said of each value; what is said of every one of them once."""
+    count = Counter(text for _, text in said)
+    everywhere = [f"at every value: {text}" for text, times in count.items() if times == stages > 1]
+    return everywhere + [f"{_named(stage)}: {text}" for stage, text in said if count[text] < stages or stages == 1]
+
+
+def _named(stage: Stage) -> str:
+    """The value and what goes with it, in words."""
+    return f"{', '.join(f'{k}={v}' for k, v in stage.point.settings.items())} ({stage.clients} clients)"
+
+
+def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
+    """What is judged against the number of clients where this grows with the values, else against the values.
+
+    Points are means over seeds, thin lines one standard deviation to either side; below each value is its budget of
+    rounds. Where the sweep has a line for each value of another setting, the improvement relative to the reference that
+    it names stands beside.
+
+    Args:
+        sweep: its index.
+        found: its values; at least one.
+    """
+    x, names = _places(sweep, found)
+    by_clients = names != [stage.value for stage in found]
+    ticks = {
+        place: f"{name}\n{stage.rounds} round{'' if stage.rounds == '1' else 's'}"
+        for place, name, stage in zip(x, names, found, strict=True)
+    }
+    lines = _lines(sweep, found)
+    metric, kind = found[0].comparison.metric, MEASURES[found[0].measure].words
+    panels: list[tuple[str, Callable[[Stage, str], Mapping[int, float]]]] = [
+        (f"{kind}, test {metric}, %", Stage.values)
+    ]
+    first = found[0].comparison.references[0]
+    if sweep.by and first in sweep.references and any(stage.improvement(m) for stage in found for m, _ in lines):
+        words = f"improvement relative to {found[0].comparison.labels[first]}, %"
+        if any(stage.no_improvement(method) for stage in found for method, _ in lines):
+            words += "\n(no point where it is 0 at a client)"
+        panels.append((words, Stage.improvement))
+
+    def draw(figure: "Figure", pen: Pen) -> None:
+        every: list[tuple[Axes, list[End]]] = []
+        for number, (words, read) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), number + 1)
+            ends: list[End] = []
+            for (method, line), look in lines.items():
+                own = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
+                at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method)) or number]
+                if any(values for _, values in at):
+                    ends.append(_curve(axes, at, look, pen))
+            dress(axes, pen, "", "clients" if by_clients else sweep.key, words)
+            axes.set_xticks(list(ticks), list(ticks.values()))
+            axes.margins(x=0.06)
+            if number:
+                axes.axhline(0, color=pen("muted"), linewidth=0.8)
+            every.append((axes, ends))
+        at_ends(figure, every, pen)
+
+    width = max(6.4, 1.5 + 1.1 * len(ticks)) * (1 if len(panels) == 1 else 1.7)
+    return Drawing(f"sweep {sweep.recipe} {sweep.key}", width, 4.2, draw)
+
+
+def _places(sweep: Sweep, found: Sequence[Stage]) -> tuple[list[float], list[str]]:
+    """Where the values stand on the axis, and what is written there."""
+    clients = [float(stage.clients) for stage in found]
+    if not sweep.by and len(found) > 1 and clients == sorted(set(clients)):
+        return clients, [str(stage.clients) for stage in found]
+    values = list(dict.fromkeys(stage.value for stage in found))
+    numbers = [number_of(value) for value in values]
+    known = [float(i) if n is None else n for i, n in enumerate(numbers)]
+    places = dict(zip(values, range(len(values)) if None in numbers else known, strict=True))
+    return [float(places[stage.value]) for stage in found], [stage.value for stage in found]
+
+
+def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], Look]:
+    """Method and value of the other setting -> how their line looks; methods by colour, unless there is only one."""
+    methods, others = _looks(found), list(dict.fromkeys(stage.line(sweep.by) for stage in found))
+    if not sweep.by:
+        return {(method, ""): look for method, look in methods.items()}
+    drawn: dict[tuple[str, str], Look] = {}
+    for method, look in methods.items():
+        for rank, other in enumerate(others):
+            label = f"{look.label}, {other}" if len(methods) > 1 else other
+            marker = "os^Dv"[rank % 5]
+            colour = look.colour if len(methods) > 1 else f"m{rank % HUES + 1}"
+            drawn[method, other] = replace(look, label=label, colour=colour, dashed=rank % 2 > 0, marker=marker)
+    return drawn
+
+
+def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], look: Look, pen: Pen) -> End:
+    """A line of means with standard deviations, broken where there are no values; where it ends."""
+    moments = [mean(values) if values else None for _, values in at]
+    places, heights = [place for place, _ in at], [math.nan if m is None else 100 * m.mean for m in moments]
+    spread = [100 * m.sd if m is not None and m.n > 1 else 0.0 for m in moments]
+    axes.plot(places, heights, **style(look, pen, 4))
+    axes.errorbar(places, heights, spread, fmt="none", color=pen(look.colour), linewidth=0.9, capsize=2)
+    last = max(number for number, m in enumerate(moments) if m is not None)
+    return look, places[last], heights[last]
+
+
+def _looks(found: Sequence[Stage]) -> dict[str, Look]:
+    """How each method with values looks, the same for all values of the setting."""
+    firsts = {m: stage.study.of(m)[0] for stage in reversed(found) for m in stage.study.methods if stage.values(m)}
+    order = dict.fromkeys(method for stage in found for method in stage.study.methods if method in firsts)
+    return looks(replace(found[0].study, runs=tuple(firsts[method] for method in order)))
+
+
+def sweep_results(sweep: Sweep, found: Sequence[Stage]) -> dict[str, Any]:
+    """Everything for machines: for each value and method the value of every seed, and the tests.
+
+    Args:
+        sweep: its index.
+        found: its values.
+    """
+    return {
+        "recipe": sweep.recipe,
+        "over": sweep.key,
+        "by": sweep.by,
+        "points": [
+            {
+                "settings": dict(stage.point.settings),
+                "folder": stage.point.folder,
+                "clients": stage.clients,
+                "rounds": stage.rounds,
+                "measure": stage.measure,
+                "reference": stage.comparison.references[0],
+                "methods": {
+                    method: _method_results(stage, method) for method in stage.study.methods if stage.values(method)
+                },
+            }
+            for stage in found
+        ],
+    }
+
+
+def _method_results(stage: Stage, method: str) -> dict[str, Any]:
+    values, d = stage.values(method), stage.differences.get(method)
+    summary = mean(list(values.values()))
+    result: dict[str, Any] = {
+        "label": stage.comparison.labels[method],
+        "seeds": {str(seed): value for seed, value in values.items()},
+        "mean": summary.mean,
+        "sd": summary.sd if summary.n > 1 else None,
+        "relative": {str(seed): value for seed, value in stage.improvement(method).items()},
+    }
+    if d is not None:
+        result["difference"] = {
+            "mean": d.points,
+            "seeds_p_uncorrected": d.over_seeds.p if d.over_seeds else None,
+            "seeds_p": d.seeds_p,
+            "examples_p_uncorrected": d.over_examples.p if d.over_examples else None,
+            "examples_p": d.bootstrap_p,
+            "sign_flips_p": d.signs_p,
+            "not_tested": d.refused or d.unpaired,
+        }
+    return result
+
+
+def figures(root: Path, sweep: Sweep, found: Sequence[Stage]) -> list[Path]:
+    """Writes the drawing as PNG and SVG into ``figures/`` of the sweep's folder."""
+    drawing = sweep_drawing(sweep, found)
+    folder = root / "figures"
+    folder.mkdir(exist_ok=True)
+    paths = [folder / "sweep.png", folder / "sweep.svg"]
+    for path, content in zip(paths, (drawing.png(), drawing.svg()), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def write_sweep(root: Path) -> tuple[Table, list[Path]]:
+    """Writes a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``.
+
+    Args:
+        root: a sweep's folder, finished or not.
+
+    Returns:
+        The table, and the files.
+
+    Raises:
+        ValueError: no value has a finished run.
+    """
+    sweep = read_sweep(root)
+    found = stages(root, sweep)
+    table = sweep_table(sweep, found)
+    results = json.dumps(sweep_results(sweep, found), indent=1, ensure_ascii=False)
+    paths: list[Path] = []
+    for name, text in (in_files("table", table) | {"results.json": results}).items():
+        write_atomically(root / name, text.encode())
+        paths.append(root / name)
+    return table, paths + figures(root, sweep, found)

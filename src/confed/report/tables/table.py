@@ -1,0 +1,316 @@
+"""One table, five ways to write it: terminal, Markdown, CSV, LaTeX and HTML."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Literal
+
+from confed.system.plain_text import cell_text, visible
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+__all__ = ["Cell", "Column", "Table", "in_files", "joined", "to_csv", "to_html", "to_latex", "to_markdown", "to_rich"]
+
+Mark = Literal["", "best", "second"]
+
+SILENT = ("", "–", "reference")
+"""Texts of cells that hold no value."""
+
+WIDE = 8
+"""Tables with more columns than this are set in small letters in LaTeX."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table.
+
+    Attributes:
+        text: as people read it.
+        value: the number behind it in the unit of its column, written to CSV at full precision; None for
+            words and for missing values.
+        sd: standard deviation over seeds, in the same unit.
+        mark: how it ranks in its column.
+    """
+
+    text: str
+    value: float | None = None
+    sd: float | None = None
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        title: its heading.
+        group: the heading above the headings, shared with its neighbours.
+        unit: of the values in CSV ("%", "bytes", "s").
+        words: whether it holds text, which is aligned to the left.
+        detail: left out wherever space is short (that is everywhere but in CSV).
+    """
+
+    title: str
+    group: str = ""
+    unit: str = ""
+    words: bool = False
+    detail: bool = False
+
+    @property
+    def full_title(self) -> str:
+        """Group and title in one line."""
+        return f"{self.group} {self.title}".strip()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose rows come in sections separated by rules.
+
+    Attributes:
+        title: caption.
+        columns: the columns.
+        sections: rows, each with one cell per column.
+        notes: sentences below the table.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    sections: tuple[tuple[tuple[Cell, ...], ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"every row must have {len(self.columns)} cells, got {len(row)}")
+
+    @property
+    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """The rows of all sections."""
+        return tuple(row for section in self.sections for row in section)
+
+    def without_empty(self) -> "Table":
+        """The table without columns that say nothing: of tests over seeds, say, where there is one seed."""
+        keep = [i for i in range(len(self.columns)) if any(row[i].text not in SILENT for row in self.rows)]
+        sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
+        return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
+
+    def brief(self) -> "Table":
+        """The table without its columns of detail."""
+        keep = [i for i, column in enumerate(self.columns) if not column.detail]
+        sections = tuple(tuple(tuple(row[i] for i in keep) for row in section) for section in self.sections)
+        return Table(self.title, tuple(self.columns[i] for i in keep), sections, self.notes)
+
+
+def joined(title: str, tables: Mapping[str, Table]) -> Table:
+    """Tables with the same columns as one, for CSV: a column in front says which table a row is from.
+
+    Args:
+        title: heading of that column.
+        tables: what stands in it -> table; at least one.
+    """
+    first = next(iter(tables.values()))
+    sections = tuple(
+        tuple((Cell(name), *row) for row in section) for name, table in tables.items() for section in table.sections
+    )
+    return Table(first.title, (Column(title, words=True), *first.columns), sections)
+
+
+def in_files(name: str, table: Table) -> dict[str, str]:
+    """Name of a file -> its content: the table in Markdown, CSV and LaTeX."""
+    return {f"{name}.md": to_markdown(table), f"{name}.csv": to_csv(table), f"{name}.tex": to_latex(table)}
+
+
+def to_rich(table: Table) -> "RichTable":
+    """The table for a terminal: best values bold, second best underlined."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = table.brief()
+    caption = Text(visible("\n".join(table.notes)), justify="left")
+    out = RichTable(
+        title=Text(visible(table.title)),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+    )
+    before = ""
+    for column in table.columns:
+        # The group stands once, over its first column; long names are broken: the table fits 80 columns.
+        title = _broken(column.title) if column.group else column.title
+        heading = f"{column.group}\n{title}" if column.group and column.group != before else title
+        before = column.group
+        justify: Literal["left", "right"] = "left" if column.words else "right"
+        out.add_column(Text(visible(heading)), justify=justify, no_wrap=True, vertical="bottom")
+    styles = {"best": "bold", "second": "underline", "": ""}
+    for section in table.sections:
+        for row in section:
+            out.add_row(*(Text(visible(cell.text), style=styles[cell.mark]) for cell in row))
+        out.add_section()
+    return out
+
+
+def _broken(title: str, widest: int = 8) -> str:
+    half = (len(title) + 1) // 2
+    return f"{title[:half]}-\n{title[half:]}" if len(title) > widest else title
+
+
+def to_markdown(table: Table) -> str:
+    """The table as a pipe table: best values bold, second best underlined, a blank row between sections."""
+    table = table.brief()
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    marks = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+    lines = [
+        f"**{_markdown(table.title)}**",
+        "",
+        line([_markdown(column.full_title) for column in table.columns]),
+    ]
+    lines.append(line([":---" if column.words else "---:" for column in table.columns]))
+    for position, section in enumerate(section for section in table.sections if section):
+        if position:
+            lines.append(line([""] * len(table.columns)))
+        lines += [line([marks[cell.mark].format(_markdown(cell.text)) for cell in row]) for row in section]
+    lines += [f"\n{_markdown(note)}" for note in table.notes]
+    return visible("\n".join(lines)) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """The table as CSV: all columns, numbers at full precision, standard deviations in their own columns."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    spread = [any(row[i].sd is not None for row in table.rows) for i in range(len(table.columns))]
+    header: list[str] = []
+    for column, has_sd in zip(table.columns, spread, strict=True):
+        unit = f" ({column.unit})" if column.unit else ""
+        header += [column.full_title + unit] + ([f"{column.full_title} sd{unit}"] if has_sd else [])
+    writer.writerow(map(cell_text, header))
+    for row in table.rows:
+        values: list[str] = []
+        for column, cell, has_sd in zip(table.columns, row, spread, strict=True):
+            values.append(cell.text if column.words else _exact(cell.value))
+            values += [_exact(cell.sd)] if has_sd else []
+        writer.writerow(map(cell_text, values))
+    return stream.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """The table as a ``booktabs`` tabular with caption, ready to be included."""
+    table = table.brief()
+    marks = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(table.title)}}}"]
+    if len(table.columns) > WIDE:
+        lines.append(r"\scriptsize\setlength{\tabcolsep}{3pt}")
+    lines.append(rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in table.columns)}}}")
+    lines.append(r"\toprule")
+    groups = _groups(table.columns)
+    if any(group for group, _ in groups):
+        over = [rf"\multicolumn{{{n}}}{{c}}{{{_latex(group)}}}" for group, n in groups]
+        lines.append(" & ".join(over) + r" \\")
+        start, rules = 1, []
+        for group, n in groups:
+            rules += [rf"\cmidrule(lr){{{start}-{start + n - 1}}}"] if group else []
+            start += n
+        lines.append(" ".join(rules))
+    lines.append(" & ".join(_latex(column.title) for column in table.columns) + r" \\")
+    for section in (section for section in table.sections if section):
+        lines.append(r"\midrule")
+        lines += [" & ".join(marks[cell.mark] % _latex(cell.text) for cell in row) + r" \\" for row in section]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\par\smallskip\footnotesize {_latex(note)}" for note in table.notes]
+    return visible("\n".join([*lines, r"\end{table}"])) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """The table as an HTML fragment; all text is escaped.
+
+    Where the first two columns hold words, equal neighbours in the first are one cell.
+    """
+    table = table.brief()
+    groups = _groups(table.columns)
+    head = ""
+    if any(group for group, _ in groups):
+        cells = "".join(
+            f'<th scope=colgroup colspan="{n}"{" class=group" if group else ""}>{escape(group)}</th>'
+            for group, n in groups
+        )
+        head += f"<tr>{cells}</tr>"
+    titles = "".join(f"<th scope=col{_left(column)}>{escape(column.title)}</th>" for column in table.columns)
+    head += f"<tr>{titles}</tr>"
+    body = ""
+    stub = len(table.columns) > 1 and table.columns[0].words and table.columns[1].words
+    for section in table.sections:
+        body += "<tbody>"
+        for position, row in enumerate(section):
+            body += "<tr>"
+            for i, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+                span = _span(section, position) if i == 0 and stub else 1
+                if span:
+                    body += f"<td{_left(column)}{f' rowspan={span}' if span > 1 else ''}>{_marked(cell)}</td>"
+            body += "</tr>"
+        body += "</tbody>"
+    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    return f"<div class=scroll><table>{caption}<thead>{head}</thead>{body}</table></div>{notes}"
+
+
+def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Runs of neighbouring columns with the same group, and their lengths."""
+    groups: list[tuple[str, int]] = []
+    for column in columns:
+        if groups and column.group and groups[-1][0] == column.group:
+            groups[-1] = (column.group, groups[-1][1] + 1)
+        else:
+            groups.append((column.group, 1))
+    return groups
+
+
+def _span(section: Sequence[Sequence[Cell]], position: int) -> int:
+    """Rows that the first cell of a row stands for; 0 if a row above stands for it."""
+    text = section[position][0].text
+    if position and section[position - 1][0].text == text:
+        return 0
+    same = next((i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position)
+    return same
+
+
+def _left(column: Column) -> str:
+    return " class=left" if column.words else ""
+
+
+def _marked(cell: Cell) -> str:
+    main, plus_minus, sd = cell.text.partition(" ± ")
+    text = escape(main)
+    text = {"best": f"<b>{text}</b>", "second": f"<u>{text}</u>", "": text}[cell.mark]
+    return f"{text}<small> ± {escape(sd)}</small>" if plus_minus else text
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"
+
+
+def _markdown(text: str) -> str:
+    for character in "\\|*_<`":
+        text = text.replace(character, "\\" + character)
+    return text.replace("\n", " ")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "±": r"$\pm$", "–": "--",
+    "−": "$-$", "³": r"\textsuperscript{3}", "²": r"\textsuperscript{2}", "Δ": r"$\Delta$", "≥": r"$\ge$",
+    "×": r"$\times$", "\n": " ",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

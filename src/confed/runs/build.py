@@ -1,0 +1,377 @@
+"""From a recipe to the federation that it describes."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from confed.data.caption_tables import MixedData, with_turns
+from confed.data.examples import FederatedDataset, Table, TableData
+from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
+from confed.data.labelled import LabelDataset
+from confed.data.modal_tables import ModalTable
+from confed.data.pooling import pool
+from confed.data.modalities import in_order, is_modal, modalities_of
+from confed.engines.local import Members, Presence, Setup
+from confed.engines.perform import Workspace, listed
+from confed.federation.algorithm import Algorithm
+from confed.federation.messages import ClientInfo
+from confed.federation.params import Scope, layout, named_tensors
+from confed.federation.protocols import ClientData, Counting, Task
+from confed.federation.structure import heads_of
+from confed.runs.ineffective import warn_of_ignored
+from confed.runs.encode import (
+    TOKENIZER_KEYS,
+    Materials,
+    derived_options,
+    load_materials,
+    writes_captions,
+)
+from confed.runs.checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
+from confed.models import create_model
+from confed.privacy.protections import check_layouts
+from confed.recipes.recipe import Recipe, Run
+from confed.registry import models
+from confed.registry import tasks as registered_tasks
+
+__all__ = ["check_device", "load_data", "prepare", "presence_of", "tasks_of"]
+
+EVERYONE = "everyone"
+"""The one member that holds all data in a centralised run."""
+
+
+def load_data(recipe: Recipe) -> Materials:
+    """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
+
+    Raises:
+        ValueError: the data are faulty (the message names the thing).
+    """
+    # Of the model only what its tokenizer depends on: rows that finetune it in different ways share their data.
+    model = {key: value for key, value in recipe.sections["model"].items() if key in ("name", *TOKENIZER_KEYS)}
+    data, tokenizer = (json.dumps(section, default=str) for section in (recipe.sections["data"], model))
+    return load_materials(data, tokenizer, recipe.run.seed)
+
+
+def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
+    """The federation that a single-run recipe describes.
+
+    Raises:
+        ValueError: the recipe or its data are faulty, or the method cannot work with them (the message names the
+            thing).
+    """
+    run, materials = recipe.run, load_data(recipe)
+    Presence(run.joins, run.leaves).check(list(materials.clients), 0)
+    materials = _without(materials, run.without)
+    warn_of_ignored(recipe.sections["data"], run, materials)
+    presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
+    dataset, name = materials.dataset, recipe.sections["model"]["name"]
+    task, tasks = tasks_of(recipe, materials)
+    heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
+    build = _builder(recipe, materials, task, heads)
+    _check_task(task, recipe, dataset)
+    check_lengths(recipe, dataset)
+    warn_of_long_texts(materials)
+    writes = materials.answer_tokens is not None
+    if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
+        raise ValueError(
+            f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
+            f"those of {dataset.name!r} have {'tasks' if dataset.tasks else 'answer pools'} of their own"
+        )
+    if heads and "heads" not in signature(models[name]).parameters:
+        others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads)
+        raise ValueError(
+            f"the model {name!r} answers questions only, and has no head for the tasks of {others}; leave these "
+            "clients out (run.without), or take a model with such heads"
+        )
+    algorithm: Algorithm = recipe.construct("algorithm")
+    known = getattr(task, "known", 0.0)
+    if known or type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+        built = build()
+        algorithm = algorithm.suit(built, task)
+        if known and not getattr(built, "reads_states", False):
+            raise ValueError(
+                f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
+                f"its loss: task.known must be 0 for it, got {known}"
+            )
+    clients: Mapping[str, ClientData] = materials.clients
+    sizes: Sequence[int] | None = None
+    if isinstance(materials.clients, LazyTables):
+        clients = materials.clients.masked(known) if known else materials.clients
+        sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
+    observers: Mapping[str, ClientData] = materials.unseen
+    owned = _modalities(dataset)
+    public, observers = public_data(algorithm, dataset, observers, owned)
+    if public is not None:
+        elsewhere = dataset.elsewhere or {}
+        algorithm = algorithm.published(elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest)
+    _check_method(algorithm, run, materials.clients)
+    check_modalities(recipe, dataset.name, owned)
+    if not algorithm.partial and not isinstance(owned, tuple):
+        check_whole(algorithm, build(), owned)
+    if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
+        _check_heads(algorithm, build(), list(materials.clients), dataset)
+    if algorithm.pooled:
+        observers = Both(clients, observers)
+        clients, sizes, owned = {EVERYONE: _everyone(materials, known)}, None, {EVERYONE: _all_of(owned)}
+    setup = Setup(
+        algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
+        recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
+    )  # fmt: skip
+    if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
+        workspace, people = Workspace(setup.model()), map(setup.population.info, range(len(setup.population)))
+        check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
+    return setup, materials
+
+
+def tasks_of(recipe: Recipe, materials: Materials) -> tuple[Task, dict[str, Any]]:
+    """What is asked of models: the recipe's task on the data, and client or place -> its own where there are such.
+
+    Raises:
+        ValueError: the task does not fit the model or the data.
+    """
+    answers = materials.dataset.answers if materials.answer_tokens is not None else None
+    return _task(recipe, materials, answers), _tasks(recipe, materials)
+
+
+def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
+    """What makes the recipe's model.
+
+    Args:
+        recipe: it.
+        materials: its data.
+        task: wraps the model, where it does such a thing.
+        heads: which heads the model needs beside the one for answers.
+    """
+    options = dict(recipe.sections["model"])
+    name, dataset, seed = options.pop("name"), materials.dataset, recipe.run.seed
+
+    def build() -> nn.Module:
+        answers = dataset.widest if dataset.pools else dataset.answers
+        words = getattr(materials.tokenizer, "words", ())
+        derived = derived_options(name, materials.region_width, words, materials.shapes)
+        if heads:
+            derived["heads"] = heads
+        built = create_model(
+            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=seed, **derived, **options
+        )
+        if materials.answer_tokens is not None:
+            writer: Any = built
+            writer.begin(task)
+        wrap = getattr(task, "wrap", None)
+        return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(seed))
+
+    return build
+
+
+def _device(name: str) -> str:
+    """The device that a recipe names; "auto" is a graphics card where there is one."""
+    if name != "auto":
+        return name
+    # The ordinary check would open a CUDA context, after which workers can no longer be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises ValueError if a run, which begins here, names a device that this machine lacks."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if recipe.run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "run.device is 'cuda', and PyTorch finds no CUDA device on this machine; 'auto' takes one if there is any"
+        )
+
+
+def _everyone(materials: Materials, known: float) -> TableData:
+    """All clients' training examples as one client's."""
+    tables = [data.tables[0] for data in materials.clients.values()]
+    labelled = [table for table in tables if isinstance(table, LabelTable)]
+    if labelled:
+        train = pool_labels(labelled)
+        return LabelData(train, train.take(0), train.take(0), known)
+    rows = with_turns(pool([_without_labels(table, materials.questions) for table in tables]))
+    mixture = materials.questions.mixture
+    if mixture and isinstance(rows, ModalTable):
+        return MixedData(rows, rows.take(0), rows.take(0), mixture)
+    return TableData(rows, rows.take(0), rows.take(0))
+
+
+def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
+    """What every client's examples contain, or client -> what its own do."""
+    if isinstance(dataset, FederatedDataset):
+        return modalities_of(dataset) if is_modal(dataset) else ("image", "text")
+    first = next(iter(dataset.clients.values())).train
+    there = {"image": first.pictures is not None, "text": first.table.texts is not None}
+    return tuple(name for name, given in there.items() if given)
+
+
+def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The modalities that any client has."""
+    if isinstance(owned, tuple):
+        return owned
+    return in_order((name for own in owned.values() for name in own), "a client")
+
+
+def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
+    """The tasks of clients and places where the data say that they have one of their own, or that others have."""
+    dataset = materials.dataset
+    if not dataset.tasks and (materials.answer_tokens is None or not dataset.pools):
+        return {}
+    return {
+        name: registered_tasks[dataset.tasks[name]]()
+        if name in dataset.tasks
+        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.pool(name))
+        for name in (*materials.clients, *materials.unseen)
+    }
+
+
+def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None) -> Any:
+    """The recipe's task; of a model that writes its answers, with those among which it chooses.
+
+    Raises:
+        ValueError: the task does not choose among texts and the model does, or the other way round.
+    """
+    dataset, tokens = materials.dataset, materials.answer_tokens
+    task: Any = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    if hasattr(task, "reading"):
+        return _reading(task, recipe, materials)
+    if hasattr(task, "choosing") != (tokens is not None):
+        model = recipe.sections["model"]["name"]
+        what = (
+            "writes its answers, so task.name must be 'generation'" if tokens is not None else "does not write answers"
+        )
+        raise ValueError(f"the model {model!r} {what}; got task.name = {recipe.sections['task']['name']!r}")
+    if tokens is None or candidates is None:
+        return task
+    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
+    return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
+
+
+def _reading(task: Any, recipe: Recipe, materials: Materials) -> Any:
+    """A task that compares what a model writes with the captions of all validation and test pictures.
+
+    Raises:
+        ValueError: there are no captions, or the model does not write.
+    """
+    dataset, model = materials.dataset, recipe.sections["model"]["name"]
+    if not isinstance(dataset, FederatedDataset) or not dataset.captioned:
+        raise ValueError(
+            f"task.name = {recipe.sections['task']['name']!r} needs pictures with captions, such as those of "
+            f"'scene_captions'; {dataset.name!r} has none"
+        )
+    if not writes_captions(model):
+        raise ValueError(
+            f"the model {model!r} writes no captions; take one that does, such as caption_transformer_mini"
+        )
+    asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
+    parts = [*asked, *dataset.unseen.values()]
+    captions = [own for part in parts for own in part.captions or ()]
+    # Where all examples are elsewhere, so is whoever compares a text with captions.
+    return task.reading(materials.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
+
+
+def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
+    """Raises ValueError if the examples have labels and the task asks for answers, or the other way round."""
+    if isinstance(dataset, FederatedDataset) and dataset.captioned and not hasattr(task, "reading"):
+        raise ValueError(
+            f"the pictures of {dataset.name!r} have captions and nobody asks questions about them, so task.name must "
+            f"be 'captioning', got {recipe.sections['task']['name']!r}"
+        )
+    model = recipe.sections["model"]["name"]
+    if writes_captions(model) and not hasattr(task, "reading"):
+        raise ValueError(
+            f"the model {model!r} writes captions and answers no questions, so task.name must be 'captioning'"
+        )
+    if isinstance(task, Counting) != isinstance(dataset, LabelDataset):
+        have = "labels" if isinstance(dataset, LabelDataset) else "answers"
+        raise ValueError(
+            f"the examples of {dataset.name!r} have {have}, so task.name must be a task for {have}, such as "
+            f"{'multilabel' if have == 'labels' else 'vqa'!r}; got {recipe.sections['task']['name']!r}"
+        )
+
+
+def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
+    """Raises ValueError if clients whose answers are not the same would share a head.
+
+    Args:
+        algorithm: the method.
+        model: any model of the run.
+        clients: who takes part.
+        dataset: the data, which have answer pools or tasks of the clients' own.
+    """
+    heads = {head: f"{part}." for head, part in heads_of(model).items()}
+    names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
+    frozen: set[str] = set(getattr(model, "frozen", ()))
+    rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
+    shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
+    if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):
+        whose = "tasks" if dataset.tasks else "answer pools"
+        raise ValueError(
+            f"the clients of {dataset.name!r} have {whose} of their own, so one head cannot serve them; "
+            f"{type(algorithm).__name__} needs one. Methods with a head for each client: local, fedper, fedrep, "
+            "fedpeft, feddat, feddpa, fedlora, pfedmma"
+        )
+
+
+def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
+    """A table to be put together with others: positions in a client's own answer pool mean nothing there."""
+    if not dataset.pools:
+        return table
+    columns = {name: column for name, column in table.columns.items() if name != "label"}
+    return replace(table, columns=columns, targets=None)
+
+
+def presence_of(run: Run, clients: Collection[str]) -> Presence:
+    """Who joins late and who leaves, of the clients that there are."""
+    return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+
+
+def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+    """Raises ValueError where a method cannot work with the section ``[run]``."""
+    name = algorithm.label or type(algorithm).__name__
+    leaves = presence_of(run, clients).leaves
+    if leaves and not algorithm.leavers:
+        raise ValueError(
+            f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
+            "clients that have left put into them"
+        )
+    if not algorithm.has_global and not run.keep_personal:
+        raise ValueError(
+            f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
+            "to evaluate"
+        )
+
+
+def _without(materials: Materials, names: Sequence[str]) -> Materials:
+    """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
+    if not names:
+        return materials
+    for name in names:
+        if name not in materials.clients:
+            raise ValueError(f"run.without names no client {name!r}; there are {listed(list(materials.clients))}")
+    if set(names) == set(materials.clients):
+        raise ValueError(f"run.without must leave at least one client, got all of them: {listed(names)}")
+    if isinstance(materials.clients, LazyTables):
+        return _fewer_labelled(materials, names)
+    data = materials.questions
+    dataset = replace(
+        data,
+        clients={name: split for name, split in data.clients.items() if name not in names},
+        facts={name: fact for name, fact in data.facts.items() if name not in names},
+        tasks={name: task for name, task in data.tasks.items() if name not in names},
+        modalities={name: owned for name, owned in data.modalities.items() if name not in names},
+    )
+    clients = {name: rows for name, rows in materials.clients.items() if name not in names}
+    return replace(materials, dataset=dataset, clients=clients)
+
+
+def _fewer_labelled(materials: Materials, names: Sequence[str]) -> Materials:
+    """Multi-label data without the named clients; nobody's data are made for it."""
+    if not isinstance(materials.clients, LazyTables) or not isinstance(materials.dataset, LabelDataset):
+        raise ValueError(f"expected multi-label data, got {type(materials.dataset).__name__}")
+    dataset = replace(materials.dataset, clients=Selected(materials.dataset.clients, names))
+    return replace(materials, dataset=dataset, clients=materials.clients.without(names))

@@ -1,0 +1,233 @@
+"""Control conditions in a run's results: models shown permuted or blank inputs, beside answers that look at nothing.
+
+``summary.json`` has them under ``controls``::
+
+    {"personal": {"right": {place: value}, "permuted_image": {...}, "blank_image": {...}, "permuted_text": {...},
+                  "constant": {...}, "words": {...},
+                  "means": {"right": mean over places, "permuted_image": ..., ...},
+                  "p": {"permuted_image": one-sided p-value, ...},
+                  "passed": true, "reasons": []},
+     "global_seen": {...}, "global_unseen": {...},
+     "left_out": {"personal": "why", ...}}
+
+Values are means of the examples' scores (the headline metric of the place's task). ``constant`` is the most frequent
+training answer; of multi-label data the frequency of every label; ``words`` answers from the question's words alone
+(:class:`confed.data.question_words.WordAnswers`). Both learn from the training data that the model had: a personal
+model's from its client's, a global one's from all. ``passed`` follows from
+:func:`confed.metrics.controls.verdict` and from nothing else. Of multi-label data ``C-AP`` says besides what the mean
+average precision of all places' examples together is under each condition, and this decides
+(:func:`confed.metrics.controls.label_verdict`): ``p``, ``passed`` and ``reasons`` are of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confed.data.controls import PERMUTED
+from confed.data.examples import Examples, FederatedDataset, Table
+from confed.data.federate import AnswerTable
+from confed.data.labelled import LabelDataset
+from confed.data.modal_tables import ModalTable
+from confed.data.modalities import is_modal
+from confed.data.question_words import WordAnswers
+from confed.engines.perform import Setup
+from confed.federation.protocols import Output
+from confed.runs.encode import Materials
+from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
+from confed.runs.evaluate import Examination
+from confed.runs.pooled_metrics import VALIDATION
+
+__all__ = ["KEYS", "summarise_controls"]
+
+KEYS: Mapping[str, str] = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
+"""View of an examination -> its key in a summary."""
+
+_ROWS = 4096
+"""Examples whose answers are scored at a time."""
+
+Kept = Mapping[str, Mapping[str, Tensor]]
+"""Control -> what was kept of the examples under it."""
+
+
+def summarise_controls(
+    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What ``summary.json`` says under ``controls``; empty where no controls were tried.
+
+    Args:
+        setup: the federation.
+        materials: its data.
+        examined: the final models on all test examples, with their controls.
+        left: clients that left before the end; they are in no mean.
+    """
+    if not examined.controls and not examined.without_controls:
+        return {}
+    floors = _Floors(setup, materials)
+    found: dict[str, Any] = {}
+    # Of multi-label data, as in their tables: a place that is looked at while training is no test.
+    aside = {*left, *([VALIDATION] if isinstance(materials.dataset, LabelDataset) else [])}
+    for view, key in KEYS.items():
+        places = {p: kept for (v, p), kept in examined.controls.items() if v == view and p not in aside}
+        if places:
+            found[key] = _of_view(view, places, examined, setup, materials, floors)
+    if examined.without_controls:
+        found["left_out"] = {KEYS.get(view, view): why for view, why in examined.without_controls.items()}
+    return found
+
+
+def _of_view(
+    view: str, places: Mapping[str, Kept], examined: Examination, setup: Setup, materials: Materials, floors: "_Floors"
+) -> dict[str, Any]:
+    own = {place: examined.results[view, place, place][1] for place in places}
+    right = {place: _scores(tensors) for place, tensors in own.items()}
+    names = list(dict.fromkeys(name for kept in places.values() for name in kept))
+    shown = {name: {p: _scores(kept[name]) for p, kept in places.items() if name in kept} for name in names}
+    blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
+    blind = {name: scores for name, scores in blind.items() if scores}
+    permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
+    decisive = _decisive(materials, places)
+    if isinstance(materials.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
+        constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
+        judged = _over_classes(own, places, constant, setup, decisive)
+    else:
+        judged = verdict(right, permuted, blind, decisive)
+    columns = {"right": right, **shown, **blind}
+    found: dict[str, Any] = {
+        name: {place: float(scores.mean()) for place, scores in column.items()} for name, column in columns.items()
+    }
+    found["means"] = {name: mean_over_places(column) for name, column in columns.items()}
+    found |= {"p": dict(judged.p), "passed": judged.passed, "reasons": [*judged.reasons]}
+    if isinstance(judged, LabelVerdict):
+        found["C-AP"] = dict(judged.values)
+    return found
+
+
+def _scores(tensors: Mapping[str, Tensor]) -> np.ndarray:
+    return tensors["correct"].double().numpy()
+
+
+def _decisive(materials: Materials, places: Iterable[str]) -> list[str]:
+    """Pictures, where there are pictures and at most texts beside them; else all modalities that are permuted."""
+    tables = [_table(materials, place) for place in places]
+    modal = [table for table in tables if isinstance(table, ModalTable)]
+    pictures = any(table.images is not None or table.regions is not None for table in tables)
+    plain = all({name for own in table.sets() for name in own} <= {"image", "text"} for table in modal)
+    return [f"{PERMUTED}image"] if pictures and plain else []
+
+
+def _table(materials: Materials, place: str) -> Table:
+    return (materials.unseen if place in materials.unseen else materials.clients)[place].tables[2]
+
+
+def _over_classes(
+    own: Mapping[str, Mapping[str, Tensor]],
+    places: Mapping[str, Kept],
+    constant: Tensor,
+    setup: Setup,
+    decisive: Sequence[str],
+) -> LabelVerdict:
+    """C-AP of all places' examples together, under every condition that all of them have, and what follows from it."""
+    undefined: Any = getattr(setup.task, "undefined", "zero")
+    truth = torch.cat([tensors["labels"] for tensors in own.values()])
+    right = torch.cat([tensors["probabilities"] for tensors in own.values()])
+    conditions: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for kept in places.values() for name in kept):
+        if all(name in kept for kept in places.values()):
+            conditions[name] = torch.cat([kept[name]["probabilities"] for kept in places.values()]).numpy()
+    conditions["constant"] = constant.numpy()
+    return label_verdict(right.numpy(), conditions, truth.numpy(), undefined, decisive)
+
+
+class _Floors:
+    """Scores of answers that see no picture, on the test examples of places; what was learned once is kept."""
+
+    def __init__(self, setup: Setup, materials: Materials) -> None:
+        self._setup, self._materials, self._dataset = setup, materials, materials.dataset
+        dataset = materials.dataset
+        # Texts that are one of several inputs are no questions about the others: they tell the answer themselves.
+        self._words = isinstance(dataset, FederatedDataset) and not is_modal(dataset)
+        self._alike = not dataset.pools and not dataset.tasks
+        self._learned: dict[tuple[str, str], Any] = {}
+
+    def scores(self, name: str, view: str, places: Iterable[str]) -> dict[str, np.ndarray]:
+        """Place -> scores of "constant" or "words"; nothing where there is no such answer.
+
+        Args:
+            name: which.
+            view: "personal": learned from the place's own training data; else from all clients'.
+            places: the places.
+        """
+        dataset = self._dataset
+        if isinstance(dataset, LabelDataset):
+            if name == "words":
+                return {}
+            return {place: self._score(place, self.frequencies(view, place).logit().expand) for place in places}
+        if dataset.captioned or (name == "words" and not self._words):
+            return {}
+        found: dict[str, np.ndarray] = {}
+        for place in places:
+            examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
+            said = self._answers(name, view, place, examples)
+            label_of = {answer: label for label, answer in enumerate(dataset.pool(place))}
+            width = int(getattr(self._setup.task_of(place), "answers", len(label_of)))
+            if said is None or not all(answer in label_of for answer in said):
+                continue
+            labels = torch.tensor([label_of[answer] for answer in said], dtype=torch.int64)
+            rows = torch.nn.functional.one_hot(labels, width).float()
+            found[place] = self._score(place, lambda count, _, rows=rows: rows)
+        return found
+
+    def frequencies(self, view: str, place: str) -> Tensor:
+        """The share of training examples with each label, float64 (C,), within (0, 1)."""
+        dataset = self._dataset
+        assert isinstance(dataset, LabelDataset)
+        owner = self._owner(view, place)
+        if ("labels", owner) not in self._learned:
+            parts = [dataset.clients[owner].train] if owner else (split.train for split in dataset.clients.values())
+            counts, total = np.zeros(len(dataset.labels)), 0
+            for part in parts:
+                counts, total = counts + part.counts(), total + len(part)
+            self._learned["labels", owner] = torch.from_numpy((counts + 0.5) / (total + 1))
+        return self._learned["labels", owner]
+
+    def _owner(self, view: str, place: str) -> str:
+        """Whose training data count; empty for all clients'."""
+        return place if place in self._dataset.clients and (view == "personal" or not self._alike) else ""
+
+    def _answers(self, name: str, view: str, place: str, examples: Examples) -> list[str] | None:
+        dataset, owner = self._dataset, self._owner(view, place)
+        assert isinstance(dataset, FederatedDataset)
+        parts = [dataset.clients[owner].train] if owner else [split.train for split in dataset.clients.values()]
+        if not any(map(len, parts)):
+            return None
+        if (name, owner) not in self._learned:
+            questions, answers = ([text for e in parts for text in texts(e)] for texts in (_questions, _answers_of))
+            self._learned[name, owner] = (
+                AnswerTable(parts).majority if name == "constant" else WordAnswers(questions, answers)
+            )
+        learned = self._learned[name, owner]
+        if isinstance(learned, WordAnswers):
+            return learned(examples.questions, dataset.pool(place))
+        return [learned] * len(examples)
+
+    def _score(self, place: str, logits: Any) -> np.ndarray:
+        """Scores of answers given as logits: a function of the number of rows and -1 that returns all rows' (N, C)."""
+        task, table = self._setup.task_of(place), _table(self._materials, place)
+        bare = replace(table, images=None, regions=None)
+        rows, found = logits(len(table), -1), list[Tensor]()
+        for batch in bare.batches(_ROWS):
+            given = rows[batch["index"]]
+            found.append(task.predictions(Output(given.float(), given.new_zeros(len(given), 1)), batch))
+        return torch.cat(found).double().numpy() if found else np.zeros(0)
+
+
+def _questions(examples: Examples) -> Sequence[str]:
+    return examples.questions
+
+
+def _answers_of(examples: Examples) -> Sequence[str]:
+    return examples.answers

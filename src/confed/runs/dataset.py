@@ -1,0 +1,128 @@
+"""A recipe's data before any model reads them: what they lose at random, in whose terms they are, their regions."""
+
+import json
+from functools import cached_property, lru_cache
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+
+from confed.data.card_files import read_card
+from confed.datasets.card_terms import in_terms
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.filling import Fill, filled
+from confed.data.labelled import LabelDataset
+from confed.data.missing import lose, missing_of
+from confed.data.modalities import check_ownership, in_turns, is_modal
+from confed.data.readable import leave_out_unreadable
+from confed.data.regions import Regions
+from confed.models.grid_features import grid_features
+from confed.registry import datasets
+
+__all__ = ["Source", "load_dataset", "load_source", "whose"]
+
+
+class Source:
+    """A dataset, and the regions of its pictures once a model asks for them; models of one study share both.
+
+    Args:
+        dataset: it.
+        fill: what stands in for missing pictures, see :func:`confed.data.filling.filled`.
+
+    Attributes:
+        modal: whether there is more to it than pictures with texts that are always there.
+        parts: of questions, all examples of clients and places.
+    """
+
+    def __init__(self, dataset: FederatedDataset | LabelDataset, fill: Fill = "zero") -> None:
+        self.dataset = dataset
+        self.fill: Fill = fill
+        self.modal = isinstance(dataset, FederatedDataset) and is_modal(dataset)
+        self.parts: list[Examples] = []
+        if isinstance(dataset, FederatedDataset):
+            self.parts = [e for s in dataset.clients.values() for e in (s.train, s.validation, s.test)]
+            self.parts += list(dataset.unseen.values())
+
+    @property
+    def questions(self) -> FederatedDataset:
+        """The dataset, where it has questions with answers."""
+        assert isinstance(self.dataset, FederatedDataset)
+        return self.dataset
+
+    @cached_property
+    def whole(self) -> "Source":
+        """The same with what stands in for missing pictures; itself where none is missing."""
+        complete = filled(self.questions, self.fill) if self.modal else self.questions
+        return self if complete is self.dataset else Source(complete, self.fill)
+
+    @cached_property
+    def regions(self) -> dict[int, Regions]:
+        """The dataset's features by the identity of their tables; where it has none, made of each table of pictures.
+
+        Raises:
+            ValueError: some tables have features and others have not, their widths or makers differ, the dataset has
+                pairs of pictures, or features cannot be made of its pictures.
+        """
+        name = self.dataset.name
+        if any(np.ndim(part.image_index) > 1 for part in self.parts):
+            raise ValueError(f"{name!r} has questions about two pictures; models that read regions look at one")
+        if {part.regions is None for part in self.parts} == {True, False}:
+            raise ValueError(f"either all examples of {name!r} must have regions, or none")
+        found: dict[int, Regions] = {}
+        for part in self.parts:
+            if whose(part) not in found:
+                found[whose(part)] = grid_features(part.images) if part.regions is None else part.regions
+        widths = sorted({regions.shape[2] for regions in found.values()})
+        if len(widths) > 1:
+            raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
+        encoders = sorted({regions.encoder for regions in found.values()})
+        if len(encoders) > 1:
+            raise ValueError(f"all regions of {name!r} must be made by one encoder, got {encoders}")
+        return found
+
+
+def whose(examples: Examples) -> int:
+    """The identity of the table of regions, or of the pictures that they are made of."""
+    return id(examples.images if examples.regions is None else examples.regions)
+
+
+def load_dataset(data: str, seed: int) -> FederatedDataset | LabelDataset:
+    """A recipe's data as they are before any model reads them.
+
+    Args:
+        data: the section ``[data]`` as JSON.
+        seed: the run's seed, for datasets that sample.
+
+    Raises:
+        ValueError: faulty data (the message names the thing).
+    """
+    return load_source(data, seed).dataset
+
+
+@lru_cache(maxsize=2)
+def load_source(data: str, seed: int) -> Source:
+    """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""
+    values = json.loads(data)
+    constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
+    terms = values.pop("card", "")
+    if "seed" in signature(constructor).parameters:
+        values["seed"] = seed
+    if missing.loses and signature(constructor).return_annotation is LabelDataset:
+        # Said before such data are made, which may take long.
+        raise _labels_lose_nothing(str(getattr(constructor, "__name__", constructor)))
+    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    if isinstance(dataset, LabelDataset):
+        if missing.loses:
+            raise _labels_lose_nothing(dataset.name)
+        return Source(in_terms(dataset, read_card(Path(terms))) if terms else dataset)
+    if dataset.elsewhere is None:
+        check_ownership(dataset)
+        dataset = leave_out_unreadable(dataset)
+    own = in_terms(dataset, read_card(Path(terms))) if terms else dataset
+    assert isinstance(own, FederatedDataset)
+    dataset = lose(own, missing, seed)
+    return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
+
+
+def _labels_lose_nothing(name: str) -> ValueError:
+    return ValueError(f"data.missing is for questions with answers; the examples of {name!r} have labels")

@@ -1,0 +1,357 @@
+"""A run's data as tensors, and what is needed to build its model."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from inspect import signature
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from confed.data.caption_tables import MixedData, with_captions
+from confed.data.examples import (
+    Examples,
+    FederatedDataset,
+    StoredPictures,
+    Table,
+    TableData,
+    channels_first,
+    encode,
+)
+from confed.data.label_tables import encode_labels
+from confed.data.labelled import LabelDataset
+from confed.data.modal_tables import ModalTable, with_modalities
+from confed.data.picture_tables import NoPictures
+from confed.models import create_tokenizer
+from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.registry import models
+from confed.runs.dataset import Source, load_source, whose
+
+__all__ = [
+    "TOKENIZER_KEYS",
+    "Materials",
+    "derived_options",
+    "encoded",
+    "load_materials",
+    "reads_absent",
+    "tokenizer_options",
+    "writes_captions",
+]
+
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces")
+"""Options of models that their tokenizers depend on."""
+MOST_ANSWERS = 10
+"""Different answers to one question that a model which writes its answers learns."""
+_NONE = torch.zeros(1, 3, 0, 0, dtype=torch.uint8)
+"""The picture table of examples that have no pictures."""
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Data as tensors and what is needed to build the model; shared by all methods of a study.
+
+    Attributes:
+        dataset: strings and pictures.
+        clients: client -> its examples as tensors; of multi-label data made when they are asked for.
+        unseen: scene -> its examples as tensors, in every role.
+        types: names of the question types.
+        tokenizer: the model's.
+        answer_tokens: for a model that writes its answers, the tokens of all answers, int64 (C, T).
+        region_width: features per region, W, for a model that reads regions; else 0.
+        encoder: for such a model, what made the regions from pictures; empty if unknown.
+    """
+
+    dataset: FederatedDataset | LabelDataset
+    clients: Mapping[str, TableData]
+    unseen: Mapping[str, TableData]
+    types: tuple[str, ...]
+    tokenizer: Any
+    answer_tokens: Tensor | None = None
+    region_width: int = 0
+    encoder: str = ""
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        """What all pictures, sounds and series are like, as far as there are any.
+
+        ``picture_size``: (H, W) in pixels; ``sample_rate``: of sounds; ``series_channels``: values per step.
+        """
+        if isinstance(self.dataset, LabelDataset):
+            pictures = next(iter(self.dataset.clients.values())).train.pictures
+            return {} if pictures is None else {"picture_size": tuple(pictures.shape[1:3])}
+        parts = [e for s in self.dataset.clients.values() for e in (s.train, s.validation, s.test)]
+        found: dict[str, Any] = {}
+        for part in (*parts, *self.dataset.unseen.values()):
+            if part.images.shape[1] > 0:
+                found.setdefault("picture_size", tuple(part.images.shape[1:3]))
+            if part.sounds is not None:
+                found.setdefault("sample_rate", part.sounds.rate)
+            if part.series is not None:
+                found.setdefault("series_channels", len(part.series.channels))
+        return found
+
+    @cached_property
+    def texts_cut(self) -> tuple[int, int]:
+        """How many different texts lose their end as they are longer than the tokenizer's ``max_length``, and of how
+        many; both 0 where the tokenizer does not say."""
+        count = getattr(self.tokenizer, "shortened", None)
+        texts = [] if count is None else list(dict.fromkeys(_texts_read(self.dataset)))
+        return (count(texts), len(texts)) if count is not None and texts else (0, len(texts))
+
+    @property
+    def questions(self) -> FederatedDataset:
+        """The dataset, where it has questions with answers.
+
+        Raises:
+            ValueError: it has pictures or texts with labels.
+        """
+        if isinstance(self.dataset, LabelDataset):
+            raise ValueError(f"this needs questions with answers; the examples of {self.dataset.name!r} have labels")
+        return self.dataset
+
+
+@lru_cache(maxsize=2)
+def load_materials(data: str, model: str, seed: int) -> Materials:
+    """A recipe's data as tensors; the methods of a study share one copy.
+
+    Args:
+        data: the section ``[data]`` as JSON.
+        model: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``, as JSON: its tokenizer reads the
+            questions.
+        seed: the run's seed, for datasets that sample.
+
+    Raises:
+        ValueError: faulty data (the message names the thing), no clients, or a model that reads regions where neither
+            the dataset has any nor can they be made; or stand-ins for a model that reads examples with gaps.
+    """
+    options = json.loads(model)
+    if "fill" in json.loads(data).get("missing", {}) and reads_absent(options["name"]):
+        raise ValueError(
+            f"data.missing.fill must be left out for the model {options['name']!r}: it reads examples with gaps, so "
+            'nothing is put in them (a method that does so is "modality_fill")'
+        )
+    return encoded(load_source(data, seed), options)
+
+
+def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
+    """Data as tensors.
+
+    Args:
+        source: the data.
+        options: the section ``[model]``, or of it the name and ``TOKENIZER_KEYS``.
+        tokenizer: what reads texts; None for a new one that knows the data's words, as the model has when it begins.
+
+    Raises:
+        ValueError: as :func:`load_materials`.
+    """
+    if isinstance(source.dataset, LabelDataset):
+        return _with_labels(source.dataset, options, tokenizer)
+    gaps = source.modal and reads_absent(options["name"])
+    source = source if gaps else source.whole
+    dataset = source.questions
+    words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
+    if tokenizer is None:
+        tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.answers))
+    # A model that writes its answers learns from their tokens.
+    tokens: Tensor | None = tokenizer.answers(dataset.answers) if isinstance(tokenizer, AnswerTokenizer) else None
+    row_of = {answer: row for row, answer in enumerate(dataset.answers)}
+    parts = source.parts
+    types = tuple(sorted({t for part in parts for t in part.types} | {*dataset.types}))
+    width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
+    pictures: dict[int, Tensor | StoredPictures] = {}
+    regions = source.regions if getattr(models[options["name"]], "reads", "") == "regions" else None
+    # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
+    turns = max((len(before) for part in parts for before in part.before or ()), default=0)
+
+    def modal(rows: Table, examples: Examples) -> Table:
+        if not gaps:
+            return rows
+        told = with_modalities(rows, examples)
+        return with_captions(told, examples, tokenizer, turns) if dataset.captioned else told
+
+    def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
+        if regions is not None:
+            own = regions[whose(examples)]
+            rows = encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
+            return modal(rows, examples)
+        # Examples often share one picture table; it becomes one tensor.
+        if id(examples.images) not in pictures:
+            bare = gaps and isinstance(examples.images, NoPictures)
+            pictures[id(examples.images)] = _NONE if bare else channels_first(examples.images)
+        stored = pictures[id(examples.images)]
+        rows = encode(examples, tokenizer, answers, types, stored, outside=outside, width=width)
+        return modal(rows, examples)
+
+    given: Mapping[str, tuple[Tensor, Tensor]] = {}
+    if isinstance(tokenizer, AnswerTokenizer):
+        given = _answers_given({name: s.train for name, s in dataset.clients.items()}, tokenizer)
+
+    def training(examples: Examples, answers: Sequence[str], client: str) -> Table:
+        rows = table(examples, answers)
+        if tokens is None:
+            return rows
+        if client in given:
+            written, weight = given[client]
+            return replace(rows, columns={**rows.columns, "answer_tokens": written, "answer_weight": weight})
+        written = tokens[torch.tensor([row_of[answer] for answer in examples.answers], dtype=torch.int64)]
+        return replace(rows, columns={**rows.columns, "answer_tokens": written})
+
+    clients: dict[str, TableData] = {}
+    for name, s in dataset.clients.items():
+        own = dataset.pool(name)
+        train, test = training(s.train, own, name), table(s.test, own, outside=dataset.outside)
+        clients[name] = (
+            MixedData(train, table(s.validation, own), test, dataset.mixture)
+            if dataset.mixture and isinstance(train, ModalTable)
+            else TableData(train, table(s.validation, own), test)
+        )
+    unseen: dict[str, TableData] = {}
+    for name, examples in dataset.unseen.items():
+        rows = table(examples, dataset.pool(name), outside=dataset.outside)
+        unseen[name] = TableData(rows, rows, rows)
+    if not clients:
+        raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
+    read = next(iter(regions.values())) if regions else None
+    return Materials(
+        dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
+        "" if read is None else read.encoder,
+    )  # fmt: skip
+
+
+def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
+    """All texts that a model reads in any role: questions, with the texts offered with them, or labelled texts."""
+    if isinstance(dataset, LabelDataset):
+        first = next(iter(dataset.clients.values())).train
+        tables = {id(part.table): part.table for part in (first, *dataset.unseen.values())}
+        for table in tables.values():
+            yield from table.texts or ()
+        return
+    parts = [part for split in dataset.clients.values() for part in (split.train, split.validation, split.test)]
+    for part in (*parts, *dataset.unseen.values()):
+        yield from part.questions
+        for question, offered in zip(part.questions, part.choices or (), strict=part.choices is not None):
+            yield from (f"{question} {text}" for text in offered)
+
+
+def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
+    """Multi-label examples for a model.
+
+    Raises:
+        ValueError: the model reads regions or writes its answers.
+    """
+    words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
+    if tokenizer is None:
+        tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
+    if isinstance(tokenizer, AnswerTokenizer) or getattr(models[options["name"]], "reads", "") == "regions":
+        raise ValueError(f"the model {options['name']!r} answers questions; {dataset.name!r} has labels")
+    clients, unseen, types = encode_labels(dataset, tokenizer)
+    return Materials(dataset, clients, unseen, types, tokenizer)
+
+
+def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data decide about a model beside its answers, as far as its function takes it.
+
+    Args:
+        name: the model's.
+        region_width: features per region.
+        words: the tokenizer's words, in the order of their token ids (which come behind those of special tokens).
+        shapes: what pictures, sounds and series are like (:attr:`Materials.shapes`).
+    """
+    known: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
+    return {key: value for key, value in known.items() if key in signature(models[name]).parameters}
+
+
+def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a model that writes its answers learns where several people answered each question.
+
+    All answers that they gave, as in ALBEF (Li et al., NeurIPS 2021; its ``model_vqa.py``): each weighs the share of
+    the people who gave it, also where it is not in the client's pool. Such an answer cannot be chosen, so that it is
+    no candidate in evaluations, but its words teach the decoder how sure people were of the others. Answers with the
+    same tokens are one. Left out, with their weight, are answers with a word that the tokenizer does not know, and of
+    more than :data:`MOST_ANSWERS` different ones the rarer; a question all of whose answers are left out has its label.
+
+    Args:
+        clients: client -> its training examples.
+        tokenizer: the model's.
+
+    Returns:
+        Client -> tokens, int64 (N, K, T), and weights, float32 (N, K), the most frequent answer first, both 0 behind
+        the last answer. K and T are the same for all clients, as their rows may be put together; a client whose
+        questions were answered once has one answer of weight 1 in each row. Empty if no question was answered twice.
+    """
+    if all(examples.annotations is None for examples in clients.values()):
+        return {}
+    # No vocabulary has a letter of the Gothic alphabet: this is how an unknown word looks.
+    unknown = int(tokenizer.questions(["\U00010348"])[0][0, 1])
+    people = {
+        name: [(answer,) for answer in e.answers] if e.annotations is None else e.annotations
+        for name, e in clients.items()
+    }
+    texts = {text for given in people.values() for row in given for text in row}
+    texts |= {answer for examples in clients.values() for answer in examples.answers}
+    ids, mask = tokenizer.questions(list(texts))
+    cut = zip(texts, ids.tolist(), mask.sum(1).tolist(), strict=True)
+    tokens_of = {text: tuple(row[:length]) for text, row, length in cut}
+
+    def learned(row: Sequence[str], label: str) -> list[tuple[tuple[int, ...], float]]:
+        counts = Counter(tokens_of[text] for text in row)
+        known = [(t, n / len(row)) for t, n in counts.most_common() if len(t) > 2 and unknown not in t]
+        return known[:MOST_ANSWERS] or [(tokens_of[label], 1.0)]
+
+    rows = {
+        name: [learned(row, label) for row, label in zip(given, clients[name].answers, strict=True)]
+        for name, given in people.items()
+    }
+    each = [answers for given in rows.values() for answers in given]
+    k = max(map(len, each), default=1)
+    t = max((len(tokens) for answers in each for tokens, _ in answers), default=2)
+
+    def padded(given: list[list[tuple[tuple[int, ...], float]]]) -> tuple[Tensor, Tensor]:
+        full = [[*answers, *[((), 0.0)] * (k - len(answers))] for answers in given]
+        written = [[(*tokens, *[0] * (t - len(tokens))) for tokens, _ in answers] for answers in full]
+        weight = [[share for _, share in answers] for answers in full]
+        return torch.tensor(written, dtype=torch.int64).view(-1, k, t), torch.tensor(weight).view(-1, k)
+
+    return {name: padded(given) for name, given in rows.items()}
+
+
+def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:
+    """What a model's tokenizer must agree with.
+
+    Args:
+        model: the section ``[model]``: the text length, and where a checkpoint or a vocabulary lies.
+        answers: all answers, for the tokenizer of a model that writes them.
+    """
+    accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
+    options = {{"pretrained": "path"}.get(key, key): model.get(key) for key in TOKENIZER_KEYS}
+    given = {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
+    return given | ({"answers": answers} if "answers" in accepted else {})
+
+
+def reads_absent(model: str) -> bool:
+    """Whether a model takes batches without some of the modalities.
+
+    Args:
+        model: its registered name. The function says so in an attribute ``reads_absent``, or the class that it is
+            annotated to return does.
+    """
+    return _says(model, "reads_absent")
+
+
+def writes_captions(model: str) -> bool:
+    """Whether a model writes texts about pictures.
+
+    Args:
+        model: its registered name; see :func:`reads_absent`, here with the attribute ``writes_captions``.
+    """
+    return _says(model, "writes_captions")
+
+
+def _says(model: str, attribute: str) -> bool:
+    function = models[model]
+    said = getattr(function, attribute, None)
+    returned = get_type_hints(function).get("return") if said is None else None
+    return bool(getattr(returned, attribute, False) if said is None else said)

@@ -1,0 +1,49 @@
+"""Settings that have no effect on a run, and data that measure nothing: said before the run begins."""
+
+import warnings
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
+
+from confed.registry import datasets
+from confed.recipes.run_section import Run
+
+if TYPE_CHECKING:
+    from confed.runs.encode import Materials
+
+__all__ = ["warn_of_ignored"]
+
+LOOKED_AT = 1000
+"""Clients whose test examples are looked for; where none of the first so many has any, more are not asked."""
+
+
+def warn_of_ignored(data: Mapping[str, Any], run: Run, materials: "Materials") -> None:
+    """Warns of a number of clients that the data do not follow, of a cohort beyond them, and of missing test data.
+
+    Args:
+        data: the section ``[data]``.
+        run: the section ``[run]``.
+        materials: the data as tensors, all clients of the run among them.
+    """
+    there = len(materials.clients)
+    asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
+    default = Parameter.empty if usual is None else usual.default
+    made = there + len(run.without)
+    # A card puts a site's data in the terms of all; whose examples these are is another matter.
+    if isinstance(asked, int) and asked not in (made, default) and materials.dataset.elsewhere is None:
+        _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
+    if run.cohort >= 1 and run.cohort > there:
+        _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")
+    places = [*(data for data, _ in zip(materials.clients.values(), range(LOOKED_AT), strict=False))]
+    if materials.dataset.elsewhere is None and not any(
+        len(data.tables[2]) for data in [*places, *materials.unseen.values()]
+    ):
+        _say("there are no test examples, of clients or unseen places: nothing is measured at the end of the run")
+
+
+def _counted(clients: int) -> str:
+    return "one client there is" if clients == 1 else f"{clients} clients there are"
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=3)

@@ -1,0 +1,227 @@
+"""The gallery of a multi-label run: test examples, the labels that models give them, and where these look."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from confed.data.labelled import LabelDataset, LabelExamples
+from confed.engines.local import Workspace
+from confed.federation.protocols import Batch
+from confed.runs.encode import Materials
+from confed.results.folder import RunFolder
+from confed.runs.pooled_metrics import VALIDATION
+from confed.runs.samples import fill, png
+
+__all__ = ["AtLabels", "gallery", "look", "rounded", "shrunk", "words_of"]
+
+CLIENTS, UNSEEN = 6, 4
+"""Places that samples are of: clients spread evenly over all with test examples, and the first unseen places."""
+
+ASKED = 50
+"""Clients that are looked through for those with test examples."""
+
+SHOWN = 8
+"""Labels of an example that are shown: those that it has or that are predicted, and the most probable ones."""
+
+LEAST = 5
+
+SIDE = 256
+"""Pixels per side of a picture in a page."""
+
+
+class AtLabels:
+    """Probabilities of labels, and how each label's token looks at the picture or the text.
+
+    Args:
+        network: gives logits (B, C).
+        model: the run's model, which may have ``attention(batch)``, (B, C, P), and a ``grid`` of P places; the network
+            itself if it is not given.
+    """
+
+    def __init__(self, network: nn.Module, model: nn.Module | None = None) -> None:
+        self.network, self.model = network, network if model is None else model
+
+    @torch.no_grad()
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Of every label, (B, C); 0 where a logit is NaN, as in evaluations."""
+        return self.network(batch).logits.float().nan_to_num(-torch.inf, torch.inf, -torch.inf).sigmoid()
+
+    @torch.no_grad()
+    def attention(self, batch: Batch) -> Tensor | None:
+        """How much each label looks at each place, (B, C, rows, columns), or at each token (B, C, L).
+
+        The largest of each label is 1; None if the model does not say.
+        """
+        attend = getattr(self.model, "attention", None)
+        if attend is None:
+            return None
+        maps: Tensor = attend(batch)
+        maps = maps / maps.amax(-1, keepdim=True).clamp_min(1e-12)
+        if "image" not in batch:
+            return maps
+        grid = getattr(self.model, "grid", None)
+        return None if grid is None else maps.unflatten(-1, tuple(grid))
+
+
+def look(
+    at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
+) -> list[dict[str, Any]]:
+    """What a model says of each example of a batch.
+
+    Args:
+        at: the model.
+        batch: B examples with ``labels`` (B, C).
+        labels: the names.
+        threshold: from which probability on a label is predicted.
+        words: of texts, their tokens: attention is given for as many positions.
+
+    Returns:
+        Per example ``labels``, a list of ``label``, ``probability``, ``there`` (whether the example has it) and, where
+        the model says so, ``attention``, most probable first; and ``others``, how many more labels it has or the model
+        predicts.
+    """
+    probabilities, maps = at.probabilities(batch), at.attention(batch)
+    found: list[dict[str, Any]] = []
+    for row, (own, truth) in enumerate(zip(probabilities.cpu(), batch["labels"].bool().cpu(), strict=True)):
+        chosen, others = _chosen(own, truth, threshold)
+        entries: list[dict[str, Any]] = []
+        for number in chosen:
+            entry: dict[str, Any] = {
+                "label": labels[number], "probability": round(float(own[number]), 4), "there": bool(truth[number]),
+            }  # fmt: skip
+            if maps is not None:
+                weights = maps[row, number]
+                entry["attention"] = rounded(weights if words is None else weights[: len(words[row])])
+            entries.append(entry)
+        found.append({"labels": entries, "others": others})
+    return found
+
+
+def _chosen(own: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], int]:
+    """The labels shown, most probable first, and how many that matter are left out."""
+    order = own.argsort(descending=True, stable=True).tolist()
+    matter = {number for number in order if own[number] >= threshold or truth[number]}
+    first = [number for number in order if number in matter][:SHOWN]
+    # What is there and not predicted must not be pushed out by what is predicted.
+    missed = [number for number in order if truth[number] and number not in first]
+    first = (first[: max(SHOWN - len(missed), SHOWN // 2)] + missed)[:SHOWN]
+    kept = set(first) | set(islice((number for number in order if number not in matter), max(0, LEAST - len(first))))
+    return [number for number in order if number in kept], len(matter - kept)
+
+
+def gallery(
+    folder: RunFolder,
+    workspace: Workspace,
+    materials: Materials,
+    count: int,
+    *,
+    threshold: float = 0.5,
+    network: nn.Module | None = None,
+    has_personal: bool = True,
+) -> list[dict[str, Any]]:
+    """``count`` test examples of each of some places, spread over their rows, from the models the run has written.
+
+    Args:
+        folder: the run.
+        workspace: a model to work in.
+        materials: the run's data, with labels.
+        count: examples per place.
+        threshold: from which probability on a label is predicted.
+        network: what answers, where it is not the model alone.
+        has_personal: clients have models of their own; where they do not, the global one alone is asked.
+
+    Returns:
+        ``place``, ``seen``, ``name``, ``type`` where there are kinds, ``image`` (base64 PNG) or ``text`` with
+        ``words`` (its tokens), ``labels`` (those that the example has), ``threshold``, and ``global`` and ``personal``
+        as :func:`look` has them, or None. Attention of each place's first example only.
+    """
+    dataset = materials.dataset
+    assert isinstance(dataset, LabelDataset)
+    shared = folder.models / "global" / "trained.safetensors"
+    at = AtLabels(network or workspace.model, workspace.model)
+    entries: list[dict[str, Any]] = []
+    for name, examples, seen in _places(dataset):
+        rows = [number * len(examples) // count for number in range(min(count, len(examples)))]
+        data = (materials.clients if seen else materials.unseen)[name]
+        batch = data.tables[2].batch(torch.tensor(rows))
+        words = words_of(batch, materials.tokenizer)
+        personal = folder.personal_model(name)
+        common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
+        if common is not None and own is not None:
+            common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
+        views: dict[str, list[dict[str, Any]] | None] = {}
+        for view, tensors in (("global", common), ("personal", own if has_personal and seen else None)):
+            views[view] = None if tensors is None else _said(tensors, workspace, at, batch, dataset, threshold, words)
+        for position, row in enumerate(rows):
+            entry = _example(examples, row, None if words is None else words[position])
+            said = {view: None if given is None else given[position] for view, given in views.items()}
+            entries.append({"place": name, "seen": seen, **entry, "threshold": threshold, **said})
+            for given in said.values():
+                for label in [] if given is None or not position else given["labels"]:
+                    label.pop("attention", None)
+    return entries
+
+
+def _said(
+    tensors: Mapping[str, Tensor],
+    workspace: Workspace,
+    at: AtLabels,
+    batch: Batch,
+    dataset: LabelDataset,
+    threshold: float,
+    words: Sequence[Sequence[str]] | None,
+) -> list[dict[str, Any]]:
+    fill(workspace, tensors)
+    return look(at, batch, dataset.labels, threshold, words)
+
+
+def _places(dataset: LabelDataset) -> list[tuple[str, LabelExamples, bool]]:
+    names = list(dataset.clients)
+    spread = list(dict.fromkeys(names[number * len(names) // ASKED] for number in range(ASKED))) if names else []
+    there = [(name, test, True) for name in spread if len(test := dataset.clients[name].test)]
+    there = [there[number * len(there) // CLIENTS] for number in range(CLIENTS)] if len(there) > CLIENTS else there
+    unseen = [
+        (name, examples, False) for name, examples in dataset.unseen.items() if len(examples) and name != VALIDATION
+    ]
+    return there + unseen[:UNSEEN]
+
+
+def _example(examples: LabelExamples, row: int, words: Sequence[str] | None) -> dict[str, Any]:
+    number = int(examples.rows[row])
+    entry: dict[str, Any] = {"name": examples.names[row], "labels": list(examples.table.labels_of(number))}
+    if examples.types is not None:
+        entry["type"] = str(examples.types[number])
+    if examples.pictures is not None:
+        entry["image"] = png(shrunk(examples.pictures[number]))
+    elif examples.table.texts is not None:
+        entry["text"] = examples.table.texts[number]
+    return entry | ({} if words is None else {"words": list(words)})
+
+
+def shrunk(pixels: np.ndarray) -> np.ndarray:
+    """A picture, uint8 (H, W, 3), with at most :data:`SIDE` pixels per side, as a page shows it."""
+    scale = SIDE / max(pixels.shape[:2])
+    if scale >= 1:
+        return pixels
+    height, width = (max(1, round(scale * side)) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
+    """The tokens of each text; None of pictures, and where the tokenizer does not tell them."""
+    vocabulary = getattr(tokenizer, "vocabulary", None)
+    if "text" not in batch or "image" in batch or vocabulary is None:
+        return None
+    lengths = batch["text_mask"].sum(1).tolist()
+    return [[vocabulary[i] for i in row[:n]] for row, n in zip(batch["text"].tolist(), lengths, strict=True)]
+
+
+def rounded(values: Tensor) -> Any:
+    """A tensor as lists of numbers with three decimals."""
+    return [rounded(part) if part.ndim else round(float(part), 3) for part in values]

@@ -1,0 +1,259 @@
+"""Metrics of multi-label runs: over places together, per label, and at two levels of labels.
+
+Means over classes are no means over examples, so that clients' values cannot be averaged: while a run trains, counts
+are added over places (:class:`PooledCounts`); at its end the scores of all test examples are put together
+(:func:`summarise_labels`), and average precision is exact.
+
+Where a dataset says which coarse label each label belongs to, a coarse label is present where any of its labels is,
+and its score is the largest of theirs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confed.data.labelled import LabelDataset
+from confed.engines.perform import Setup
+from confed.federation.algorithm import Algorithm
+from confed.federation.protocols import Counting
+from confed.runs.encode import Materials
+from confed.metrics.multilabel import (
+    class_average_precision,
+    flair_metrics,
+    label_counts,
+    mean_over_classes,
+    overall_average_precision,
+)
+from confed.runs.evaluate import Examination
+
+__all__ = ["KEPT", "METRICS", "TOGETHER", "VALIDATION", "PooledCounts", "kept_probabilities", "summarise_labels"]
+
+METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+"""In the order of tables; see :mod:`confed.metrics.multilabel`."""
+
+VALIDATION = "validation"
+"""An unseen place of this name is looked at while training; it counts in no test result over several places."""
+
+KEPT = 4_000_000
+"""Entries (examples times labels, over all views) up to which a run keeps the probabilities of its test examples."""
+
+
+TOGETHER = 30
+"""Labels, the most frequent ones, of which a run counts how often any two are on one example."""
+
+
+class PooledCounts:
+    """The counts of a task, added over places while a round is evaluated.
+
+    Args:
+        task: the run's; nothing is added unless it counts.
+        algorithm: its method.
+        unseen: the names of unseen places.
+    """
+
+    def __init__(self, task: object, algorithm: Algorithm, unseen: Iterable[str]) -> None:
+        self._task = task if isinstance(task, Counting) else None
+        self._pooled, self._unseen = algorithm.pooled, frozenset(unseen)
+        self._counts: dict[str, dict[str, Tensor]] = {}
+
+    def add(self, view: str, place: str, counts: Mapping[str, Tensor]) -> None:
+        """One place's counts of one view; see :meth:`confed.engines.local.Simulation.evaluate`."""
+        if view == "unseen":
+            # Of a pooled run the clients look on too: to them its one model is the global one.
+            view = f"unseen/{place}" if place in self._unseen else "global"
+        before = self._counts.setdefault(view, {})
+        for key, value in counts.items():
+            before[key] = before[key] + value if key in before else value
+
+    def values(self) -> dict[str, dict[str, float]]:
+        """View ("global", "personal", "unseen/<place>") -> metrics of all its places together."""
+        if self._task is None:
+            return {}
+        return {view: self._task.values(counts) for view, counts in sorted(self._counts.items())}
+
+    def lines(self) -> dict[str, Any]:
+        """What the line of an evaluation says of it: nothing, if the task does not count."""
+        return {"pooled": values} if (values := self.values()) else {}
+
+
+def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
+    """The probabilities and labels of all test examples, for ``predictions.safetensors``.
+
+    Returns:
+        ``<view>/<place>/probabilities`` float32 and ``labels/<place>`` uint8, each (N, C); empty where there are more
+        than :data:`KEPT` entries, or none.
+    """
+    results = [(view, place, t) for (view, own, place), (_, t) in examined.results.items() if own == place]
+    with_scores = [(view, place, tensors) for view, place, tensors in results if "probabilities" in tensors]
+    if sum(tensors["probabilities"].numel() for _, _, tensors in with_scores) > KEPT:
+        return {}
+    kept = {f"{view}/{place}/probabilities": tensors["probabilities"] for view, place, tensors in with_scores}
+    return kept | {f"labels/{place}": tensors["labels"] for _, place, tensors in with_scores}
+
+
+def summarise_labels(
+    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What ``summary.json`` says of a multi-label run under ``multilabel``; empty for other runs.
+
+    Args:
+        setup: the federation.
+        materials: its data.
+        examined: the final models on all test examples.
+        left: clients that are in no mean.
+
+    Returns:
+        View -> :data:`METRICS`, with ``examples``, ``classes``, ``without_positives`` (of these), ``omit`` (C-AP, C-P,
+        C-R and C-F1 without these classes) or ``zero`` (with them as 0), whichever is not the task's convention,
+        ``top3`` (at most three labels per example are predicted; no AP), ``flair`` (as FLAIR's benchmark takes them),
+        and ``coarse`` (the metrics of the coarse labels) where there are two levels. Views: ``global`` and
+        ``personal``, all clients' test examples together; ``unseen/<place>``; ``unseen``, all unseen places but
+        :data:`VALIDATION` together. Besides ``headline`` (the view that comes first), ``undefined`` (the convention),
+        ``per_class`` and ``per_class_coarse`` (of the headline view; ``train`` counts all clients' training examples
+        with the label), ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view
+        -> client -> metrics that are sums over examples.
+    """
+    dataset, task = materials.dataset, setup.task
+    if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
+        return {}
+    if not all("probabilities" in tensors for _, tensors in examined.results.values()):
+        return {}  # single examples' scores stay at the sites of a federation across machines
+    threshold: float = getattr(task, "threshold", 0.5)
+    undefined: Any = getattr(task, "undefined", "zero")
+    found: dict[str, Any] = {}
+    classes: dict[str, list[dict[str, Any]]] = {}
+    coarse_classes: dict[str, list[dict[str, Any]]] = {}
+    pairs: dict[str, Any] = {}
+    train = sum((split.train.counts() for split in dataset.clients.values()), np.zeros(len(dataset.labels), np.int64))
+    for view, places in _views(setup, materials, examined, left).items():
+        scores, truth = _together([examined.results[key][1] for key in places])
+        classes[view] = _per_class(scores, truth, dataset.labels, threshold)
+        for row, count in zip(classes[view], train.tolist(), strict=True):
+            row["train"] = count
+        pairs = pairs or _together_counts(scores, truth, dataset.labels, train, threshold)
+        found[view] = _metrics(scores, truth, classes[view], undefined)
+        found[view]["top3"] = label_counts(scores, truth, threshold=threshold, top=3).summary(undefined)
+        found[view]["flair"] = flair_metrics(scores, truth)
+        if dataset.coarse:
+            names, scores, truth = _coarse(scores, truth, dataset)
+            coarse_classes[view] = _per_class(scores, truth, names, threshold)
+            found[view]["coarse"] = _metrics(scores, truth, coarse_classes[view], undefined)
+    if not found:
+        return {}
+    first = next(iter(found))
+    clients = {
+        view: {
+            place: {name: value for name, value in examined.results[(view, place, place)][0].items() if "/" not in name}
+            for own, place in [(own, place) for v, own, place in examined.results if v == view]
+            if own == place
+        }
+        for view in ("global", "personal")
+        if view in found
+    }
+    return {
+        **found,
+        "headline": first,
+        "undefined": undefined,
+        "threshold": threshold,
+        "per_class": classes[first],
+        **({"per_class_coarse": coarse_classes[first]} if dataset.coarse else {}),
+        "co_occurrence": pairs,
+        "clients": clients,
+    }
+
+
+def _views(
+    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str]
+) -> dict[str, list[tuple[str, str, str]]]:
+    """View -> the keys of its results, views without any left out; the first is what the run is judged by."""
+    keys = [key for key in examined.results if key[1] == key[2] and len(examined.results[key][1].get("labels", ()))]
+    own = setup.algorithm.has_personal and not setup.algorithm.pooled
+    unseen = [key for key in keys if key[0] == "unseen"]
+    views = {
+        "global": [key for key in keys if key[0] == "global" and key[2] not in left],
+        "unseen": [key for key in unseen if key[2] != VALIDATION],
+        "personal": [key for key in keys if key[0] == "personal" and own and key[2] not in left],
+    }
+    views |= {f"unseen/{key[2]}": [key] for key in unseen}
+    return {view: places for view, places in views.items() if places}
+
+
+def _together(parts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All probabilities and labels (N, C); those of a single place, which may be large, are not copied."""
+    if len(parts) == 1:
+        return parts[0]["probabilities"], parts[0]["labels"]
+    return torch.cat([part["probabilities"] for part in parts]), torch.cat([part["labels"] for part in parts])
+
+
+def _coarse(scores: Tensor, truth: Tensor, dataset: LabelDataset) -> tuple[tuple[str, ...], Tensor, Tensor]:
+    """Names, scores and labels of the coarse labels, in the order of their first fine ones."""
+    groups: dict[str, list[int]] = {}
+    for number, label in enumerate(dataset.labels):
+        if label in dataset.coarse:
+            groups.setdefault(dataset.coarse[label], []).append(number)
+    return (
+        tuple(groups),
+        torch.stack([scores[:, members].amax(1) for members in groups.values()], 1),
+        torch.stack([truth[:, members].amax(1) for members in groups.values()], 1),
+    )
+
+
+def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
+    """Counts and metrics of each class; AP is None where there are no positives."""
+    counts, found = label_counts(scores, truth, threshold=threshold), class_average_precision(scores, truth)
+    columns = (counts.positives, counts.predicted, counts.true_positives, found)
+    columns = (*columns, counts.precision, counts.recall, counts.f1)
+    keys = ("positives", "predicted", "true_positives", "AP", "P", "R", "F1")
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
+    return [
+        {"label": name, **row, "AP": None if np.isnan(row["AP"]) else row["AP"]}
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def _together_counts(
+    scores: Tensor, truth: Tensor, names: Sequence[str], train: np.ndarray, threshold: float
+) -> dict[str, Any]:
+    """How many examples have both of two labels, by the truth and by what is predicted.
+
+    Returns:
+        ``labels``, up to :data:`TOGETHER` of the C, the most frequent in training first (ties in their order);
+        ``truth`` and ``predicted``, int, one row and one column for each; on the diagonal the examples that have the
+        label.
+    """
+    order = np.argsort(-train, kind="stable")[:TOGETHER]
+    chosen = torch.from_numpy(order)
+    real, predicted = truth[:, chosen].double(), (scores[:, chosen] >= threshold).double()
+    return {
+        "labels": [names[number] for number in order.tolist()],
+        "truth": (real.T @ real).long().tolist(),
+        "predicted": (predicted.T @ predicted).long().tolist(),
+    }
+
+
+def _metrics(scores: Tensor, truth: Tensor, classes: Sequence[Mapping[str, Any]], undefined: Any) -> dict[str, Any]:
+    """The eight metrics of one view, those over classes by both conventions."""
+    positives = np.array([row["positives"] for row in classes])
+    columns = {key: np.array([row[key] for row in classes], dtype=np.float64) for key in ("AP", "P", "R")}
+
+    def over_classes(convention: Any) -> dict[str, float]:
+        ap, p, r = (mean_over_classes(values, positives, convention) for values in columns.values())
+        return {"C-AP": ap, "C-P": p, "C-R": r, "C-F1": 2 * p * r / (p + r) if p + r else 0.0}
+
+    hits, predicted = (sum(row[key] for row in classes) for key in ("true_positives", "predicted"))
+    there = int(positives.sum())
+    p, r = hits / predicted if predicted else 0.0, hits / there if there else 0.0
+    overall = {"O-AP": overall_average_precision(scores, truth), "O-P": p, "O-R": r}
+    other = "omit" if undefined == "zero" else "zero"
+    return {
+        **over_classes(undefined),
+        **overall,
+        "O-F1": 2 * p * r / (p + r) if p + r else 0.0,
+        "examples": len(scores),
+        "classes": len(positives),
+        "without_positives": int((positives == 0).sum()),
+        other: over_classes(other),
+    }

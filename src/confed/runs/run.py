@@ -1,0 +1,348 @@
+"""From a recipe to a finished run folder."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confed.data.examples import FederatedDataset
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.engines.remote.server import Remote
+from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
+from confed.engines.workers import Workers, free_cores
+from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
+from confed.federation.state import MemoryStore, ServerState, Store
+from confed.system.folder_lock import alone, check_held
+from confed.inference.predict import settle
+from confed.runs.encode import Materials
+from confed.runs.build import check_device, load_data, prepare, presence_of
+from confed.privacy.ledger import PrivacyLedger
+from confed.system.processor import check_pinned
+from confed.recipes.recipe import Recipe, Run, load_recipe
+from confed.runs.evaluate import Examination, examine
+from confed.results.example_names import examples_tried
+from confed.results.folder import RunFolder, read_jsonl
+from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
+from confed.report.sections.privacy_spent import ledger_of, line_of
+from confed.runs.summary import summarise_run
+from confed.runs.data_fingerprint import check_same_data, note_data
+from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
+from confed.tasks.vqa import summarise
+
+__all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; handed to the caller after every step."""
+
+    round: int
+    rounds: int
+    text: str
+
+
+Watch = Callable[[Progress], None]
+
+
+@alone
+def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lambda _: None) -> dict[str, Any]:
+    """Runs a single-run recipe into a folder, or continues one.
+
+    Args:
+        recipe: the recipe; with ``resume`` the folder's own.
+        root: the run folder.
+        resume: continue from the folder's newest sound checkpoint.
+        watch: told about every step.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ValueError: faulty recipe or data; without ``resume``, the folder exists; another process works in it.
+        CorruptCheckpoint: there are checkpoints and none is sound.
+    """
+    # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
+    torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
+    keep_freed_memory()
+    check_pinned()
+    check_device(recipe)
+    if resume:
+        check_same_recipe(RunFolder(root), recipe)
+    setup, materials = prepare(recipe)
+    if materials.dataset.elsewhere is not None:
+        raise ValueError(
+            f"a card stands for the data {materials.dataset.name!r}, so that there are no examples to run on; only a "
+            "federation's server, `confed server --card`, works with that"
+        )
+    workspace = Workspace(setup.model())  # weights that are none must not leave a folder behind
+    folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
+    watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
+    return Runner(recipe, setup, materials, folder, watch, workspace).run()
+
+
+class Runner:
+    """One run from start or checkpoint to summary.
+
+    Args:
+        recipe: what to run.
+        setup: the federation that it describes.
+        materials: its data.
+        folder: where the results go.
+        watch: told about every step.
+        workspace: with the model of it; made by default.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        materials: Materials,
+        folder: RunFolder,
+        watch: Watch,
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
+        self.folder, self.watch = folder, watch
+        # A pooled run has no members that could come and go: its data are those of all who ever take part.
+        self.presence = presence_of(self.settings, () if setup.algorithm.pooled else materials.clients)
+        before = {round - 1 for round in self.presence.joins.values()} - {0}
+        self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
+        self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
+        self.cpu, self.resumed = cpu_seconds(), False
+        self.saved_at = -math.inf
+        self.notes: list[str] = []
+        self.ledger: PrivacyLedger | None = None
+
+    def run(self) -> dict[str, Any]:
+        """See :func:`run`."""
+        reset_peak()
+        store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
+        # Built before workers are forked, so that they inherit the imported libraries.
+        workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
+        with closing(self.answerer(workspace)) as answerer:
+            simulation = self.simulation(store, answerer)
+            servers, start = self._start(simulation, workspace)
+            self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
+            whole: Checkpoint | None = None
+            try:
+                for record in simulate(simulation, servers, start):
+                    self._after(simulation, record)
+                    servers = record.servers
+                    whole = Checkpoint(record.round, servers, self.folder.history_bytes())
+                    self._checkpoint_if_due(whole)
+            except KeyboardInterrupt:
+                # The last round that is written down whole; what came after it is done again.
+                if whole is not None and self.settings.checkpoint_every:
+                    self.checkpoints.save(whole)
+                raise
+            self._tell(self.setup.rounds, "evaluating on test data")
+            examined = self.examine(simulation, servers)
+            examined.notes.extend(self.notes)
+            self._write_models(servers, examined.personal)
+            peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
+        return self._finish(examined, workspace, peak)
+
+    # What is different where clients are on other machines ------------------------------------------------------
+
+    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+        """Who computes replies."""
+        return _answerer(self.setup, self.settings, workspace)
+
+    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+        """The federation's rounds."""
+        by_size = self.settings.sampling == "size"
+        return Simulation(self.setup, store, answerer, self.settings.cohort_size, self.presence, by_size=by_size)
+
+    def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
+        """The final models on test data."""
+        return examine(
+            simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t),
+            self.settings.modality_matrix, self.settings.controls != "none",
+        )  # fmt: skip
+
+    def _start(self, simulation: Simulation, workspace: Workspace) -> tuple[Mapping[str, ServerState], int]:
+        remove_unfinished(self.folder.root)
+        if self.checkpoints.rounds():
+            check_same_recipe(self.folder, self.recipe)
+            if note := machine_note(self.folder):
+                warnings.warn(note, stacklevel=2)
+                self.notes.append(note)
+            check_same_data(self.folder, self.materials)
+            checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
+            for problem in problems:
+                self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
+            self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
+            self.resumed = True
+            if not self.folder.begun.is_file():
+                note_recipe(self.folder, self.recipe)
+            return checkpoint.servers, checkpoint.round
+        note_recipe(self.folder, self.recipe)
+        note_data(self.folder, self.materials)
+        self.checkpoints.store.rewind(0)
+        self.folder.truncate(0, -1)
+        servers = simulation.start(workspace)
+        if self.settings.evaluate_every:
+            self._evaluate(simulation, servers, 0)
+        return servers, 0
+
+    def _after(self, simulation: Simulation, record: RoundRecord) -> None:
+        """Writes down a round, evaluates and checkpoints where it is time."""
+        check_held(self.folder.root)
+        self.folder.append(
+            self.folder.metrics,
+            {
+                "event": "round" if record.round <= self.setup.rounds else "finish",
+                "round": record.round,
+                "loss": record.losses,
+                "errors": record.errors,
+                "bytes_up": record.bytes_up,
+                "bytes_down": record.bytes_down,
+                **({"traffic": {n: t._asdict() for n, t in record.traffic.items()}} if len(record.servers) > 1 else {}),
+                **self._spent(simulation, record),
+            },
+        )
+        for span in record.timeline:
+            self.folder.append(self.folder.timeline, {"round": record.round, **asdict(span)})
+        began = time.perf_counter()
+        every = self.settings.evaluate_every
+        if every and (record.round % every == 0 or record.round >= self.setup.rounds):
+            self._evaluate(simulation, record.servers, record.round)
+        timing = {
+            "round": record.round,
+            "seconds": record.seconds,
+            "evaluation_seconds": time.perf_counter() - began,
+        }
+        self.folder.append(self.folder.timings, timing)
+        for client, error in record.errors.items():
+            self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
+        loss = sum(record.losses.values()) / max(len(record.losses), 1)
+        phase = "fine-tuning, " if record.round > self.setup.rounds else ""  # that is what happens after the last round
+        self._tell(record.round, f"{phase}loss {loss:.3f}" if record.losses else "losses stay with the clients")
+
+    def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
+        """What a round cost in privacy, where updates are noised."""
+        if self.ledger is None or record.round > self.setup.rounds:
+            return {}
+        present, cohort = simulation.sample(record.round - 1)
+        return line_of(self.ledger, record.round, [client.id for client in cohort], present)
+
+    def _checkpoint_if_due(self, checkpoint: Checkpoint) -> None:
+        every, last = self.settings.checkpoint_every, checkpoint.round >= self.setup.rounds
+        waited = time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
+        if every and (last or checkpoint.round in self.always or (checkpoint.round % every == 0 and waited)):
+            self.checkpoints.save(checkpoint)
+            self.saved_at = time.monotonic()
+
+    def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
+        pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.materials.unseen)
+        limit = self.settings.evaluate_examples
+        views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
+        values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
+        missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
+        if self.setup.algorithm.pooled:
+            # One model serves everybody: it is each client's, and the global one.
+            own = {p: v for p, v in values["unseen"].items() if p in self.materials.clients}
+            unseen = {p: v for p, v in values["unseen"].items() if p in self.materials.unseen}
+            values = {"global": own, "personal": own, "unseen": unseen}
+        elif not self.setup.algorithm.has_personal:
+            values = {**values, "personal": values["global"]}
+        self.folder.append(
+            self.folder.metrics,
+            {"event": "evaluation", "round": round, "split": "validation", **values, **pooled.lines(), **missing},
+        )
+
+    def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Only trained tensors are written; the rest is what the recipe's model starts from."""
+        if self.setup.algorithm.has_global:
+            tensors = {name: t for server in servers.values() for name, t in server.params.items()}
+            tensors |= self.setup.algorithm.newcomer(tensors)
+            self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
+        if personal and not self.setup.algorithm.pooled:
+            private_folder(self.folder.models / "personal")
+            for name, tensors in personal.items():
+                self.folder.write_tensors(self.folder.personal_model(name), tensors)
+
+    def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
+        from confed.runs import label_samples
+        from confed.report.tables import modalities as modality_matrix
+        from confed.report.sections import similarity
+        from confed.runs.samples import gallery
+
+        correct: dict[str, Tensor] = {}
+        for (view, model, place), (_, tensors) in examined.results.items():
+            if model == place:
+                correct[f"{view}/{place}/correct"] = tensors["correct"]
+                correct[f"{view}/{place}/prediction"] = tensors["prediction"]
+        tried = examples_tried(self.materials, examined)
+        self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
+        if self.settings.gallery and isinstance(self.materials.dataset, FederatedDataset):
+            workspace.turn_to(self.setup.task)
+            samples = gallery(
+                self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of,
+                network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
+                has_personal=self.setup.algorithm.has_personal,
+            )  # fmt: skip
+            self.folder.write_json(self.folder.gallery, samples)
+        elif self.settings.gallery:
+            samples = label_samples.gallery(
+                self.folder, workspace, self.materials, self.settings.gallery,
+                threshold=getattr(self.setup.task, "threshold", 0.5),
+                network=settle(self.setup.algorithm, workspace.model), has_personal=self.setup.algorithm.has_personal,
+            )  # fmt: skip
+            self.folder.write_json(self.folder.gallery, samples)
+        questions = isinstance(self.materials.dataset, FederatedDataset)
+        similar = (
+            similarity.measure(self.folder, workspace, self.materials, self.setup.local.batch_size)
+            if questions
+            else None
+        )
+        if similar is not None:
+            self.folder.write_json(self.folder.root / similarity.FILE, similar)
+        summary = summarise_run(
+            self.recipe, self.setup, self.materials, self.folder, workspace, examined,
+            cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
+        )  # fmt: skip
+        self.folder.write_json(self.folder.summary, summary)
+        modality_matrix.write(self.folder.root)
+        self._tell(self.setup.rounds, "done")
+        return summary
+
+    def _tell(self, round: int, text: str) -> None:
+        self.watch(Progress(min(round, self.setup.rounds), self.setup.rounds, text))
+
+
+def _answerer(setup: Setup, settings: Run, workspace: Workspace) -> InProcess | Workers:
+    places = len(setup.population) + len(setup.observers)
+    count = settings.workers or min(free_cores(), places)
+    if count == 1:
+        torch.set_num_threads(settings.threads)
+        return InProcess(setup, workspace if setup.device == "cpu" else None)
+    return Workers(setup, count, settings.threads)
+
+
+def load_run(root: Path) -> tuple[Recipe, Setup, Materials, Workspace]:
+    """A finished or interrupted run's recipe, data and model, from its folder.
+
+    Raises:
+        ValueError: the folder is not a run folder.
+    """
+    folder = RunFolder(root)
+    if not folder.recipe.is_file():
+        raise ValueError(f"{root} is not a run folder: it has no recipe.toml")
+    recipe = load_recipe(folder.recipe)
+    torch.set_num_threads(recipe.run.threads)
+    setup, materials = prepare(recipe)
+    return recipe, setup, materials, Workspace(setup.model())
+
+
+def methods_of(recipe: Recipe) -> Sequence[str]:
+    """The study's methods, or the one of a single-run recipe."""
+    return recipe.methods or (recipe.sections["algorithm"]["name"],)

@@ -1,0 +1,83 @@
+"""Whether a run that goes on still has the recipe that it began with, and the machine.
+
+``begun.toml`` in the run folder is the recipe as it was when the first round began; ``begun.json`` are the processor
+and the library versions of then.
+"""
+
+import json
+import tomllib
+from typing import Any
+
+from confed.federation.checkpoint import write_atomically
+from confed.system.processor import machine, machine_differences
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.folder import RunFolder
+from confed.results.settings import flat
+from confed.runs.summary import versions
+
+__all__ = ["INDIFFERENT", "check_same_recipe", "differing_settings", "machine_note", "note_recipe"]
+
+INDIFFERENT = (
+    "name", "run.workers", "run.threads", "run.device", "run.checkpoint_every", "run.checkpoint_seconds",
+    "run.keep_checkpoints", "run.gallery", "run.modality_matrix",
+)  # fmt: skip
+"""Settings with which a run may go on: they say how it is computed and shown, not what."""
+
+
+def note_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    """Writes down what a run begins with.
+
+    Args:
+        folder: the run's.
+        recipe: its recipe.
+    """
+    write_atomically(folder.begun, recipe.to_toml().encode())
+    folder.write_json(folder.begun_with, _now())
+
+
+def check_same_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    """Compares a recipe with the one that a run began with; of a run that wrote nothing down nothing is known.
+
+    Args:
+        folder: the run's.
+        recipe: with which it is to go on.
+
+    Raises:
+        ValueError: a setting that makes it another run was changed; the text names it with both values.
+    """
+    if not folder.begun.is_file() or not (folder.summary.is_file() or any(folder.checkpoint.glob("round-*"))):
+        return  # nothing was written down, or nothing is there that it would go on from
+    changed = differing_settings(load_recipe(folder.begun), recipe)
+    if changed:
+        keys = ", ".join(f"{key}={then}, now {now}" for key, (then, now) in changed.items())
+        raise ValueError(
+            f"{folder.root}: the run began with {keys}; a run does not change on the way. Put it back as it was, or "
+            "begin a new run"
+        )
+
+
+def differing_settings(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The settings, by key, that make two single-run recipes different runs; "unset" stands for a missing one."""
+    there, here = (flat(tomllib.loads(recipe.to_toml())) for recipe in (before, now))
+    return {
+        key: (there.get(key, "unset"), here.get(key, "unset"))
+        for key in dict.fromkeys([*there, *here])
+        if key not in INDIFFERENT and there.get(key, "unset") != here.get(key, "unset")
+    }
+
+
+def machine_note(folder: RunFolder) -> str:
+    """What to say where a run goes on with another instruction set or other libraries; else empty."""
+    try:
+        before: Any = json.loads(folder.begun_with.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    found = machine_differences(_now(), before if isinstance(before, dict) else {})
+    if not found:
+        return ""
+    what = ", ".join(f"{name} {values}" for name, values in found.items())
+    return f"goes on with {what} as it began: its numbers need not be those of a run in one go, to the last digit"
+
+
+def _now() -> dict[str, Any]:
+    return {"machine": machine(), "versions": versions()}

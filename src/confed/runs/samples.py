@@ -1,0 +1,293 @@
+"""The gallery: sample questions with the answers of the global and the personal model, and where they looked.
+
+Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks.
+"""
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from confed.data.examples import Examples, Table
+from confed.data.modal_tables import ModalTable
+from confed.data.picture_tables import NoPictures
+from confed.data.modalities import MODALITIES, is_modal, modalities_of, presence
+from confed.engines.local import Workspace
+from confed.federation.params import copy_into
+from confed.federation.protocols import Batch, Output, Task
+from confed.runs.encode import Materials
+from confed.recipes.recipe import load_recipe
+from confed.results.folder import RunFolder
+from confed.report.sections.fedp3_answers import filter_of, picked
+from confed.report.html.media import kept_series, kept_sound
+
+__all__ = ["answer", "fill", "gallery", "png"]
+
+
+def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
+    """Puts a model into the workspace: the initial values, then the given ones.
+
+    Raises:
+        ValueError: a name the model does not have.
+    """
+    unknown = sorted(set(tensors) - set(workspace.tensors))
+    if unknown:
+        raise ValueError(f"the model has no tensors {unknown}")
+    copy_into([workspace.tensors[n] for n in workspace.initial], list(workspace.initial.values()))
+    copy_into([workspace.tensors[n] for n in tensors], list(tensors.values()))
+    workspace.model.eval()
+
+
+def answer(
+    workspace: Workspace,
+    batch: Batch,
+    answers: tuple[str, ...],
+    network: nn.Module | None = None,
+    task: Any = None,
+) -> list[dict[str, Any]]:
+    """The model's answer, its probability and its attention over the picture, per question.
+
+    Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
+
+    Where a method answers with more than the model, ``network`` does (:func:`confed.inference.predict.settle`). Attention is
+    over the patches, rows and columns, or over regions, with their "boxes" beside it.
+
+    A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
+    """
+    attend = getattr(workspace.model, "attention", None)
+    with torch.no_grad():
+        output: Output = (network or workspace.model)(batch)
+        if hasattr(task, "written"):
+            return task.written(output, batch)
+        # Similarities are no logits: the temperature that the model was trained with makes them some.
+        temperature = float(getattr(workspace.model, "temperature", 1.0))
+        best = (output.logits[:, : len(answers)] / temperature).softmax(-1).max(-1)
+        plain = "image2" not in batch and "choices" not in batch  # attention over one picture, read with one text
+        seen = (
+            _looked(attend(batch), batch)
+            if attend is not None and plain
+            else [{"attention": None}] * len(output.logits)
+        )
+    return [
+        {"answer": answers[int(i)], "probability": round(float(p), 4), **looked}
+        for p, i, looked in zip(best.values, best.indices, seen, strict=True)
+    ]
+
+
+def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
+    """Attention per question: over patches (B, rows, columns), or over regions (B, R) with their boxes.
+
+    Regions of padding, which are all zeros, are left out.
+    """
+    if maps.ndim == 3:
+        return [{"attention": _rounded(weights)} for weights in maps.tolist()]
+    if "boxes" not in batch:
+        return [{"attention": None}] * len(maps)
+    there = batch["regions"].abs().sum(-1) > 0 if "regions" in batch else torch.ones_like(maps, dtype=torch.bool)
+    return [
+        {"attention": [round(v, 3) for v in weights[row].tolist()], "boxes": _rounded(boxes[row].tolist())}
+        for weights, boxes, row in zip(maps, batch["boxes"], there, strict=True)
+    ]
+
+
+def gallery(
+    folder: RunFolder,
+    workspace: Workspace,
+    materials: Materials,
+    count: int,
+    task_of: Callable[[str], Task] | None = None,
+    *,
+    network: nn.Module | None = None,
+    own_heads: bool = False,
+    has_personal: bool = True,
+) -> list[dict[str, Any]]:
+    """``count`` test questions per place, spread over question types, from the models the run has written.
+
+    For a method that filters answers, training questions of every client follow; they carry "forgotten".
+
+    Args:
+        folder: the run.
+        workspace: a model to work in.
+        materials: the run's data.
+        count: questions per place.
+        task_of: client or place -> its task, where they have answers or tasks of their own.
+        network: what answers, where it is not the model alone.
+        own_heads: the global model needs a client's head, so that unseen places cannot ask it.
+        has_personal: clients have models of their own; where they do not, the global one alone is asked.
+    """
+    shared = folder.models / "global" / "trained.safetensors"
+    entries: list[dict[str, Any]] = []
+    places = [(name, split.test, materials.clients[name], True) for name, split in materials.questions.clients.items()]
+    places += [(name, test, materials.unseen[name], False) for name, test in materials.questions.unseen.items()]
+    usual = _usual(materials)
+    for number, (name, examples, data, seen) in enumerate(places):
+        task = None if task_of is None else task_of(name)
+        rows = _spread(examples, count, first=number)
+        if not rows:
+            continue
+        groups = _groups(data.tables[2], rows)
+        rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
+        answers = materials.dataset.answers
+        if task is not None:
+            answers = materials.dataset.pool(name)
+            workspace.turn_to(task)
+        personal = folder.personal_model(name)
+        common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
+        if own_heads and not seen:
+            common = None
+        if common is not None and own is not None:
+            common = {**own, **common}  # as it was examined: what is shared, with what the client keeps to itself
+        own = own if has_personal else None
+        views = {
+            view: None
+            if tensors is None
+            else [given for batch in batches for given in _answers(tensors, workspace, batch, answers, network, task)]
+            for view, tensors in (("global", common), ("personal", own))
+        }
+        for position, row in enumerate(rows):
+            entries.append(
+                {
+                    **_question(name, examples, row),
+                    **_senses(examples, row, usual),
+                    "seen": seen,
+                    **{view: given and _named(given[position], examples, row) for view, given in views.items()},
+                }
+            )
+    return entries + _forgotten(folder, workspace, materials, count)
+
+
+def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
+    """Up to two training questions per client with what the filter picks (figure 8.5 of FedVQA)."""
+    shared = folder.models / "global" / "trained.safetensors"
+    mode = filter_of(load_recipe(folder.recipe).construct("algorithm")) if folder.recipe.is_file() else None
+    if mode is None or not shared.exists():
+        return []
+    entries: list[dict[str, Any]] = []
+    for number, (name, split) in enumerate(materials.questions.clients.items()):
+        personal = folder.personal_model(name)
+        rows = _spread(split.train, min(count, 2), first=number)
+        if not rows or not personal.exists():
+            continue
+        table = materials.clients[name].tables[0]
+        groups = _groups(table, rows)
+        rows, batches = [row for group in groups for row in group.tolist()], list(map(table.batch, groups))
+        student, teacher = (
+            torch.cat([_logits(path, workspace, batch) for batch in batches]) for path in (personal, shared)
+        )
+        for row, answers in zip(rows, picked(student, teacher, mode, materials.dataset.answers), strict=True):
+            entries.append(
+                {**_question(name, split.train, row), "seen": True, "role": "train",
+                 "forgotten": {"filter": mode, "of": len(materials.dataset.answers), "answers": answers}}
+            )  # fmt: skip
+    return entries
+
+
+def _groups(table: Table, rows: list[int]) -> list[Tensor]:
+    """Rows in groups that can be batches: of one set of modalities each, where examples lack some."""
+    return table.groups(torch.tensor(rows)) if isinstance(table, ModalTable) else [torch.tensor(rows)]
+
+
+def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
+    pictures = np.atleast_1d(examples.image_index[row])
+    entry: dict[str, Any] = {
+        "place": place,
+        "question": examples.questions[row],
+        "type": examples.types[row],
+        "answer": examples.answers[row],
+    }
+    there = bool(presence(examples)[row, 0])
+    if there and not isinstance(examples.images, NoPictures):
+        entry["image"] = png(examples.images[int(pictures[0])])
+    if there and len(pictures) > 1:
+        entry["image2"] = png(examples.images[int(pictures[1])])
+    if examples.captions is not None:
+        entry |= {"captions": list(examples.captions[row]), "answer": examples.captions[row][0]}
+    if examples.choices is not None:
+        entry |= {"choices": list(examples.choices[row]), "answer": examples.choices[row][int(examples.answers[row])]}
+    return entry
+
+
+def _usual(materials: Materials) -> set[str]:
+    """The modalities that some client has; nothing where all examples have a picture and a text."""
+    if not is_modal(materials.questions):
+        return set()
+    return {modality for own in modalities_of(materials.questions).values() for modality in own}
+
+
+def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:
+    """Sound and series of an example, and what it has and lacks of what is usual."""
+    if not usual:
+        return {}
+    there = dict(zip(MODALITIES, presence(examples)[row].tolist(), strict=True))
+    entry: dict[str, Any] = {
+        "has": [name for name in MODALITIES if there[name]],
+        "lacks": [name for name in MODALITIES if name in usual and not there[name]],
+    }
+    if there["audio"] and examples.sounds is not None and examples.sound_index is not None:
+        entry["sound"] = kept_sound(examples.sounds, int(examples.sound_index[row]))
+    if there["series"] and examples.series is not None and examples.series_index is not None:
+        entry["series"] = kept_series(examples.series, int(examples.series_index[row]))
+    return entry
+
+
+def _named(given: dict[str, Any], examples: Examples, row: int) -> dict[str, Any]:
+    """A model's answer, where the answers are positions with the text offered there."""
+    if examples.choices is None:
+        return given
+    return {**given, "answer": examples.choices[row][int(given["answer"])]}
+
+
+def _logits(path: Path, workspace: Workspace, batch: Batch) -> Tensor:
+    fill(workspace, load_file(path))
+    with torch.no_grad():
+        return workspace.model(batch).logits
+
+
+def _answers(
+    tensors: Mapping[str, Tensor],
+    workspace: Workspace,
+    batch: Batch,
+    answers: tuple[str, ...],
+    network: nn.Module | None,
+    task: Task | None,
+) -> list[dict[str, Any]]:
+    fill(workspace, tensors)
+    return answer(workspace, batch, answers, network, task)
+
+
+def _spread(examples: Examples, count: int, first: int) -> list[int]:
+    """Rows of different types (from the ``first`` on) and different pictures, in stored order within each."""
+    kinds = sorted(set(examples.types))
+    if not kinds:
+        return []
+    rows: list[int] = []
+    pictures: set[int] = set()
+    seen = presence(examples)[:, 0].tolist()
+    for turn in range(count):
+        kind = kinds[(first + turn * max(1, len(kinds) // count)) % len(kinds)]
+        for row, (own, picture) in enumerate(zip(examples.types, examples.image_index, strict=True)):
+            # An example without a picture shares it with no other.
+            first_picture = int(np.atleast_1d(picture)[0]) if seen[row] else -1 - row
+            if own == kind and first_picture not in pictures:
+                rows.append(row)
+                pictures.add(first_picture)
+                break
+    return rows or list(range(min(count, len(examples))))
+
+
+def png(pixels: Any) -> str:
+    """A picture, uint8 (H, W, 3), as base64."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _rounded(values: list[list[float]]) -> list[list[float]]:
+    return [[round(v, 3) for v in row] for row in values]

@@ -1,0 +1,240 @@
+"""``summary.json``: a run's results in one machine-readable file."""
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from confed.data.examples import FederatedDataset
+from confed.engines.local import Presence
+from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.runs.encode import Materials
+from confed.system.processor import machine
+from confed.recipes.recipe import Recipe
+from confed.system.release import VERSION
+from confed.runs.controls import summarise_controls
+from confed.runs.evaluate import Examination
+from confed.results.folder import RunFolder, read_jsonl
+from confed.results.metric import SEVERAL
+from confed.runs.pooled_metrics import summarise_labels
+from confed.report.sections.privacy_spent import ledger_of, summary_of
+
+__all__ = ["LISTED", "summarise_run", "versions"]
+
+LISTED = 1000
+"""Clients that a summary lists; of more, the first so many and how many there are besides."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    from importlib.metadata import version
+
+    names = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
+    return {"python": platform.python_version(), "confed": VERSION, **{name: version(name) for name in names}}
+
+
+def summarise_run(
+    recipe: Recipe,
+    setup: Setup,
+    materials: Materials,
+    folder: RunFolder,
+    workspace: Workspace,
+    examined: Examination,
+    *,
+    cpu: float,
+    peak: int,
+    resumed: bool = False,
+) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        recipe: what was run.
+        setup: the federation.
+        materials: its data.
+        folder: its folder, with metrics and timings.
+        workspace: a model of it.
+        examined: the final models on all test examples.
+        cpu: processor seconds.
+        peak: largest resident memory of a process, bytes.
+        resumed: the run was interrupted; processor time and memory are those of its last part.
+    """
+    metrics = {place: setup.task_of(place).metric for place in (*materials.clients, *materials.unseen)}
+    views = {
+        name: {
+            place: values
+            for (view, own, place), (values, _) in examined.results.items()
+            if view == name and own == place
+        }
+        for name in ("personal", "global", "unseen")
+    }
+    keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
+    left = _left(recipe, materials)
+    headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
+    matrix: dict[str, dict[str, float]] = {}
+    for (view, own, place), (values, _) in examined.results.items():
+        if view == "personal" and not setup.algorithm.pooled and setup.algorithm.has_personal:
+            matrix.setdefault(own, {})[place] = values[metrics[place]]
+    lines = read_jsonl(folder.metrics)
+    traffic = [line for line in lines if line["event"] in ("round", "finish")]
+    timings = read_jsonl(folder.timings)
+    ledger = ledger_of(setup.algorithm, recipe.run, lines)
+    seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
+    rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
+    listed = [name for name, _ in zip(materials.clients, range(LISTED), strict=False)]
+    personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
+    return {
+        "algorithm": recipe.sections["algorithm"]["name"],
+        "label": setup.algorithm.label or type(setup.algorithm).__name__,
+        "recipe": recipe.name,
+        "seed": setup.seed,
+        "rounds": setup.rounds,
+        "metric": SEVERAL if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
+        **({"metric_of": metrics} if len(set(metrics.values())) > 1 else {}),
+        "clients": listed,
+        **({"more_clients": len(materials.clients) - len(listed)} if len(listed) < len(materials.clients) else {}),
+        "scenes": list(materials.unseen),
+        **headline,
+        "personal_mean": _mean(personal),
+        "personal_worst": min(personal, default=None),
+        "personal_spread": max(personal) - min(personal) if personal else None,
+        "global_seen_mean": _mean(seen),
+        "global_unseen_mean": _mean(list(headline["global_unseen"].values())),
+        # Every metric of the task, beside the headline's values above; those by type of question are under "types".
+        "test_metrics": {
+            keys[view]: {
+                place: {name: value for name, value in values.items() if "/" not in name}
+                for place, values in places.items()
+            }
+            for view, places in views.items()
+        },
+        "matrix": matrix,
+        "types": {
+            keys[view]: {
+                place: {k.partition("/")[2]: v for k, v in values.items() if k.startswith(f"{metrics[place]}/")}
+                for place, values in places.items()
+            }
+            for view, places in views.items()
+        },
+        "ece": {
+            keys[view]: {place: v["ece"] for place, v in places.items() if "ece" in v} for view, places in views.items()
+        },
+        **_bleu({keys[view]: places for view, places in views.items()}),
+        "examples": {
+            name: dict(zip(("train", "validation", "test"), map(len, materials.clients[name].tables), strict=True))
+            for name in listed
+        },
+        "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
+        "bytes_down": {str(line["round"]): line["bytes_down"] for line in traffic},
+        "bytes_total": 0
+        if setup.algorithm.pooled
+        else sum(sum(line[k].values()) for line in traffic for k in ("bytes_up", "bytes_down")),
+        "seconds": seconds,
+        "seconds_per_round": sum(rounds) / max(len(rounds), 1),
+        "cpu_seconds": cpu,
+        "peak_memory_bytes": peak,
+        **_parameters(setup, workspace),
+        "own_heads": setup.algorithm.own_heads,
+        "has_personal": setup.algorithm.has_personal,
+        "has_global": setup.algorithm.has_global,
+        **({"public_place": place} if (place := setup.algorithm.public_place()) is not None else {}),
+        "trainable": recipe.sections["model"].get("trainable", "all"),
+        "errors": [
+            {"round": line["round"], "client": client, "error": error}
+            for line in traffic
+            for client, error in line["errors"].items()
+        ],
+        "facts": dict(materials.dataset.facts),
+        "versions": versions(),
+        "machine": machine(),
+        "notes": examined.notes
+        + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
+        + _cut_note(materials)
+        + _unreadable_note(materials)
+        + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
+        **(
+            {"texts_cut": dict(zip(("cut", "texts"), materials.texts_cut, strict=True))}
+            if materials.texts_cut[0]
+            else {}
+        ),
+        **_left_out(materials),
+        **({"left": left} if left else {}),
+        **_with_subsets(examined, metrics, keys),
+        **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
+        **({"controls": tried} if (tried := summarise_controls(setup, materials, examined, left)) else {}),
+        **({"traffic": actions} if (actions := _actions(traffic)) else {}),
+        **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
+    }
+
+
+def _texts_cut(materials: Materials) -> dict[str, Any]:
+    """How many different texts lose their end, and of how many; nothing where none does."""
+    cut, texts = materials.texts_cut
+    return {"texts_cut": {"cut": cut, "texts": texts}} if cut else {}
+
+
+def _cut_note(materials: Materials) -> list[str]:
+    cut, texts = materials.texts_cut
+    return [f"{cut} of {texts} different texts are longer than the model reads and lose their end"] if cut else []
+
+
+def _unreadable_note(materials: Materials) -> list[str]:
+    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+    return [str(out)] if out is not None and out.pictures else []
+
+
+def _left_out(materials: Materials) -> dict[str, Any]:
+    """Client or unseen place -> role -> examples whose pictures cannot be read; nothing where none is left out."""
+    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+    return {"left_out": {name: dict(roles) for name, roles in out.examples.items()}} if out and out.examples else {}
+
+
+def _with_subsets(examined: Examination, metrics: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, Any]:
+    """View -> client or place -> set of modalities -> value, and how many examples it is of; nothing without any."""
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    examples: dict[str, dict[str, int]] = {}
+    for (view, place), sets in examined.subsets.items():
+        values.setdefault(keys[view], {})[place] = {tried: own[metrics[place]] for tried, (own, _) in sets.items()}
+        examples[place] = {tried: count for tried, (_, count) in sets.items()}
+    return {"modality_matrix": {**values, "examples": examples}} if values else {}
+
+
+def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
+    """Numbers of values of one client; where clients differ, the means over them and each one's own beside these."""
+    counts: dict[str, dict[str, int]] = {}
+    known: dict[int, dict[str, int]] = {}
+    for number in range(min(len(setup.population), LISTED)):
+        info = setup.population.info(number)
+        scopes = workspace.scopes(setup.algorithm, info)
+        if id(scopes) not in known:
+            known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.carried)
+        counts[info.id] = known[id(scopes)]
+    first = next(iter(counts.values()))
+    if all(own == first for own in counts.values()):
+        return {"parameters": first}
+    means = {key: round(sum(own[key] for own in counts.values()) / len(counts)) for key in first}
+    return {"parameters": means, "parameters_of": counts}
+
+
+def _bleu(views: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """BLEU-4 of each place's captions, where models write some."""
+    found = {view: {p: v["bleu4"] for p, v in places.items() if "bleu4" in v} for view, places in views.items()}
+    return {"bleu4": found} if any(found.values()) else {}
+
+
+def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Calls and bytes of each action, over all rounds, where a method has several servers."""
+    total: dict[str, dict[str, int]] = {}
+    for line in rounds:
+        for action, counts in line.get("traffic", {}).items():
+            before = total.setdefault(action, {"calls": 0, "up": 0, "down": 0})
+            total[action] = {key: before[key] + counts[key] for key in before}
+    return total
+
+
+def _left(recipe: Recipe, materials: Materials) -> list[str]:
+    """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
+    presence = Presence(recipe.run.joins, recipe.run.leaves)
+    return [name for name in materials.clients if not presence.holds(name, recipe.run.rounds)]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

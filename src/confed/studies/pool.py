@@ -1,0 +1,263 @@
+"""Jobs that have nothing to do with each other, side by side in processes of their own.
+
+A job is a mapping of texts and numbers, and a function named as ``"module:function"`` carries it out. Each process
+imports its libraries once and takes one job after another. All that crosses between the processes is JSON over a
+socket. A process whose parent is gone ends at once, however that came about, so that nobody writes into a folder
+that the next command works in.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+__all__ = ["Event", "Job", "Listen", "carry_out", "serve"]
+
+PATIENCE = 15.0
+"""Seconds that processes have for stopping in good order."""
+
+Job = Mapping[str, str | int]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a job.
+
+    Attributes:
+        kind: "refused" is a ``ValueError`` before the job told of any progress: it cannot be done as it stands.
+        job: its position.
+        worker: number of the process.
+        round: of a job under way.
+        rounds: how many there will be.
+        text: what it is doing, what the function returned, or what went wrong.
+    """
+
+    kind: Literal["started", "progress", "done", "refused", "failed"]
+    job: int
+    worker: int = 0
+    round: int = 0
+    rounds: int = 0
+    text: str = ""
+
+
+Listen = Callable[[Event], None]
+
+
+def carry_out(
+    function: str, jobs: Sequence[Job], workers: int, listen: Listen, wanted: Callable[[int], bool] = lambda _: True
+) -> None:
+    """Carries out all jobs, in order as far as there are processes for them.
+
+    Args:
+        function: ``"module:function"``, called with a job and a watcher (:data:`confed.runs.run.Watch`); what it
+            returns is the text of the last event.
+        jobs: what to do.
+        workers: processes; with one, everything happens in this one.
+        listen: told of every event, in this process.
+        wanted: asked right before a job would start; if not, it is passed over without an event.
+
+    Raises:
+        ValueError: fewer than one worker.
+        KeyboardInterrupt: after all processes have stopped, each as its job stops in good order.
+        RuntimeError: a process could not start working.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if workers == 1:
+        _one_by_one(function, jobs, listen, wanted)
+    elif jobs:
+        with _Crew(function, jobs, min(workers, len(jobs)), listen, wanted) as crew:
+            crew.work()
+
+
+def _one_by_one(function: str, jobs: Sequence[Job], listen: Listen, wanted: Callable[[int], bool]) -> None:
+    call = _resolve(function)
+    for number, job in enumerate(jobs):
+        if wanted(number):
+            listen(Event("started", number))
+            listen(_attempt(call, number, job, listen))
+
+
+def _resolve(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _attempt(call: Callable[..., Any], number: int, job: Job, listen: Listen) -> Event:
+    """Carries out one job; what goes wrong becomes the event."""
+    began = False
+
+    def watch(progress: Any) -> None:
+        nonlocal began
+        began = True
+        listen(Event("progress", number, 0, progress.round, progress.rounds, progress.text))
+
+    try:
+        result = call(job, watch)
+    except Exception as error:
+        if isinstance(error, ValueError) and not began:
+            return Event("refused", number, text=str(error))
+        return Event("failed", number, text=f"{type(error).__name__}: {error}")
+    return Event("done", number, text=str(result or ""))
+
+
+class _Crew:
+    """The processes, seen from their parent; a context manager that leaves none behind."""
+
+    def __init__(
+        self, function: str, jobs: Sequence[Job], count: int, listen: Listen, wanted: Callable[[int], bool]
+    ) -> None:
+        self._function, self._jobs, self._listen, self._wanted = function, jobs, listen, wanted
+        self._waiting = deque(range(len(jobs)))
+        self._members = {number: _Member(function) for number in range(count)}
+        self._running: dict[int, int] = {}
+
+    def __enter__(self) -> "_Crew":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        members = list(self._members.values())
+        if kind is not None:
+            for member in members:
+                member.process.terminate()  # each ends its job as Ctrl-C would
+        until = time.monotonic() + (PATIENCE if kind is not None else 0.0)
+        try:
+            for member in members:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    member.process.wait(max(until - time.monotonic(), 0.0))
+        finally:
+            for member in members:
+                member.close()
+
+    def work(self) -> None:
+        """Hands out jobs until none is left, and passes on what the processes tell."""
+        for number in self._members:
+            self._feed(number)
+        while self._running:
+            pipes = {self._members[number].pipe: number for number in self._running}
+            for pipe in wait(list(pipes)):
+                number = pipes[pipe]  # pyright: ignore[reportArgumentType]
+                try:
+                    told = json.loads(self._members[number].pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    self._replace(number)
+                    continue
+                if told["kind"] == "broken":
+                    raise RuntimeError(f"a process for {self._function} could not start: {told['text']}")
+                event = Event(**{**told, "worker": number})
+                self._listen(event)
+                if event.kind != "progress":
+                    del self._running[number]
+                    self._feed(number)
+
+    def _feed(self, number: int) -> None:
+        while self._waiting:
+            job = self._waiting.popleft()
+            if self._wanted(job):
+                self._running[number] = job
+                self._listen(Event("started", job, number))
+                # Where the process has died, reading its answer finds that out.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._members[number].pipe.send_bytes(json.dumps([job, dict(self._jobs[job])]).encode())
+                return
+
+    def _replace(self, number: int) -> None:
+        """A process died under its job: the job has failed, and another process takes its place."""
+        member, job = self._members[number], self._running.pop(number)
+        why = member.last_words()
+        member.close()
+        self._listen(Event("failed", job, number, text=f"its process died ({why})"))
+        if self._waiting:
+            self._members[number] = _Member(self._function)
+            self._feed(number)
+
+
+class _Member:
+    """One process, its socket, and what it writes to standard error."""
+
+    def __init__(self, function: str) -> None:
+        ours, theirs = socket.socketpair()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"from confed.studies.pool import serve; serve({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self.errors,
+                process_group=0,  # Ctrl-C on the terminal is the parent's to handle
+                # Idle threads that spin would take the other processes' cores.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self.pipe = Connection(ours.detach())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send_bytes(json.dumps(function).encode())
+
+    def close(self) -> None:
+        """Ends the process if it has not ended, and frees what belongs to it."""
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+        self.errors.close()
+
+    def last_words(self) -> str:
+        """Why the process ended: its exit code, and the last line it wrote to standard error."""
+        code = self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return f"exit code {code}" + (f": {lines[-1]}" if lines else "")
+
+
+def serve(handle: int) -> None:
+    """A process's life: take a job, carry it out, tell how it goes.
+
+    Args:
+        handle: file descriptor of the socket to the parent, which first sends the function's name.
+    """
+    pipe = Connection(handle)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    telling = threading.Lock()
+
+    def listen(event: Event) -> None:
+        with telling, contextlib.suppress(BrokenPipeError):
+            pipe.send_bytes(json.dumps(asdict(event)).encode())
+
+    def read() -> None:
+        # Always reading is what notices at once that the parent is gone.
+        while True:
+            try:
+                inbox.put(json.loads(pipe.recv_bytes()))
+            except (EOFError, OSError):
+                os._exit(1)
+
+    def stop(signum: int, frame: object) -> None:
+        del frame
+        signal.signal(signum, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        try:
+            call = _resolve(inbox.get())
+        except Exception as error:
+            pipe.send_bytes(json.dumps({"kind": "broken", "text": f"{type(error).__name__}: {error}"}).encode())
+            return
+        while True:
+            number, job = inbox.get()
+            listen(_attempt(call, number, job, listen))
+    except KeyboardInterrupt:
+        return

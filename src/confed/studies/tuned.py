@@ -1,0 +1,213 @@
+"""What tuning found: its trials, the files it leaves, and putting the chosen values into a recipe."""
+
+import csv
+import io
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from confed.system.plain_text import cell_text
+from confed.recipes.recipe import Recipe
+from confed.results.settings import flat
+
+__all__ = [
+    "Trial", "Tuned", "apply", "effective_questions", "in_words", "merge", "read_tuned", "scores_csv",
+    "standard_error", "tuned_toml",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one row.
+
+    Attributes:
+        choice: knob -> position among its values.
+        values: knob -> value.
+        state: "complete", "pruned" (stopped early) or "failed".
+        scores: validation score after each round.
+        seconds: how long it took.
+        error: what went wrong.
+    """
+
+    choice: Mapping[str, int]
+    values: Mapping[str, Any]
+    state: str
+    scores: tuple[float, ...]
+    seconds: float
+    error: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The score after the last round; None if it did not get there."""
+        return self.scores[-1] if self.state == "complete" else None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found for one row.
+
+    Attributes:
+        row: its name.
+        label: how tables write it.
+        trials: in order; the first is the recipe's own configuration.
+        error: why there are none, or no more.
+        failed: it broke on the way, instead of being refused beforehand.
+        questions: validation questions that a score is a mean over, see :func:`effective_questions`; 0 if unknown.
+    """
+
+    row: str
+    label: str
+    trials: tuple[Trial, ...] = ()
+    error: str = ""
+    failed: bool = False
+    questions: float = 0.0
+
+    @property
+    def best(self) -> Trial | None:
+        """The finished configuration with the highest score; the earliest of several."""
+        there = [trial for trial in self.trials if trial.score is not None]
+        return max(there, key=lambda trial: trial.score or 0.0, default=None)
+
+    @property
+    def lead(self) -> str:
+        """How far the choice lies ahead of the next configuration, and how many lie within noise, in a sentence.
+
+        Noise is one standard error of a validation score. Empty where nothing else was finished.
+        """
+        best = self.best
+        others = [trial for trial in self.trials if trial.score is not None and trial is not best]
+        if best is None or best.score is None or not others:
+            return ""
+        behind = sorted(best.score - (trial.score or 0.0) for trial in others)
+        error = standard_error(best.score, self.questions)
+        if error is None:
+            return f"the next is {100 * behind[0]:.1f} points behind"
+        apart = round(behind[0] * self.questions)
+        text = (
+            "the next is level"
+            if behind[0] == 0
+            else f"the next is {100 * behind[0]:.1f} points behind, about {apart} of {self.questions:,.0f} questions"
+        )
+        near = sum(gap <= error for gap in behind)
+        if near:
+            each = f"{near} of {len(others)} others" if len(others) > 1 else "the only other"
+            text += f"; within noise (one standard error, {100 * error:.1f} points): {each}"
+        return text
+
+
+def effective_questions(sizes: Sequence[int]) -> float:
+    """How many questions a mean over clients of means over their questions is worth.
+
+    With K clients of n_k questions, the variance of the mean is s^2 / K^2 * sum_k 1 / n_k, that of K^2 / sum_k 1 / n_k
+    questions; this is all of them where clients have equally many.
+
+    Args:
+        sizes: validation questions per client; those without any have no part.
+    """
+    there = [size for size in sizes if size > 0]
+    return len(there) ** 2 / sum(1 / size for size in there) if there else 0.0
+
+
+def standard_error(score: float, questions: float) -> float | None:
+    """The standard error of a mean over questions of values from 0 to 1, at most; None where it is not known.
+
+    sqrt(p (1 - p) / n) is exact for right and wrong, and an upper bound for values in between. Of a metric that is no
+    mean over examples (average precision) it is a rough guide.
+
+    Args:
+        score: the mean p.
+        questions: n.
+    """
+    if questions <= 0 or not 0 <= score <= 1:
+        return None
+    return math.sqrt(score * (1 - score) / questions)
+
+
+def merge(override: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's keywords with tuned values put in."""
+    local = {k.removeprefix("local."): v for k, v in values.items() if k.startswith("local.")}
+    own = {k: v for k, v in values.items() if not k.startswith("local.")}
+    merged = {**override, **own}
+    return {**merged, "local": {**override.get("local", {}), **local}} if local else merged
+
+
+def scores_csv(found: Sequence[Tuned]) -> str:
+    """All scores as CSV, one line per configuration."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["method", "configuration", "values", "state", "score", "rounds", "seconds", "error"])
+    for tuned in found:
+        for number, trial in enumerate(tuned.trials):
+            score = "" if trial.score is None else f"{trial.score:.6f}"
+            rounds = " ".join(f"{score:.6f}" for score in trial.scores)
+            row = [tuned.row, number, in_words(trial.values), trial.state, score, rounds, trial.seconds, trial.error]
+            table.writerow([cell_text(str(value)) for value in row])
+        if tuned.error:
+            state = "failed" if tuned.failed else "refused"
+            table.writerow([cell_text(tuned.row), "", "", state, "", "", "", cell_text(tuned.error)])
+    return out.getvalue()
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """Knobs and their values on one line."""
+    return " ".join(f"{knob}={value}" for knob, value in values.items())
+
+
+def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
+    """The chosen values as a recipe's ``[methods.ROW]``, and how they were found."""
+    content: dict[str, Any] = {"tuning": {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}}
+    # TOML has no null: a setting that is left to the method is left out.
+    chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
+    content["methods"] = {row: merge({}, values) for row, values in chosen.items()}
+    head = "# Written by `confed tune`: chosen on the clients' validation data; test data had no part in it.\n"
+    leads = "".join(f"# {tuned.row}: {tuned.lead}\n" for tuned in found if tuned.lead)
+    return f"{head}{leads}\n{tomli_w.dumps(content)}"
+
+
+def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
+    """What ``tuned.toml`` holds: row -> knob -> value, and the seed it was chosen with.
+
+    Raises:
+        ValueError: there is no such file, or it is not one of ``confed tune``'s.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        rows = {str(row): flat(values) for row, values in content["methods"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is no tuned.toml of `confed tune`: {error}") from error
+    return rows, content.get("tuning", {}).get("seed")
+
+
+def apply(
+    recipe: Recipe, tuned: Mapping[str, Mapping[str, Any]], explicit: Sequence[str] = ()
+) -> tuple[Recipe, dict[str, dict[str, Any]]]:
+    """A recipe with tuned values in its rows.
+
+    Args:
+        recipe: with rows as its methods.
+        tuned: row -> knob -> value, of :func:`read_tuned`.
+        explicit: overrides of the command line, which win.
+
+    Returns:
+        The recipe, and row -> the tuned values in use.
+    """
+    named = {override.partition("=")[0].strip().removeprefix("~") for override in explicit}
+    overrides, used = dict(recipe.overrides), dict[str, dict[str, Any]]()
+    for row in recipe.methods:
+        main = recipe.method(row).sections["algorithm"]["name"] == recipe.sections["algorithm"]["name"]
+        given = {f"methods.{row}.{knob}" for knob in tuned.get(row, {})}
+        values = {
+            knob: value
+            for knob, value in tuned.get(row, {}).items()
+            if knob not in (named if knob.startswith("local.") else ())
+            and not (main and f"algorithm.{knob}" in named)
+            and f"methods.{row}.{knob}" not in given & named
+        }
+        if values:
+            overrides[row], used[row] = merge(overrides.get(row, {}), values), values
+    return recipe.with_rows(recipe.methods, overrides), used

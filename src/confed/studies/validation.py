@@ -1,0 +1,123 @@
+"""How good a method is on validation data after each round; test examples are taken out of the data beforehand."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from confed.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from confed.data.examples import TableData
+    from confed.engines.local import Members, Setup
+
+__all__ = ["LOOKED_AT", "NOTHING", "any_validation", "validation_scores"]
+
+NOTHING = "tuning chooses on the clients' validation examples, and there are none; see data.validation"
+
+LOOKED_AT = 1000
+"""Clients whose validation examples judge a configuration, of multi-label data; the first so many."""
+
+
+def validation_scores(recipe: Recipe) -> Iterator[float]:
+    """Trains a single-run recipe and yields, after every round, how good it is on validation data; keeps nothing.
+
+    A method that does something after the last round (fine-tuning) yields once more after it.
+
+    Yields:
+        The headline metric's mean over clients, of the model that ``recipe.headline`` names: "personal", each
+        one's own, or "global_seen", what is global with each client's own head where it has one; the other of the
+        two where a method has no such model. Without a headline what is global where the method has heads of each
+        client's own, else each client's own. Of multi-label data a metric of all validation examples together.
+
+    Raises:
+        ValueError: the recipe or its data are faulty, there are no validation examples, or the method cannot work
+            with them.
+        RuntimeError: a client failed: a mean without it would be that of an easier federation.
+    """
+    import torch
+
+    from confed.data.label_tables import Both, LazyTables
+    from confed.engines.local import Presence, Simulation, Workspace, simulate
+    from confed.runs.run import prepare
+    from confed.federation.protocols import Counting
+    from confed.federation.state import MemoryStore
+    from confed.runs.pooled_metrics import VALIDATION, PooledCounts
+    from confed.tasks.vqa import summarise
+
+    run = recipe.run
+    torch.set_num_threads(run.threads)
+    setup, materials = prepare(recipe)
+    pooled = setup.algorithm.pooled
+    clients: Mapping[str, TableData]
+    observers: Mapping[str, TableData] = {}
+    most: int | None = None
+    if isinstance(materials.clients, LazyTables):
+        clients, population = materials.clients.without_tests(), setup.population
+        if not pooled:
+            population = _looking_on(setup, clients.masked(getattr(setup.task, "known", 0.0)))
+        place = None if any_validation(clients) else materials.unseen.get(VALIDATION)
+        observers = {} if place is None else {VALIDATION: place}
+        observers = Both(clients, observers) if pooled else observers
+        most = LOOKED_AT
+    else:
+        clients = {name: _without_test(data) for name, data in materials.clients.items()}
+        # Whoever trains on everybody's data has one member; the clients only look on.
+        population = setup.population if pooled else _looking_on(setup, clients)
+        observers = clients if pooled else {}
+    setup = replace(setup, population=population, observers=observers)
+    there = {} if pooled else clients
+    presence = Presence(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
+    workspace = Workspace(setup.model(), setup.device)
+    by_size = run.sampling == "size"
+    with Simulation(setup, MemoryStore(), cohort=run.cohort_size, presence=presence, by_size=by_size) as simulation:
+        for record in simulate(simulation, simulation.start(workspace)):
+            for client, error in record.errors.items():
+                raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
+            counts = PooledCounts(setup.task, setup.algorithm, materials.unseen)
+            views = simulation.evaluate(record.servers, record.round, split="validation", most=most, counted=counts.add)
+            if isinstance(setup.task, Counting):
+                yield _pooled_score(recipe, setup, counts.values())
+                continue
+            # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
+            wanted = recipe.headline or ("global_seen" if setup.algorithm.own_heads else "personal")
+            first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
+            places = views["unseen"] if pooled else views[first] or views[second]
+            scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]
+            if not scores:
+                raise ValueError(NOTHING)
+            yield sum(scores) / len(scores)
+
+
+def any_validation(clients: "Mapping[str, TableData]") -> bool:
+    """Whether one of the first clients has validation examples."""
+    return any(len(data.tables[1]) for data, _ in zip(clients.values(), range(LOOKED_AT), strict=False))
+
+
+def _without_test(data: "TableData") -> "TableData":
+    """A client's training and validation examples."""
+    from confed.data.examples import TableData
+
+    train, validation, _ = data.tables
+    return TableData(train, validation, validation.take(0))
+
+
+def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
+    """The metric that a multi-label configuration is chosen by, of the view that its method is judged by."""
+    from confed.runs.pooled_metrics import VALIDATION
+
+    wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
+    view = next((name for name in [*wanted, f"unseen/{VALIDATION}"] if values.get(name)), None)
+    if view is None:
+        raise ValueError(NOTHING)
+    score = recipe.score or str(getattr(setup.task, "score", ""))
+    if score not in values[view]:
+        raise ValueError(f"study.score must be one of {', '.join(values[view])}, got {score!r}")
+    return values[view][score]
+
+
+def _looking_on(setup: "Setup", clients: "Mapping[str, TableData]") -> "Members":
+    from confed.engines.local import Members
+
+    infos = [setup.population.info(number) for number in range(len(setup.population))]
+    sizes = [info.num_examples for info in infos]
+    return Members(clients, {info.id: info.modalities for info in infos}, {info.id: info.head for info in infos}, sizes)

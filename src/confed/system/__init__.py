@@ -1,0 +1,1 @@
+"""Machine and files: processor, versions, folder locks, printable text."""

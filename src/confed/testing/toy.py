@@ -1,0 +1,232 @@
+"""A toy federation: what the contract runs methods on, and a first thing to try a new method with.
+
+Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
+with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute
+``finetuning`` is "adapters") get a model that has some, those of LoRA's factors ("lora") one with LoRA, those that
+need representations of questions and answers apart ("contrastive") one that answers by similarity, with its task, those
+that decide which labels a model is told ("states") one that reads label states, with the multi-label task, and those
+for clients with different modalities ("modalities") a model and clients of that kind (``toy_modalities.py``).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.data.examples import Table, TableData
+from confed.data.pooling import pool
+from confed.engines.local import Members, Setup
+from confed.federation.algorithm import Algorithm
+from confed.federation.protocols import Batch, Output, Task
+from confed.federation.train import Local
+from confed.losses.label_states import label_states
+from confed.models.adapters import AdapterBank, Host
+from confed.models.contrastive import ContrastiveAnswerer
+from confed.tasks.contrastive import Contrastive
+from confed.tasks.multilabel import Multilabel
+from confed.testing.toy_modalities import OWNED, ToyModalModel, modal_clients
+
+__all__ = [
+    "ToyModel",
+    "ToyTask",
+    "toy_clients",
+    "toy_contrastive_model",
+    "toy_contrastive_task",
+    "toy_model",
+    "toy_setup",
+]
+
+WIDTH, CLASSES = 6, 3
+ANSWERS = ("red", "dark red", "blue")
+SIZES = (12, 20, 16)
+
+
+class ToyModel(nn.Module):
+    """A frozen random projection and a small classifier.
+
+    Args:
+        noisy: with BatchNorm and dropout, as real models have.
+        rng: where initial values come from.
+        adapters: with two adapters below the head (none in front of the BatchNorm, which would cancel its bias) and
+            nothing else that is trained below the head than the BatchNorm.
+        lora: with LoRA in the layer below the head, which is frozen then.
+        states: with a layer that reads label states, ``batch["known"]`` (B, 3).
+    """
+
+    def __init__(
+        self, noisy: bool, rng: torch.Generator, adapters: bool = False, lora: bool = False, states: bool = False
+    ) -> None:
+        super().__init__()
+        self.stem = _linear(WIDTH, 8, rng)
+        self.stem.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8) if noisy else nn.Identity()
+        self.drop = nn.Dropout(0.2 if noisy else 0.0)
+        self.body = _linear(8, 8, rng)
+        self.head = _linear(8, CLASSES, rng)
+        self._fixed = {"stem.weight", "stem.bias"}
+        if adapters:
+            self.body.requires_grad_(False)
+            self._fixed |= {"body.weight", "body.bias"}
+            self.adapters = AdapterBank((Host(self.norm, 8), Host(self.body, 8)), 2, activation="gelu")
+            self.adapters.add("adapter", rng)
+        if lora:
+            self.body = _LoRA(self.body, rng)
+            self._fixed |= {"body.weight", "body.bias"}
+        self.reads_states = states
+        if states:
+            self.states = _linear(2 * CLASSES, 8, rng, bias=False)
+
+    answer_head = "head"
+
+    @property
+    def frozen(self) -> set[str]:
+        """Names of the tensors that are not trained."""
+        return self._fixed
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores (B, 3) and features (B, 8) of ``batch["x"]`` (B, 6)."""
+        hidden: Tensor = self.norm(self.stem(batch["x"]))
+        if self.reads_states and "known" in batch:
+            told = torch.cat([batch["known"] == 0, batch["known"] == 1], dim=1)
+            hidden = hidden + self.states(told.to(hidden.dtype))
+        features: Tensor = self.body(self.drop(torch.tanh(hidden)))
+        return Output(self.head(torch.relu(features)), features)
+
+
+def _linear(width: int, out: int, rng: torch.Generator, bias: bool = True) -> nn.Linear:
+    layer = cast(nn.Linear, nn.utils.skip_init(nn.Linear, width, out, bias=bias))
+    with torch.no_grad():
+        layer.weight.normal_(0, width**-0.5, generator=rng)
+        if bias:
+            layer.bias.zero_()
+    return layer
+
+
+class _LoRA(nn.Linear):
+    """A frozen linear layer with LoRA of rank 1, its factors named as the library ``peft`` names them."""
+
+    def __init__(self, base: nn.Linear, rng: torch.Generator) -> None:
+        super().__init__(base.in_features, base.out_features, device="meta")
+        self.weight, self.bias = base.requires_grad_(False).weight, base.bias
+        self.lora_A = nn.ModuleDict({"default": _linear(base.in_features, 1, rng, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": _linear(1, base.out_features, rng, bias=False)})
+        nn.init.zeros_(self.get_parameter("lora_B.default.weight"))
+        self.scaling = {"default": 2.0}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's output with 2 B A x added to it."""
+        return super().forward(input) + 2 * self.lora_B["default"](self.lora_A["default"](input))
+
+
+def toy_model(noisy: bool = True, adapters: bool = False, lora: bool = False, states: bool = False) -> ToyModel:
+    """The toy model with its initial values, the same at every call."""
+    return ToyModel(noisy, torch.Generator().manual_seed(7), adapters, lora, states)
+
+
+def toy_contrastive_task(noisy: bool = True, **options: Any) -> Contrastive:
+    """The task of :func:`toy_contrastive_model`.
+
+    Args:
+        noisy: with the head adapter's BatchNorm.
+        options: other options than the preset's.
+    """
+    return Contrastive(CLASSES, width=5, hidden=7, answer_words=3, embedding=4, batch_norm=noisy, **options)
+
+
+def toy_contrastive_model(noisy: bool = True, **options: Any) -> ContrastiveAnswerer:
+    """The toy model in a :class:`ContrastiveAnswerer` with three answers of one or two words, the same at every call.
+
+    Args:
+        noisy: with BatchNorm and dropout, in the backbone and in the head adapter.
+        options: as for :func:`toy_contrastive_task`.
+    """
+    rng = torch.Generator().manual_seed(8)
+    return toy_contrastive_task(noisy, **options).wrap(toy_model(noisy), ANSWERS, rng)
+
+
+@dataclass(frozen=True)
+class ToyTask:
+    """Classification with cross-entropy."""
+
+    metric: str = "accuracy"
+    single_label: bool = True
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right classes, (B,)."""
+        return batch["label"]
+
+    def loss(self, output: Output, batch: Batch) -> Tensor:
+        """Mean cross-entropy."""
+        return functional.cross_entropy(output.logits, batch["label"])
+
+    def tally(self, output: Output, batch: Batch) -> dict[str, tuple[float, float]]:
+        """Correct answers and their number."""
+        return {"accuracy": (float(self.predictions(output, batch).sum()), float(len(batch["label"])))}
+
+    def predictions(self, output: Output, batch: Batch) -> Tensor:
+        """1 where the best answer is right, else 0."""
+        return (output.logits.argmax(-1) == batch["label"]).float()
+
+
+def toy_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES, kind: str = "") -> dict[str, TableData]:
+    """Clients whose inputs and labels are skewed in different ways.
+
+    Examples have one class (``label``), and for the multi-label task three labels and their constant states (``labels``
+    and ``known``, (N, 3)). Of the kind "modalities" they have one class, and not the same modalities.
+    """
+    if kind == "modalities":
+        return modal_clients(seed, sizes)
+    rng = torch.Generator().manual_seed(seed)
+    truth = torch.randn(WIDTH, CLASSES, generator=rng)
+    clients: dict[str, TableData] = {}
+    for number, size in enumerate(sizes):
+        x = torch.randn(size, WIDTH, generator=rng) + 0.5 * number
+        scores = (x - 0.3 * number) @ truth
+        labels = (scores > 0).float()
+        known = label_states(labels, torch.arange(size), number)
+        columns = {"x": x, "label": scores.argmax(-1), "labels": labels, "known": known}
+        table = Table(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64), columns)
+        clients[f"client-{number}"] = TableData(table, table, table)
+    return clients
+
+
+def toy_setup(
+    algorithm: Algorithm,
+    *,
+    clients: dict[str, TableData] | None = None,
+    local: Local | None = None,
+    rounds: int = 3,
+    noisy: bool = True,
+    seed: int = 0,
+    kind: str | None = None,
+) -> Setup:
+    """A federation of toy clients; a pooled method gets one member with all their examples.
+
+    ``kind`` chooses the toy model and task; by default it is what the method is made for (its ``finetuning``).
+    """
+    kind = algorithm.finetuning if kind is None else kind
+    clients = toy_clients(kind=kind) if clients is None else clients
+    local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
+    task: Task = Multilabel(CLASSES, known=0.75, reduction="mean") if kind == "states" else ToyTask()
+
+    def build() -> nn.Module:
+        if kind == "modalities":
+            return ToyModalModel(noisy, torch.Generator().manual_seed(7))
+        return toy_model(noisy, kind == "adapters", kind == "lora", kind == "states")
+
+    if kind == "contrastive":
+        task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)
+    algorithm = algorithm.suit(build(), task)
+    if algorithm.pooled:
+        everything = pool([client.tables[0] for client in clients.values()])
+        clients = {"everyone": TableData(everything, everything, everything)}
+    owned = OWNED if kind == "modalities" else ()
+    public = None
+    if algorithm.public_place() is not None:
+        public = toy_clients(seed + 11, (10,), kind)["client-0"]
+        if kind == "modalities":
+            public = modal_clients(seed + 11, (10,), [("image", "text", "audio")])["client-0"]
+    return Setup(algorithm, Members(clients, owned), task, local, build, rounds=rounds, seed=seed, public=public)

@@ -1,0 +1,1 @@
+"""Removal of a client from a finished run, exact or approximate."""
