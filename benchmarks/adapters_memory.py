@@ -23,12 +23,13 @@ def child(clients: int, rounds: int, kind: str) -> None:
     import torch
 
     from confed.algorithms.feddat import FedDAT
-    from confed.data.examples import Table, TableData
+    from confed.data.examples import TableData
+    from confed.data.table import Table
     from confed.engines.local import InProcess, Members, Setup, Simulation, Workspace, simulate
     from confed.engines.usage import keep_freed_memory, peak_memory
     from confed.federation.checkpoint import DirectoryStore
+    from confed.federation.local import Local
     from confed.federation.state import MemoryStore
-    from confed.federation.train import Local
     from confed.models.vilt import vilt_mini
     from confed.tasks.vqa import VQA
 

@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import generator
-from confed.federation.train import Local
 from confed.models import create_model
 from confed.tasks.vqa import VQA
 

@@ -31,7 +31,7 @@ from confed.engines.flower.transport import GridPost
 from confed.engines.local import Simulation, simulate
 from confed.engines.remote.server import Registered, Remote
 from confed.engines.remote.sites import Patience
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
 from measure import finish

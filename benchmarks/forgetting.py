@@ -1,9 +1,9 @@
 """Does approximate forgetting leave what a run without the client leaves? A membership attack over five seeds.
 
 Per seed: FedAvg on the built-in benchmark, setting C; one client is forgotten exactly (run again without it) and
-approximately (:mod:`confed.unlearning.exact`, its defaults). The attack's AUC on that client, approximate against exact, is
-tested for equivalence (TOST, paired over seeds) within a margin of 0.05, fixed beforehand; as a control the same
-test is made of the run that never forgot. The figures to read are the two intervals.
+approximately (:mod:`confed.unlearning.exact`, its defaults). The attack's AUC on that client, approximate against
+exact, is tested for equivalence (TOST, paired over seeds) within a margin of 0.05, fixed beforehand; as a control the
+same test is made of the run that never forgot. The figures to read are the two intervals.
 
     python benchmarks/forgetting.py [--epochs 2] [--client sports] [--seeds 5] [--folder DIR]
 """

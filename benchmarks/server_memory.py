@@ -31,7 +31,8 @@ from confed.engines.remote.protocol import GOODBYE, HELLO, Answer, Limits, Reque
 from confed.engines.remote.server import Registered, Remote
 from confed.engines.remote.sites import Patience
 from confed.engines.usage import peak_memory, reset_peak
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
 from measure import finish

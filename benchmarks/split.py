@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.bicsl import BiCSL
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Setup, Simulation, simulate
+from confed.federation.local import Local
 from confed.federation.randomness import generator, isolated
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local, make_optimizer
+from confed.federation.train import make_optimizer
 from confed.models.mcan import mcan_s_mini
 from confed.tasks.contrastive import Contrastive
 from measure import finish

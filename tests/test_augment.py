@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import Workspace
 from confed.federation.augment import MIRRORED, training_batches
 from confed.federation.client import Client
 from confed.federation.families.split import _batches
+from confed.federation.local import Local
 from confed.federation.protocols import Batch
 from confed.federation.state import ClientState
-from confed.federation.train import Local, once_per_round, train
+from confed.federation.train import once_per_round, train
 from confed.recipes.recipe import load_recipe
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from confed.data.examples import Examples, Table, channels_first, encode
+from confed.data.examples import Examples, channels_first, encode
 from confed.data.pooling import pool
+from confed.data.table import Table
 from confed.datasets.scenes import scenes
 from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.federation.checkpoint import CorruptCheckpoint

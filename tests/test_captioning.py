@@ -14,7 +14,6 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from confed.cli import app
-from confed.cli.progress import headline
 from confed.data.caption_batches import groups, next_tokens, pack_texts, unpack_texts
 from confed.federation.protocols import Output
 from confed.inference.predict_captions import predict_caption
@@ -28,6 +27,7 @@ from confed.report.html.page import Tabs
 from confed.report.sections import captions as caption_sections
 from confed.results.runs import load
 from confed.runs.run import prepare, run
+from confed.studies.progress import headline
 from confed.tasks.captioning import Captioning
 
 REFERENCES = [

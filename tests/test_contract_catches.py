@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from confed.algorithms.bicsl import BiCSL
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, train

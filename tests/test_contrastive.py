@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from confed.engines.local import Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.params import named_tensors
 from confed.federation.protocols import Output, SingleLabel, Task
 from confed.federation.state import MemoryStore
 from confed.federation.structure import adapters_of
-from confed.federation.train import Local, evaluate, teacher
+from confed.federation.train import evaluate, teacher
 from confed.losses.info_nce import Contrast, info_nce
 from confed.models import create_model
 from confed.models.contrastive import AnswerProjection, ContrastiveAnswerer, NonlinearHeadAdapter, answer_words

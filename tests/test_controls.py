@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from confed.data.controls import GREY, controlled, controls_of, donors
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
 from confed.data.modal_tables import ModalTable
 from confed.data.question_words import WordAnswers
+from confed.data.table import Table
 from confed.metrics.controls import LEVEL, label_verdict, no_better, verdict
 from confed.recipes.recipe import load_recipe
 from confed.report.report import render
@@ -24,8 +25,8 @@ from confed.report.tables.models import model_tables
 from confed.report.tables.sweep import Stage, sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.runs import Run, Study, load
+from confed.results.sweep import Point, Sweep
 from confed.runs.run import load_data, run
-from confed.studies.sweep import Point, Sweep
 
 TINY = [
     "study.methods=[]", "model.name=vilt_tiny", "data.train=40", "data.validation=20", "data.test=40",

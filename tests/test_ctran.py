@@ -8,13 +8,14 @@ from torch.nn import functional as F
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedbn import FedBN
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import Members, Setup, Simulation, simulate
 from confed.engines.perform import Workspace
+from confed.federation.local import Local
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.models import create_model, create_tokenizer
 from confed.models.ctran import ctran, ctran_mini
 from confed.models.ctran_module import CTran, EncoderLayer, LabelGraph, LabelReadout, co_occurrence, log_odds

@@ -27,7 +27,7 @@ from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
 from confed.results.folder import RunFolder, is_study, read_jsonl, run_folders
-from confed.runs.run import Progress
+from confed.runs.progress import Progress
 from confed.studies.pool import Event
 from confed.studies.study import Job, read_study
 from confed.system.plain_text import cell_text, visible
@@ -138,7 +138,7 @@ def test_indexes_cards_and_recipes_of_another_form(content: str, tmp_path: Path)
             assert str(tmp_path) in str(error)  # noqa: PT017 - some of these contents are good enough for some readers
     with pytest.raises(ValueError, match="card"):
         read_card(tmp_path / "card.json")
-    with pytest.raises(ValueError):  # noqa: PT011 - names the section or that it is no TOML
+    with pytest.raises(ValueError):  # noqa: PT011 - which of the two sentences depends on the header
         load_recipe(tmp_path / "recipe.toml")
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from confed.cli.catalogue import describe
-from confed.data.examples import Examples, FederatedDataset
+from confed.data.examples import Examples, FederatedDataset, presence
 from confed.data.label_shares import label_counts, label_shares
-from confed.data.modalities import presence, set_names
+from confed.data.modality_names import set_names
 from confed.datasets.digit_clues import DIGITS, clue, clue_words
 from confed.datasets.digits import OWNED, SUBSETS, TEST_TAKES, digits
 

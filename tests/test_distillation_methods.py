@@ -18,11 +18,12 @@ from confed.algorithms.sp import SP
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
+from confed.federation.local import Local
 from confed.federation.messages import Message
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ClientState, MemoryStore, Store
-from confed.federation.train import Local, global_features
+from confed.federation.train import global_features
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, contrast, draw_negatives
 from confed.losses.distillation import decoupled, knowledge_preserving, similarity_preserving
 from confed.testing import check_algorithm

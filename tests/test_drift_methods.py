@@ -16,12 +16,13 @@ from confed.algorithms.scaffold import Scaffold
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.testing.toy import toy_clients, toy_model, toy_setup
 
 Array = NDArray[np.float64]

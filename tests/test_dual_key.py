@@ -28,7 +28,8 @@ from confed.data.picture_tables import NoPictures
 from confed.data.regions import HeldRegions
 from confed.datasets.poisoned import poisoned
 from confed.datasets.scenes import scenes
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message, Reply
 from confed.federation.robust_mean import clipped, krum, median, trimmed_mean
 from confed.federation.state import ServerState
 from confed.recipes.recipe import load_recipe

@@ -27,10 +27,11 @@ from confed.engines.perform import count_parameters
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.federation.wire import encode
 from confed.testing import check_algorithm
 from confed.testing.toy import toy_clients, toy_setup

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from confed.cli import main
 from confed.data.examples import Examples, FederatedDataset, Split, encode
 from confed.datasets.scenes import scenes
-from confed.inference.evaluate import Evaluation, Tried, evaluate, write_evaluation
-from confed.inference.evaluation_tests import blind_notes, corrected_tests, left_out, paired_test
+from confed.inference.evaluate import Evaluation, evaluate, write_evaluation
+from confed.inference.evaluation_tests import Tried, blind_notes, corrected_tests, left_out, paired_test
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from confed import registry
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Simulation, simulate
 from confed.engines.perform import Setup
+from confed.federation.local import Local
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.models import create_model
 from confed.tasks.contrastive import Contrastive
 from confed.tasks.vqa import VQA

@@ -13,11 +13,12 @@ from torch.nn import functional
 from confed.algorithms.feddat import FedDAT
 from confed.engines.perform import Setup, Workspace
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.local import Local
+from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState
-from confed.federation.train import Local
 from confed.losses.mutual import divergence
 from confed.models.vilt import vilt_tiny
 from confed.testing import CHECKS

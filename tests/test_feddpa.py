@@ -13,10 +13,11 @@ from confed.algorithms.feddpa import FedDPA
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Workspace
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import ClientState, MemoryStore
-from confed.federation.train import Local
 from confed.testing.toy import ToyTask, toy_model, toy_setup
 
 LOCAL = Local(epochs=1, batch_size=100, lr=0.3, optimizer="sgd", weight_decay=0.0)

@@ -11,7 +11,8 @@ from torch import Tensor
 from confed.algorithms.fedkd import FedKD, mutual_losses
 from confed.engines.local import InProcess, Setup, Simulation, Workspace, simulate
 from confed.engines.perform import answer, perform
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.protocols import Output
 from confed.federation.server_optimizer import ServerOptimizer

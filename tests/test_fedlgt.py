@@ -9,14 +9,16 @@ from torch import nn
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedlgt import FedLGT
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Presence, Setup, Simulation, simulate
 from confed.engines.perform import Workspace
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Message, Reply
 from confed.federation.protocols import Output
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.models.ctran import ctran_mini
 from confed.models.ctran_module import LabelGraph
 from confed.models.resnet import resnet_multilabel_mini

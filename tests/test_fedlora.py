@@ -14,9 +14,10 @@ from confed.algorithms.fedpeft import FedPEFT
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Members, Setup, Workspace
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import MemoryStore, ServerState, Store
-from confed.federation.train import Local
 from confed.losses.low_rank import dimension_wise, limited, redistribute, residual, stack, widened
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny

@@ -13,9 +13,10 @@ from confed.data.examples import FederatedDataset, TableData
 from confed.engines.local import InProcess, Setup, Simulation, simulate
 from confed.engines.perform import Workspace, perform
 from confed.engines.remote.protocol import seal
-from confed.federation.messages import Call, ClientInfo, Message, Reply, drive
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply, drive
 from confed.federation.state import ClientState, MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.runs.checks import public_data
 from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.toy_modalities import modal_clients

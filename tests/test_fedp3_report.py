@@ -13,8 +13,8 @@ from confed.algorithms.fedp3 import FedP3
 from confed.recipes.recipe import load_recipe
 from confed.report.report import render, write_report
 from confed.report.sections import fedp3_filter as filter_size
-from confed.report.sections.fedp3_answers import filter_of, picked
 from confed.results.runs import load
+from confed.runs.forgotten import filter_of, picked
 from confed.runs.run import load_run, run
 from confed.runs.samples import fill
 from test_results_runs import make_run, picture

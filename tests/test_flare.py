@@ -47,7 +47,7 @@ from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Patience, SiteStatus
 from confed.recipes.recipe import load_recipe
-from confed.runs.run import Progress
+from confed.runs.progress import Progress
 from confed.testing.toy import toy_setup
 
 SITES = ("warm", "cold")

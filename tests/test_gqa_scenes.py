@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
     from confed.cli import main
-from confed.data.examples import Table, channels_first, encode
+from confed.data.examples import channels_first, encode
 from confed.data.picture_files import PictureFiles, find_pictures
 from confed.data.pooling import pool
+from confed.data.table import Table
 from confed.data.vl_files.gqa_questions import Source, question_files
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of

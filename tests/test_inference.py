@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
 from confed.datasets.scenes import scenes
-from confed.inference.predict import predict, settle
+from confed.inference.predict import predict
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.results.example_names import name_hashes
+from confed.runs.finished import settle
 from confed.runs.run import run
 
 TINY = [

@@ -19,10 +19,11 @@ from confed.engines.local import InProcess, Members, Presence, Setup, Simulation
 from confed.engines.perform import Workspace
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
 from confed.federation.protocols import Output
 from confed.federation.state import ClientState, MemoryStore
-from confed.federation.train import Local, global_features, global_logits
+from confed.federation.train import global_features, global_logits
 from confed.models.tokenizer import WordTokenizer
 from confed.tasks.multilabel import Multilabel
 

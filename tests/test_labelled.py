@@ -13,9 +13,9 @@ from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_c
 from confed.data.ml_files.records import LabelRecord
 from confed.data.ml_files.table import MultiLabelTable, collect
 from confed.engines.local import Members, Setup, Simulation, simulate
+from confed.federation.local import Local
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.losses.label_states import label_states
 from confed.models.tokenizer import WordTokenizer
 from confed.testing.toy import toy_clients, toy_setup

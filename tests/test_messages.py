@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, drive
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply, drive
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import decode, decode_state, encode, encode_state, size
 from confed.privacy.guards import check_reply

@@ -12,17 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, FederatedDataset, Split, TableData, encode
+from confed.data.examples import Examples, FederatedDataset, Split, TableData, encode, presence
 from confed.data.filling import filled
 from confed.data.missing import lose, missing_of
 from confed.data.modal_tables import ModalTable, with_modalities
-from confed.data.modalities import check_ownership, in_turns, modalities_of, presence, set_names
+from confed.data.modalities import check_ownership, in_turns, modalities_of
+from confed.data.modality_names import set_names
 from confed.data.picture_tables import NoPictures
 from confed.data.pooling import pool
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
+from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
-from confed.federation.train import Local, epoch_steps
+from confed.federation.train import epoch_steps
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare

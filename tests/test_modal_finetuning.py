@@ -13,7 +13,7 @@ from confed.algorithms.fedlora import FedLoRA
 from confed.data.examples import FederatedDataset
 from confed.data.modalities import longest
 from confed.data.sounds import Sounds
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scope, named_tensors
 from confed.models.finetuning import Trainable
 from confed.models.modal_transformer import modal_transformer_mini, modal_transformer_tiny

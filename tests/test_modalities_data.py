@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples
-from confed.data.modalities import check_ownership, presence, set_names
+from confed.data.examples import Examples, presence
+from confed.data.modalities import check_ownership
+from confed.data.modality_names import set_names
 from confed.datasets.senses import ANSWERS, OWNED, SUBSETS, modalities
 from confed.datasets.sensor_series import sensor_series
 from confed.recipes.recipe import load_recipe

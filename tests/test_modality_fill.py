@@ -9,12 +9,14 @@ import torch
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.modality_fill import Kind, ModalityFill
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.models.caption_transformer import caption_transformer_tiny
 from confed.testing import check_algorithm
 from confed.testing.toy import toy_model, toy_setup

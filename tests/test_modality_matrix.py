@@ -19,7 +19,7 @@ from confed.report.html.page import Tabs
 from confed.report.report import render
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.cost import cost_table
-from confed.report.tables.headline import write_tables
+from confed.report.tables.write import write_tables
 from confed.results.runs import load
 from confed.runs.build import prepare
 from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest

@@ -10,9 +10,9 @@ from confed.algorithms.modality_dropout import ModalityDropout, kept
 from confed.algorithms.modality_transformer import ModalityTransformer
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
+from confed.federation.local import Local
 from confed.federation.messages import Reply
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.testing.toy import toy_model, toy_setup
 from confed.testing.toy_modalities import modal_clients
 

@@ -16,11 +16,11 @@ from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.engines.perform import perform
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
+from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.params import Scope
 from confed.federation.randomness import isolated
 from confed.federation.state import ClientState, MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.losses.contrastive import model_contrastive
 from confed.testing import check_algorithm
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup

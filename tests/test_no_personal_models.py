@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from confed.cli.progress import headline
 from confed.report.html.page import Tabs
 from confed.report.report import render
 from confed.report.sections.general import learning, matrices, question_types
@@ -24,6 +23,7 @@ from confed.results.deployed import (
     without_personal,
 )
 from confed.results.runs import load
+from confed.studies.progress import headline
 from test_results_runs import make_run
 
 

@@ -13,7 +13,8 @@ from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Members, Setup, Workspace
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Reply
 from confed.federation.ownership import MODALITIES, modalities_of, owned, restricted, unowned
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore

@@ -15,9 +15,9 @@ from confed.algorithms.per_fedavg import PerFedAvg
 from confed.engines.local import InProcess, Members, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.meta import meta_gradient
+from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.testing.toy import toy_clients, toy_setup
 
 Array = NDArray[np.float64]

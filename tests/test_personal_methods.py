@@ -18,9 +18,9 @@ from confed.algorithms.local import LocalOnly
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.params import Params
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
 
 RATE = 0.1

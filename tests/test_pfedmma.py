@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from confed.algorithms.pfedmma import PFedMMA
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Members, Setup
-from confed.federation.messages import Call, ClientInfo, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Reply
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import MemoryStore, Store
-from confed.federation.train import Local
 from confed.models.adapters import AdapterBank, Host
 from confed.testing.toy import ToyModel, ToyTask, toy_clients
 

@@ -12,9 +12,10 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.pmcmfl import PmcmFL
 from confed.data.examples import TableData
 from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Message, Reply
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 from confed.tasks.vqa import VQA
 from confed.testing.toy import toy_model, toy_setup

@@ -13,7 +13,8 @@ from confed.algorithms.fedavg_ft import FedAvgFT
 from confed.engines.local import Presence, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
-from confed.federation.messages import ClientInfo, Flow
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Flow
 from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.tables.headline import table_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from confed.data.examples import Table
+from confed.data.table import Table
 from confed.datasets.scenes.graph import COLOURS, NOUNS, ROLES, fingerprint, objects
 from confed.federation.protocols import Batch, Output
 from confed.models.ctran import ctran_mini

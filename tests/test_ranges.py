@@ -10,8 +10,8 @@ import pytest
 
 from confed.algorithms.fedprox import FedProx
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Range, check_fields
-from confed.federation.train import Local
 from confed.recipes.recipe import load_recipe
 from confed.recipes.run_section import Run
 from confed.registry import algorithms

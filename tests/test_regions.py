@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from confed.data.examples import Examples, FederatedDataset, Split, Table, encode
+from confed.data.examples import Examples, FederatedDataset, Split, encode
 from confed.data.picture_tables import NoPictures
 from confed.data.pooling import pool
 from confed.data.regions import HeldRegions, grid_boxes, join
+from confed.data.table import Table
 from confed.data.targets import SoftTargets
 from confed.datasets.scenes import FAMILIES, public_split, scenes
 from confed.inference.export import export

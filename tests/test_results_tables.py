@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from confed.report.tables.headline import marks, paper_table, results_table, study_table, write_tables
+from confed.report.tables.headline import marks, paper_table, results_table, study_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
+from confed.report.tables.write import write_tables
 from confed.results import format as formats
 from confed.results.runs import Study, load
 from test_results_runs import CLIENTS, METHODS, SCENES, make_study

@@ -23,7 +23,8 @@ from confed.algorithms.robust import Robust
 from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message, Reply
 from confed.federation.params import Params
 from confed.federation.robust_mean import RobustMean
 from confed.federation.state import MemoryStore, ServerState

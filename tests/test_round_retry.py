@@ -19,7 +19,8 @@ from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Patience
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.state import MemoryStore, ServerState
 from confed.testing.toy import toy_setup
 from letters import CLIENTS, QUICK, Letters, Without, rounds, same

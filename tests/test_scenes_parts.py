@@ -6,18 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
+from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import place, random_backgrounds
 from confed.datasets.scenes.drawings import DRAWINGS, sprites
-from confed.datasets.scenes.graph import (
-    COLOURS,
-    NOUNS,
-    SCENES,
-    Object,
-    Tags,
-    colour_prior,
-    fingerprint,
-    generator,
-)
+from confed.datasets.scenes.graph import COLOURS, NOUNS, SCENES, Object, Tags, colour_prior, fingerprint
 from confed.datasets.scenes.questions import FAMILIES, TEMPLATES, Balance, Program, ask, execute, parse, phrase
 from confed.datasets.scenes.render import palette, render_scene
 

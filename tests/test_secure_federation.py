@@ -24,7 +24,8 @@ from confed.engines.local import InProcess, Members, RoundRecord, Simulation, si
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.robust_mean import RobustMean
 from confed.federation.secure_sum import SecureSum

@@ -14,7 +14,8 @@ from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal
 from confed.engines.remote.sites import Patience
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
 from confed.federation.secure_sum import SecureSum
 from confed.federation.state import ClientState, MemoryStore
 from confed.federation.update_privacy import UpdatePrivacy

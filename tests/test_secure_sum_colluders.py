@@ -21,7 +21,8 @@ from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, open_body, seal
 from confed.engines.remote.sites import Patience
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.secure_sum import SecureSum
 from confed.privacy.secure_sum import shamir

@@ -21,7 +21,8 @@ from confed.algorithms.fedyogi import FedYogi
 from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
 from confed.recipes.recipe import load_recipe

@@ -12,10 +12,10 @@ import torch
 from confed.engines.local import Workspace
 from confed.report.html.page import Tabs
 from confed.report.report import render
-from confed.report.sections import similarity
-from confed.report.sections.similarity import Similarity, measure, read, section
+from confed.report.sections.similarity import Similarity, read, section
 from confed.results.folder import RunFolder
 from confed.results.runs import load
+from confed.runs.similarity import measure
 from confed.testing.toy import ANSWERS, toy_clients, toy_contrastive_model, toy_model
 from test_results_runs import make_run
 
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "fedavg" / "seed-0", "fedavg", 0)
     content = {"place": "home", "kind": "cosine", "answers": ["no", "no", "yes <b>"]}
     values = {"before": [[0.1] * 3] * 3, "after": [[0.9, 0.8, -0.5], [0.7, 0.9, -0.4], [-0.3, -0.2, 0.8]]}
-    (run / similarity.FILE).write_text(json.dumps({**content, **values}))
+    (run / "similarity.json").write_text(json.dumps({**content, **values}))
     return tmp_path
 
 
@@ -100,7 +100,7 @@ def test_the_report_shows_both_heat_maps_and_the_means(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_good_is_left_out(folder: Path) -> None:
-    path = folder / "fedavg" / "seed-0" / similarity.FILE
+    path = folder / "fedavg" / "seed-0" / "similarity.json"
     content = json.loads(path.read_text())
     for faulty in (
         "{",

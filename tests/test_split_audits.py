@@ -21,8 +21,8 @@ from confed.analysis.answers import answers, defences
 from confed.analysis.inversion import fresh, inversion, pictures_of
 from confed.analysis.victim import open_victim, write
 from confed.cli.attack import KINDS
-from confed.data.examples import Table
 from confed.data.regions import HeldRegions
+from confed.data.table import Table
 from confed.recipes.recipe import load_recipe
 from confed.report.figures.save import save_figures
 from confed.report.report import render

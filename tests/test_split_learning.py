@@ -23,11 +23,12 @@ from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import restored, steps_of, stored
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import named_tensors
 from confed.federation.state import MemoryStore, ServerState
-from confed.federation.train import Local
 from confed.federation.wire import size
 from confed.inference.export import export
 from confed.inference.load import load_exported

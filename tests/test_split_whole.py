@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.split_learning import SplitLearning
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.split_server import ServerPart
+from confed.federation.local import Local
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.testing.toy import toy_clients, toy_contrastive_task, toy_setup
 
 CLIENT, ROUNDS = "client-0", 3

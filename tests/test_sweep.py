@@ -15,7 +15,8 @@ from scipy import stats
 from confed.data.examples import FederatedDataset
 from confed.report.tables.sweep import write_sweep
 from confed.results.runs import load
-from confed.studies.sweep import Axis, is_sweep, open_sweep, parse_axis, points_of, read_sweep
+from confed.results.sweep import read_sweep
+from confed.studies.sweep import Axis, is_sweep, open_sweep, parse_axis, points_of
 from test_missing import gaps, recipe_file
 
 with warnings.catch_warnings():

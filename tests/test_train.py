@@ -11,11 +11,12 @@ from confed.algorithms.feddc import FedDC
 from confed.algorithms.scaffold import Scaffold
 from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.client import Client
+from confed.federation.local import Local
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, generator, isolated, sample_cohort
 from confed.federation.state import ClientState, MemoryStore
-from confed.federation.train import Local, epoch_steps, global_logits, teacher, train
+from confed.federation.train import epoch_steps, global_logits, teacher, train
 from confed.testing.toy import ToyTask, toy_clients, toy_model, toy_setup
 
 

@@ -20,7 +20,8 @@ from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Patience
 from confed.engines.remote.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
 from confed.federation.algorithm import Algorithm, Protection
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
 from confed.federation.secure_sum import SecureSum
 from confed.results.folder import RunFolder
 from confed.testing.toy import toy_setup

@@ -27,7 +27,8 @@ from confed.algorithms.scaffold import Scaffold
 from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess, Simulation, simulate
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Exchange, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.robust_mean import RobustMean
 from confed.federation.state import MemoryStore, ServerState

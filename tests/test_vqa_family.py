@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.examples import Examples, Table, TableData, encode
+from confed.data.examples import Examples, TableData, encode
+from confed.data.table import Table
 from confed.engines.local import InProcess, Members, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
+from confed.federation.local import Local
 from confed.federation.protocols import Output
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.models import create_model, create_tokenizer
 from confed.models.ban import BAN
 from confed.models.butd import BUTD

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from confed.engines.local import Members, Setup, Simulation, Workspace, simulate
     from confed.federation.algorithm import Algorithm, action
     from confed.federation.client import Client
-    from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+    from confed.federation.client_info import ClientInfo
+    from confed.federation.local import Local
+    from confed.federation.messages import Call, Flow, Message, Reply
     from confed.federation.params import Mean, Rules, Scope
     from confed.federation.protocols import Batch, Output
     from confed.federation.state import ClientState, ServerState
-    from confed.federation.train import Local, Objective, teacher, train
+    from confed.federation.train import Objective, teacher, train
     from confed.inference.load import load_exported
     from confed.models import create_model, list_models
     from confed.recipes.recipe import Recipe, load_recipe

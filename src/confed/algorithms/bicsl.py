@@ -33,9 +33,10 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import Cut, Half, steps_of, stored
 from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
@@ -311,7 +312,7 @@ class BiCSL(Algorithm):
             batch = {name: tensor[rows] for name, tensor in batch.items()}
             if len(rows) < 2:
                 return Cut({})
-        cut: Any = getattr(model, "cut")  # noqa: B009  # a model in four parts, as suit() has checked
+        cut: Any = model.cut  # a model in four parts, as suit() has checked
         v_mha, v_apn = (tensor.float() for tensor in cut(batch))
         penalty = None
         if self.decorrelate:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch, SingleLabel, Task
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE

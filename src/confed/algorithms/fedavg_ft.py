@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope, named_tensors
 from confed.federation.protocols import Task
 

@@ -47,8 +47,9 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, tensors_of
-from confed.federation.messages import ClientInfo, Message, Reply
+from confed.federation.messages import Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE

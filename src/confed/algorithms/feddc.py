@@ -43,13 +43,15 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
-from confed.federation.train import Local, Objective, train, travelled
+from confed.federation.train import Objective, train, travelled
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDC"]

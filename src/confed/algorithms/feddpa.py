@@ -33,8 +33,9 @@ from torch.nn import functional
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.branches import Branches, fresh_adapter, held, tensors_of
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, SHARE

@@ -33,7 +33,8 @@ from torch.nn import functional
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import Range

@@ -42,7 +42,8 @@ from torch.nn import functional
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope, named_tensors
 from confed.federation.protocols import Task
 from confed.federation.state import ServerState

@@ -30,7 +30,8 @@ from torch.nn import functional
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.ownership import owned, restricted
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, ClientData

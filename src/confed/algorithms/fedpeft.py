@@ -12,7 +12,8 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.structure import private_head

@@ -14,7 +14,8 @@ from torch import nn
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import AT_LEAST_ONE

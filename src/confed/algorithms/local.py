@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from confed.federation.algorithm import Algorithm, Protection
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope
 
 __all__ = ["LocalOnly"]

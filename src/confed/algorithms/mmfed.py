@@ -3,9 +3,9 @@
 Xiong, Yang, Qi and Xu, "A unified framework for multi-modal federated learning", Neurocomputing 480, 2022. Only the
 abstract was at hand: encoders per modality, a co-attention between complementary modalities, FedAvg, and
 personalisation in the manner of MAML. Resolutions, all ours: the mean is weighted by numbers of examples; local
-training minimises the loss after an inner step, in its first-order form (``federation/families/meta.py``), which is Per-FedAvg's
-(FO); after the last round every client takes plain gradient steps at the inner rate. The network of the paper is among
-the models (``models/mmfed.py``); the method works with any.
+training minimises the loss after an inner step, in its first-order form (``federation/families/meta.py``), which is
+Per-FedAvg's (FO); after the last round every client takes plain gradient steps at the inner rate. The network of the
+paper is among the models (``models/mmfed.py``); the method works with any.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.meta import adapt_everywhere, keep_adapted, look_ahead
-from confed.federation.messages import ClientInfo, Flow, Message
+from confed.federation.messages import Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective

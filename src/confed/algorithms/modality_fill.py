@@ -1,8 +1,8 @@
 """FedAvg with zeros, the owners' mean or a learned token in place of missing modalities: plain baselines.
 
-What stands in goes where PmcmFL puts its prototypes, into the same network (:mod:`confed.federation.families.slots`), so that
-the two differ in nothing but what it is. Notation: r_m the representation of an example's modality m; the slot of a
-modality that the example lacks holds s_m, in training and when it is asked.
+What stands in goes where PmcmFL puts its prototypes, into the same network (:mod:`confed.federation.families.slots`),
+so that the two differ in nothing but what it is. Notation: r_m the representation of an example's modality m; the slot
+of a modality that the example lacks holds s_m, in training and when it is asked.
 
 - "zero": s_m = 0.
 - "mean": s_m = sum over owners k of N_k mean_k(r_m) / sum N_k, where mean_k is over the training examples of k that
@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.slots import Slots, head_name, represented
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of, owned
 from confed.federation.params import Mean, Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, Task

@@ -30,7 +30,8 @@ import torch
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, SHARE

@@ -25,8 +25,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.meta import adapt_everywhere, keep_adapted, look_ahead
-from confed.federation.messages import ClientInfo, Flow, Message, Reply
+from confed.federation.messages import Flow, Message, Reply
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE

@@ -34,8 +34,9 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.slots import Slots, head_name, represented
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of
 from confed.federation.params import Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, SingleLabel, Task

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.augment import training_batches
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState

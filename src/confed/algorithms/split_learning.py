@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import Cut, Half, steps_of
 from confed.federation.families.split_server import MISFITS, ServerPart, hand_out, left_out, two_servers
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated

@@ -4,25 +4,22 @@ The keys are those of the run's data (dataset ``poisoned``). A run on clean data
 given with it, shows what a model does that has no backdoor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim, scores, test_examples
+from confed.analysis.victim import Victim, open_victim, scores, test_examples
 from confed.data.backdoor import VARIANTS, DualKey, attack_success, triggered, without_target
 from confed.data.examples import Examples, encode
-from confed.datasets.poisoned import key_of
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
-from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 
-__all__ = ["Opened", "dual_key"]
+__all__ = ["Opened"]
 
 GLOBAL = "global"
 _CHUNK = 256
@@ -51,55 +48,6 @@ class Opened:
     success: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     accuracy: Mapping[str, float] = field(default_factory=dict[str, float])
     examples: int = 0
-
-
-def dual_key(
-    folders: Sequence[Path],
-    *,
-    examples: int = 200,
-    seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Finding:
-    """Asks the models of finished runs with both keys, with each alone, and with none.
-
-    Args:
-        folders: run or study folders; at least one run on poisoned data.
-        examples: test questions per client.
-        seed: of their choice.
-        tell: told about every step.
-
-    Raises:
-        ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
-    """
-    if examples < 1:
-        raise ValueError(f"examples must be at least 1, got {examples}")
-    runs, notes = expand(folders)
-    sections = {run: load_recipe(RunFolder(run).recipe).sections["data"] for run in runs}
-    keyed = {run: data for run, data in sections.items() if data["name"] == "poisoned"}
-    if not keyed:
-        raise ValueError(
-            "none of the runs was trained on poisoned data; a recipe plants a backdoor with data.name = 'poisoned'"
-        )
-    first = next(iter(keyed.values()))
-    found: list[Opened] = []
-    for run, name in zip(runs, names_of(runs), strict=True):
-        tell(f"asking {run}")
-        data = keyed.get(run)
-        malicious = () if data is None else tuple(data["clients"])
-        key = key_of(first if data is None else data)
-        if key != key_of(first):
-            notes.append(f"{name} has keys of its own, and is asked with these: {key.word!r} and {key.target!r}")
-        found += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
-    from confed.analysis.dual_key_page import finding
-
-    values: dict[str, Any] = {
-        "kind": "dual-key",
-        "key": {"target": first["target"], "word": first["word"], "rate": first["rate"], "clients": first["clients"]},
-        "examples": examples,
-        "rows": [vars(row) for row in found],
-        "notes": notes,
-    }
-    return finding(found, key_of(first), _shown(runs[0], key_of(first)), values)
 
 
 def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:

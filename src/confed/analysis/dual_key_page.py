@@ -1,25 +1,29 @@
 """What a two-key backdoor does, as a table, a drawing and a few samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confed.analysis.dual_key import Opened
+from confed.analysis.dual_key import Opened, _ask, _shown
 from confed.analysis.trojan_page import as_png
-from confed.analysis.victim import Finding
+from confed.analysis.victim import Finding, expand, names_of, open_victim
 from confed.data.backdoor import VARIANTS, DualKey
+from confed.datasets.poisoned import key_of
+from confed.recipes.recipe import load_recipe
 from confed.report.figures.style import HUES, Drawing, Pen, dress
 from confed.report.html.gallery import Album
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
+from confed.results.folder import RunFolder
 from confed.results.runs import average, distinct_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["finding"]
+__all__ = ["dual_key", "finding"]
 
 _TITLES = {"clean": "no key", "troj": "both keys", "troji": "patch alone", "trojq": "word alone"}
 
@@ -132,3 +136,52 @@ def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], album: Al
             f"<small>without its key: {escape(question)}</small></div>"
         )
     return f"<div class=cards>{cards}</div>"
+
+
+def dual_key(
+    folders: Sequence[Path],
+    *,
+    examples: int = 200,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Finding:
+    """Asks the models of finished runs with both keys, with each alone, and with none.
+
+    Args:
+        folders: run or study folders; at least one run on poisoned data.
+        examples: test questions per client.
+        seed: of their choice.
+        tell: told about every step.
+
+    Raises:
+        ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
+    """
+    if examples < 1:
+        raise ValueError(f"examples must be at least 1, got {examples}")
+    runs, notes = expand(folders)
+    sections = {run: load_recipe(RunFolder(run).recipe).sections["data"] for run in runs}
+    keyed = {run: data for run, data in sections.items() if data["name"] == "poisoned"}
+    if not keyed:
+        raise ValueError(
+            "none of the runs was trained on poisoned data; a recipe plants a backdoor with data.name = 'poisoned'"
+        )
+    first = next(iter(keyed.values()))
+    found: list[Opened] = []
+    for run, name in zip(runs, names_of(runs), strict=True):
+        tell(f"asking {run}")
+        data = keyed.get(run)
+        malicious = () if data is None else tuple(data["clients"])
+        key = key_of(first if data is None else data)
+        if key != key_of(first):
+            notes.append(f"{name} has keys of its own, and is asked with these: {key.word!r} and {key.target!r}")
+        found += _ask(open_victim(run, name=name), key, malicious, data is not None, examples, seed)
+    from confed.analysis.dual_key_page import finding
+
+    values: dict[str, Any] = {
+        "kind": "dual-key",
+        "key": {"target": first["target"], "word": first["word"], "rate": first["rate"], "clients": first["clients"]},
+        "examples": examples,
+        "rows": [vars(row) for row in found],
+        "notes": notes,
+    }
+    return finding(found, key_of(first), _shown(runs[0], key_of(first)), values)

@@ -27,7 +27,7 @@ from confed.attacks.inversion import (
     questions_as_sets,
     searched,
 )
-from confed.data.examples import Table as Rows
+from confed.data.table import Table as Rows
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.privacy.cut import CutPrivacy

@@ -8,20 +8,14 @@ long as they stay so.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from confed.analysis.victim import (
-    Finding,
     Questions,
     Victim,
-    draw_questions,
-    expand,
-    names_of,
-    open_victim,
     ordinary_words,
     scores,
 )
@@ -43,7 +37,7 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.metrics.resampling import bootstrap
 
-__all__ = ["CONDITIONS", "RANDOM", "THREATS", "Attacked", "attack_victim", "trojan", "whole_pixels"]
+__all__ = ["CONDITIONS", "RANDOM", "THREATS", "Attacked", "attack_victim", "whole_pixels"]
 
 THREATS: Mapping[str, str] = {
     "whole model": "the attacker has all weights and raises the loss of the right answer",
@@ -93,69 +87,6 @@ class Attacked:
         """The share of the clean accuracy that is lost; None where there is none to lose."""
         clean = self.accuracy("clean")
         return None if clean == 0 else 1 - self.accuracy(condition) / clean
-
-
-def trojan(
-    folders: Sequence[Path],
-    *,
-    eps: float | None = None,
-    steps: int = 20,
-    examples: int = 200,
-    client: str = "",
-    units: str = "spread",
-    seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Finding:
-    """Attacks the models of finished runs, on the same test questions.
-
-    Args:
-        folders: run or study folders.
-        eps: largest change: of pixels in levels of 0 to 255 (by default 8), of region features in standard deviations
-            of each dimension (by default 0.5).
-        steps: gradient steps.
-        examples: test questions.
-        client: whose personal models; "" for the global ones.
-        units: "spread", or "absolute" for region features in their own units.
-        seed: of the questions and the start of the search.
-        tell: told about every step.
-
-    Raises:
-        ValueError: no such runs or models, or an option out of its range.
-    """
-    if units not in ("spread", "absolute"):
-        raise ValueError(f"units must be spread or absolute, got {units!r}")
-    runs, notes = expand(folders, client)
-    rows: list[Attacked] = []
-    asked: list[Questions] = []
-    for folder, name in zip(runs, names_of(runs), strict=True):
-        tell(f"attacking {folder}")
-        victim = open_victim(folder, client, name)
-        questions = draw_questions(victim, examples, seed)
-        key = "regions" if "regions" in questions.batch else "image"
-        settings = Trojan((8.0 if key == "image" else 0.5) if eps is None else eps, steps)
-        if key == "image" and 0 < settings.eps < 1:
-            raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
-        rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
-        asked += [questions] * (len(rows) - len(asked))
-    same = all(_alike(questions, asked[0]) for questions in asked)
-    if not same:
-        notes.append("the runs have other test questions, so they are not compared example by example")
-    from confed.analysis.trojan_page import finding
-
-    values: dict[str, Any] = {
-        "kind": "trojan",
-        "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
-        "examples": len(asked[0]),
-        "rows": [_values(row) for row in rows],
-        "paired": paired(rows) if same else [],
-        "notes": notes,
-    }
-    return finding(rows, asked, values)
-
-
-def _alike(one: Questions, other: Questions) -> bool:
-    """Whether two runs were asked the same questions."""
-    return one.names == other.names and torch.equal(one.batch["label"], other.batch["label"])
 
 
 def attack_victim(
@@ -310,14 +241,3 @@ def _own_head(victim: Victim, seed: int) -> Head:
     activations = torch.cat([_without_gradient(victim, batch) for batch in batches])
     labels = torch.cat([batch["label"] for batch in batches])
     return fit_head(activations, labels, len(victim.materials.dataset.answers))
-
-
-def _values(row: Attacked) -> dict[str, Any]:
-    return {
-        "run": row.victim.name,
-        "label": row.victim.label,
-        "method": row.victim.method,
-        "threat": row.threat,
-        "accuracy": {condition: float(values.mean()) for condition, values in row.correct.items()},
-        "relative_drop": {condition: row.drop(condition) for condition in row.correct if condition != "clean"},
-    }

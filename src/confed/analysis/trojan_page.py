@@ -2,16 +2,29 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from confed.analysis.trojan import CONDITIONS, RANDOM, THREATS, Attacked, whole_pixels
-from confed.analysis.victim import Finding, Questions, test_examples, token_names
+from confed.analysis.trojan import CONDITIONS, RANDOM, THREATS, Attacked, attack_victim, paired, whole_pixels
+from confed.analysis.victim import (
+    Finding,
+    Questions,
+    draw_questions,
+    expand,
+    names_of,
+    open_victim,
+    test_examples,
+    token_names,
+)
+from confed.attacks.trojan import (
+    Trojan,
+)
 from confed.report.figures.style import HUES, Drawing, Pen, dress
 from confed.report.html import page
 from confed.report.html.gallery import Album
@@ -22,7 +35,7 @@ from confed.results.runs import distinct_labels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["as_png", "finding"]
+__all__ = ["as_png", "finding", "trojan"]
 
 SAMPLES = 6
 """Questions shown per victim."""
@@ -260,3 +273,77 @@ def as_png(pixels: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def trojan(
+    folders: Sequence[Path],
+    *,
+    eps: float | None = None,
+    steps: int = 20,
+    examples: int = 200,
+    client: str = "",
+    units: str = "spread",
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Finding:
+    """Attacks the models of finished runs, on the same test questions.
+
+    Args:
+        folders: run or study folders.
+        eps: largest change: of pixels in levels of 0 to 255 (by default 8), of region features in standard deviations
+            of each dimension (by default 0.5).
+        steps: gradient steps.
+        examples: test questions.
+        client: whose personal models; "" for the global ones.
+        units: "spread", or "absolute" for region features in their own units.
+        seed: of the questions and the start of the search.
+        tell: told about every step.
+
+    Raises:
+        ValueError: no such runs or models, or an option out of its range.
+    """
+    if units not in ("spread", "absolute"):
+        raise ValueError(f"units must be spread or absolute, got {units!r}")
+    runs, notes = expand(folders, client)
+    rows: list[Attacked] = []
+    asked: list[Questions] = []
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        tell(f"attacking {folder}")
+        victim = open_victim(folder, client, name)
+        questions = draw_questions(victim, examples, seed)
+        key = "regions" if "regions" in questions.batch else "image"
+        settings = Trojan((8.0 if key == "image" else 0.5) if eps is None else eps, steps)
+        if key == "image" and 0 < settings.eps < 1:
+            raise ValueError(f"eps must be at least 1 where a model reads pixels ({victim.name}), got {eps}")
+        rows += attack_victim(victim, questions, settings, absolute=units == "absolute", seed=seed)
+        asked += [questions] * (len(rows) - len(asked))
+    same = all(_alike(questions, asked[0]) for questions in asked)
+    if not same:
+        notes.append("the runs have other test questions, so they are not compared example by example")
+    from confed.analysis.trojan_page import finding
+
+    values: dict[str, Any] = {
+        "kind": "trojan",
+        "settings": {"eps": eps, "steps": steps, "units": units, "seed": seed, "client": client},
+        "examples": len(asked[0]),
+        "rows": [_values(row) for row in rows],
+        "paired": paired(rows) if same else [],
+        "notes": notes,
+    }
+    return finding(rows, asked, values)
+
+
+def _alike(one: Questions, other: Questions) -> bool:
+    """Whether two runs were asked the same questions."""
+    return one.names == other.names and torch.equal(one.batch["label"], other.batch["label"])
+
+
+def _values(row: Attacked) -> dict[str, Any]:
+    return {
+        "run": row.victim.name,
+        "label": row.victim.label,
+        "method": row.victim.method,
+        "threat": row.threat,
+        "accuracy": {condition: float(values.mean()) for condition, values in row.correct.items()},
+        "relative_drop": {condition: row.drop(condition) for condition in row.correct if condition != "clean"},
+    }

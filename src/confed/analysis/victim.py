@@ -13,19 +13,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, Table
+from confed.data.examples import Examples
+from confed.data.table import Table
 from confed.engines.local import Setup, Workspace
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Forward, Output, Task
 from confed.federation.randomness import generator
-from confed.inference.predict import FinishedRun, settle
+from confed.inference.predict import FinishedRun
 from confed.models.tokenizer import SPECIAL_TOKENS
 from confed.report.figures.style import Drawing
 from confed.report.tables.table import Table as Figures
 from confed.report.tables.table import in_files
 from confed.results.folder import RunFolder, is_study
 from confed.runs.encode import Materials
+from confed.runs.finished import settle
 from confed.runs.samples import fill
 
 __all__ = [

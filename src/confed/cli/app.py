@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -23,12 +24,30 @@ from confed.registry import allow_code, allowing_code
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
+    from confed.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    "FAILED", "FAULTY", "INTERRUPTED", "Json", "app", "complain", "console", "data_app", "interruptible", "main",
-    "plain", "print_json", "print_table", "say", "show",
-]  # fmt: skip
+    "FAILED",
+    "FAULTY",
+    "INTERRUPTED",
+    "Json",
+    "Judged",
+    "app",
+    "complain",
+    "console",
+    "data_app",
+    "default_workers",
+    "interruptible",
+    "main",
+    "plain",
+    "print_json",
+    "print_table",
+    "say",
+    "show",
+]
 
 FAULTY, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 """Exit codes: bad input; something went wrong on the way; stopped by Ctrl-C; asked to end (SIGTERM)."""
@@ -324,3 +343,25 @@ def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) ->
     if summaries:
         print_table(study_table(summaries))
     Console().print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How methods are judged.
+
+    Attributes:
+        references: what they are compared with; none for the usual ones.
+        margin: of equality, a fraction.
+        relative: the method whose relative improvement over each of the others is shown, client by client; "" for none.
+    """
+
+    references: tuple[str, ...] = ()
+    margin: float = 0.01
+    relative: str = ""
+
+
+def default_workers(recipe: "Recipe") -> int:
+    """Processes for cells: one per core, or one where they would share a GPU."""
+    from confed.engines.workers import free_cores
+
+    return free_cores() if recipe.run.device == "cpu" else 1

@@ -15,8 +15,8 @@ from confed.cli.app import Json, app, plain, print_json, print_table, say
 __all__ = ["KINDS", "attack"]
 
 KINDS: Mapping[str, str] = {
-    "trojan": "confed.analysis.trojan:trojan",
-    "dual-key": "confed.analysis.dual_key:dual_key",
+    "trojan": "confed.analysis.trojan_page:trojan",
+    "dual-key": "confed.analysis.dual_key_page:dual_key",
     "answers": "confed.analysis.answers:answers",
     "inversion": "confed.analysis.inversion:inversion",
 }

@@ -263,7 +263,9 @@ def _parts(dataset: "FederatedDataset") -> "Iterable[tuple[str, str, Examples]]"
 
 def _modal_row(examples: "Examples") -> dict[str, Any]:
     """What examples have, and how many different recordings and series."""
-    from confed.data.modalities import MODALITIES, presence, set_names
+    from confed.data.examples import presence
+    from confed.data.modalities import MODALITIES
+    from confed.data.modality_names import set_names
 
     there = presence(examples)
     sets = Counter(set_names(there))
@@ -279,7 +281,7 @@ def _modal_row(examples: "Examples") -> dict[str, Any]:
 
 
 def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
-    from confed.data.modalities import presence
+    from confed.data.examples import presence
 
     counts = Counter(examples.answers)
     answer, count = counts.most_common(1)[0] if counts else ("none", 0)
@@ -355,7 +357,7 @@ def _label_sheet(parts: "Sequence[tuple[str, LabelExamples]]", out: Path) -> Non
 
 def _sheet(parts: "Sequence[tuple[str, Examples]]", out: Path) -> None:
     """A row of pictures per place, each with one question and its answer; nothing of places without pictures."""
-    from confed.data.modalities import presence
+    from confed.data.examples import presence
 
     rows: list[tuple[str, list[tuple[np.ndarray, str]]]] = []
     for place, examples in parts:

@@ -1,7 +1,6 @@
 """Verbs that compare methods: compare."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,32 +8,28 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import FAILED, Json, app, complain, console, interruptible, plain, print_json, print_table
+from confed.cli.app import (
+    FAILED,
+    Json,
+    Judged,
+    app,
+    complain,
+    console,
+    default_workers,
+    interruptible,
+    plain,
+    print_json,
+    print_table,
+)
 from confed.federation.file_names import path_of
 
 if TYPE_CHECKING:
-    from confed.recipes.recipe import Recipe
     from confed.report.statistics.over_models import ModelStudies
     from confed.report.tables.table import Table
     from confed.results.runs import Study
     from confed.studies.grid import Grid
 
-__all__ = ["Judged", "compare", "default_workers", "finish_grid"]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How methods are judged.
-
-    Attributes:
-        references: what they are compared with; none for the usual ones.
-        margin: of equality, a fraction.
-        relative: the method whose relative improvement over each of the others is shown, client by client; "" for none.
-    """
-
-    references: tuple[str, ...] = ()
-    margin: float = 0.01
-    relative: str = ""
+__all__ = ["compare", "finish_grid"]
 
 
 @app.command()
@@ -153,8 +148,7 @@ def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
 
     from confed.report.tables.headline import paper_table
     from confed.report.tables.traffic import backbone, by_backbone
-    from confed.results.deployed import with_deployed_of
-    from confed.results.runs import load
+    from confed.results.runs import load, with_deployed_of
 
     studies = [load(folder) for folder in folders]
     studies = [replace(study, runs=tuple(with_deployed_of(study.runs, headline))) for study in studies]
@@ -270,21 +264,15 @@ def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
         raise typer.Exit(FAILED)
 
 
-def default_workers(recipe: "Recipe") -> int:
-    """Processes for cells: one per core, or one where they would share a GPU."""
-    from confed.engines.workers import free_cores
-
-    return free_cores() if recipe.run.device == "cpu" else 1
-
-
 def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     from dataclasses import asdict
 
     from confed.report.figures.save import save_figures
     from confed.report.report import write_report
     from confed.report.statistics.comparison import compare as compare_folders
-    from confed.report.tables.headline import main_tables, write_tables
+    from confed.report.tables.headline import main_tables
     from confed.report.tables.table import to_rich
+    from confed.report.tables.write import write_tables
     from confed.results.runs import load
     from confed.studies.tuned import in_words
 

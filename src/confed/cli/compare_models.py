@@ -12,7 +12,7 @@ from confed.cli.app import FAILED, complain, console, interruptible, plain, prin
 from confed.federation.file_names import name_of_file
 
 if TYPE_CHECKING:
-    from confed.cli.compare import Judged
+    from confed.cli.app import Judged
     from confed.recipes.recipe import Recipe
     from confed.studies.grid import Grid
 
@@ -93,10 +93,10 @@ def _finish_all(root: Path, workers: int | None, as_json: bool) -> None:
 
 def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: int | None, as_json: bool) -> "Grid":
     """Runs one model's grid and writes its tables and report where something is new."""
-    from confed.cli.compare import default_workers
+    from confed.cli.app import default_workers
     from confed.cli.progress import GridDisplay
     from confed.report.report import write_report
-    from confed.report.tables.headline import write_tables
+    from confed.report.tables.write import write_tables
     from confed.studies.grid import run_grid
     from confed.studies.study import read_study
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from confed.cli.progress import escape
 from confed.engines.remote.sites import SiteStatus
 from confed.results import format as formats
-from confed.runs.run import Progress
+from confed.runs.progress import Progress
 
 __all__ = ["StatusPage"]
 
@@ -43,7 +43,7 @@ class StatusPage:
             self._live.stop()
 
     def watch(self, progress: Progress) -> None:
-        """See :data:`confed.runs.run.Watch`."""
+        """See :data:`confed.runs.progress.Watch`."""
         self._text = f"round {progress.round}/{progress.rounds}: {progress.text}"
         if "left out" in progress.text or "damaged" in progress.text:
             self._console.print(f"[yellow]warning:[/] {escape(progress.text)}", soft_wrap=True, highlight=False)

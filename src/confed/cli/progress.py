@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape as markup
@@ -15,12 +14,13 @@ from rich.progress import Progress as Bars
 
 from confed.data.preparation import Show, shown
 from confed.results.folder import is_study
-from confed.runs.run import Progress, Watch
+from confed.runs.progress import Progress, Watch
 from confed.studies.pool import Event, Listen
+from confed.studies.progress import headline
 from confed.studies.study import Job, StudyWatch
 from confed.system.plain_text import visible
 
-__all__ = ["Display", "GridDisplay", "escape", "headline"]
+__all__ = ["Display", "GridDisplay", "escape"]
 
 
 def escape(text: str) -> str:
@@ -211,23 +211,3 @@ def _steps(bars: Bars, line: Callable[[str], None]) -> Show:
             bars.remove_task(task)
 
     return show
-
-
-def headline(summary: dict[str, Any]) -> str:
-    """A run's results in one line."""
-    names = {
-        "personal_mean": "personal",
-        "personal_worst": "worst client",
-        "global_seen_mean": "global on seen",
-        "global_unseen_mean": "on unseen",
-    }
-    if summary.get("has_personal") is False:
-        del names["personal_mean"]  # it would be the global model's again
-    # CIDEr is written times 100 as everybody does, and is no share of anything: it can exceed 100.
-    sign, before = ("", "CIDEr ") if summary.get("metric") == "cider" else ("%", "")
-    values = [
-        f"{before}{text} {100 * summary[key]:.1f}{sign}" for key, text in names.items() if summary.get(key) is not None
-    ]
-    if labelled := summary.get("multilabel"):
-        values = [f"{metric} {labelled[labelled['headline']][metric]:.1%}" for metric in ("C-AP", "O-AP", "O-F1")]
-    return ", ".join([*values, f"{summary['seconds']:.0f} s"])

@@ -8,8 +8,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import FAILED, INTERRUPTED, Json, app, complain, console, plain, print_json, print_table, say
-from confed.cli.compare import default_workers
+from confed.cli.app import (
+    FAILED,
+    INTERRUPTED,
+    Json,
+    app,
+    complain,
+    console,
+    default_workers,
+    plain,
+    print_json,
+    print_table,
+    say,
+)
 
 __all__ = ["finish_sweep", "sweep"]
 
@@ -60,7 +71,7 @@ def sweep(
     """
     from dataclasses import asdict
 
-    from confed.cli.compare import Judged
+    from confed.cli.app import Judged
     from confed.recipes.recipe import load_recipe
     from confed.results.deployed import check_headline
     from confed.studies.grid import keep, open_grid
@@ -119,12 +130,12 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
 def _finish(root: Path, workers: int | None, as_json: bool) -> None:
     from confed.cli.progress import GridDisplay
     from confed.report.report import write_report
-    from confed.report.tables.headline import write_tables
     from confed.report.tables.sweep import write_sweep
     from confed.report.tables.table import to_rich
+    from confed.report.tables.write import write_tables
+    from confed.results.sweep import read_sweep
     from confed.studies.grid import Grid, borrow, is_grid, run_grid
     from confed.studies.study import read_study
-    from confed.studies.sweep import read_sweep
 
     index = read_sweep(root)
     grids: dict[str, Grid] = {}

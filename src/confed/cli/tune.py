@@ -7,8 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, plain, print_json, print_table, say
-from confed.cli.compare import default_workers
+from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, default_workers, plain, print_json, print_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table

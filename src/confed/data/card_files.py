@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from confed.data.modalities import in_order
+from confed.data.modality_names import in_order
 
 __all__ = ["Card", "CardClient", "digest_of", "merged", "read_card"]
 

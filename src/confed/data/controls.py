@@ -13,7 +13,7 @@ from torch import Tensor
 from confed.federation.ownership import KEYS, MODALITIES
 
 if TYPE_CHECKING:
-    from confed.data.examples import Table
+    from confed.data.table import Table
 
 __all__ = ["BLANK", "PERMUTED", "controlled", "controls_of", "donors"]
 

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from confed.data.controls import controlled
-from confed.data.modalities import check_presence
+from confed.data.modality_names import in_order
 from confed.data.picture_tables import LeftOut, NoPictures, Pictures, StoredPictures, channels_first
 from confed.data.regions import Regions
 from confed.data.sounds import Sounds
+from confed.data.table import Table
 from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
+from confed.federation.ownership import MODALITIES
 
 __all__ = [
     "Examples",
@@ -27,7 +29,6 @@ __all__ = [
     "Pictures",
     "Split",
     "StoredPictures",
-    "Table",
     "TableData",
     "Tokenizer",
     "Turn",
@@ -174,6 +175,56 @@ class Examples:
         )
 
 
+def presence(examples: Examples) -> np.ndarray:
+    """What each example has, in the order of :data:`MODALITIES`, bool, shape (N, 4)."""
+    tables = {
+        "image": not isinstance(examples.images, NoPictures) or examples.regions is not None,
+        "text": True,
+        "audio": examples.sounds is not None,
+        "series": examples.series is not None,
+    }
+    said: Mapping[str, np.ndarray] = examples.present or {}
+    columns = [
+        np.asarray(said[name], dtype=bool) if there and name in said else np.full(len(examples), there)
+        for name, there in tables.items()
+    ]
+    return np.stack(columns, axis=1)
+
+
+def check_presence(examples: Examples) -> None:
+    """Checks sounds, series and what is said to be there of examples.
+
+    Raises:
+        ValueError: an index without its table or the other way round, an index of another shape or out of range, an
+            unknown modality, one said to be there that has no table, or an example that has nothing.
+    """
+    n = len(examples.questions)
+    for name, table in (("sound", examples.sounds), ("series", examples.series)):
+        index = examples.sound_index if name == "sound" else examples.series_index
+        if (table is None) != (index is None):
+            raise ValueError(f"{name}_index must be given with its table, and only then")
+        if table is None or index is None:
+            continue
+        if index.shape != (n,):
+            raise ValueError(f"{name}_index must have one entry per question ({n}), got shape {index.shape}")
+        if n and not (int(index.min()) >= 0 and int(index.max()) < len(table)):
+            raise ValueError(f"{name}_index must lie in [0, {len(table)}), got up to {index.max()}")
+    said: Mapping[str, np.ndarray] = examples.present or {}
+    in_order(said, "present")
+    for name, there in said.items():
+        if there.shape != (n,) or there.dtype != np.bool_:
+            raise ValueError(f"present[{name!r}] must be bool of shape ({n},), got {there.dtype} {there.shape}")
+    found = presence(examples)
+    for column, name in enumerate(MODALITIES):
+        if name in said and (strange := np.flatnonzero(said[name] & ~found[:, column])).size:
+            raise ValueError(
+                f"example {examples.names[int(strange[0])]!r} is said to have {name}, of which there is none"
+            )
+    if (nothing := np.flatnonzero(~found.any(axis=1))).size:
+        first = examples.names[int(nothing[0])]
+        raise ValueError(f"example {first!r} has none of {', '.join(MODALITIES)} ({nothing.size} such rows)")
+
+
 @dataclass(frozen=True)
 class Split:
     """One client's examples, by role."""
@@ -238,68 +289,6 @@ class FederatedDataset:
     def widest(self) -> int:
         """Scores that an answer head must give: those of the largest pool."""
         return max(map(len, self.pools.values())) if self.pools else len(self.answers)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Examples as tensors: ``image`` (M, 3, H, W) uint8 or regions of M pictures, and per-question rows.
-
-    Attributes:
-        images: picture table, uint8, shape (M, 3, H, W), in memory or not; None where the model reads regions.
-        image_index: (N,) int64, or (N, 2) for pairs of pictures.
-        columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
-            ``label`` (N,), all int64, and ``answerable`` (N,), bool.
-        regions: features of the M pictures, where the model reads those.
-        targets: every annotator's answer, where there are several.
-    """
-
-    images: Tensor | StoredPictures | None
-    image_index: Tensor
-    columns: Mapping[str, Tensor]
-    regions: Regions | None = None
-    targets: SoftTargets | None = None
-
-    def __len__(self) -> int:
-        return len(self.image_index)
-
-    def batch(self, rows: Tensor) -> dict[str, Tensor]:
-        """The given rows as one batch, with their numbers under ``index``.
-
-        Pictures are under ``image``, of pairs also under ``image2``; regions under ``regions``, float32 (B, R, W), and
-        ``boxes``, float32 (B, R, 4): x1, y1, x2, y2 in [0, 1] of the picture. Of several annotators, their answers are
-        under ``annotated``, int64 (B, A), labels or C for one outside the vocabulary, and the scores that follow under
-        ``target``, float32 (B, C).
-        """
-        batch = {name: column[rows] for name, column in self.columns.items()}
-        pictures = self.image_index[rows]
-        first = pictures if pictures.ndim == 1 else pictures[:, 0]
-        if self.images is not None:
-            batch["image"] = self.images[first]
-            if pictures.ndim == 2:
-                batch["image2"] = self.images[pictures[:, 1]]
-        if self.regions is not None:
-            batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
-        if self.targets is not None:
-            batch["target"], batch["annotated"] = self.targets[rows], self.targets.labels[rows]
-        batch["index"] = rows
-        return batch
-
-    def take(self, count: int) -> "Table":
-        """The first ``count`` rows; the pictures are shared."""
-        columns = {name: column[:count] for name, column in self.columns.items()}
-        targets = None if self.targets is None else self.targets.take(count)
-        return Table(self.images, self.image_index[:count], columns, self.regions, targets)
-
-    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
-        """All rows, in ``order`` (default: as stored); the last batch may be smaller."""
-        order = torch.arange(len(self)) if order is None else order
-        for rows in order.split(batch_size) if len(order) else ():
-            yield self.batch(rows)
-
-    def steps(self, batch_size: int, least: int = 1) -> int:
-        """How many batches of ``least`` examples or more a shuffled epoch has."""
-        whole, rest = divmod(len(self), batch_size)
-        return whole * (batch_size >= least) + (rest >= max(least, 1))
 
 
 class TableData:

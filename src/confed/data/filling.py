@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.modalities import MODALITIES, presence
+from confed.data.examples import Examples, FederatedDataset, Split, presence
+from confed.data.modalities import MODALITIES
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions, join
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.examples import Table, TableData, Tokenizer
+from confed.data.examples import TableData, Tokenizer
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.data.ml_files.table import multi_hot
 from confed.data.picture_tables import StoredPictures, channels_first
+from confed.data.table import Table
 from confed.losses.label_states import label_states
 
 __all__ = [
@@ -46,7 +47,7 @@ class SparseLabels:
 
 @dataclass(frozen=True)
 class LabelTable(Table):
-    """N examples with labels: a :class:`~confed.data.examples.Table` whose pictures are the rows of its labels.
+    """N examples with labels: a :class:`~confed.data.table.Table` whose pictures are the rows of its labels.
 
     Attributes:
         labels: of all rows of the picture table; of texts, of the rows that ``image_index`` counts.

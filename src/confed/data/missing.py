@@ -16,10 +16,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.filling import Fill
-from confed.data.modalities import MODALITIES, in_order, modalities_in, modalities_of, presence, relabelled
-from confed.datasets.scenes.graph import generator
+from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
+from confed.data.modality_names import in_order
+from confed.data.seeding import generator
 
 __all__ = ["Missing", "Rates", "lose", "missing_of"]
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.examples import Examples, Table
-from confed.data.modalities import MODALITIES, presence
+from confed.data.examples import Examples, presence
+from confed.data.modalities import MODALITIES
 from confed.data.sounds import Sounds
+from confed.data.table import Table
 from confed.data.time_series import Series
 
 __all__ = ["ModalTable", "with_modalities"]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confed.data.examples import Table
 from confed.data.modal_tables import ModalTable
 from confed.data.regions import HeldRegions, join
 from confed.data.sounds import Sounds
+from confed.data.table import Table
 from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
 

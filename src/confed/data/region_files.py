@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["RegionIndex", "StoredRegions", "write_regions"]
+__all__ = ["REGIONS", "RegionIndex", "StoredRegions", "image_number", "write_regions"]
 
 _FORMAT = 1
 _KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -206,3 +206,12 @@ def _header(file: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
     if file.stat().st_size < end:
         raise ValueError(f"{file} is cut off: expected {end} bytes, got {file.stat().st_size}")
     return found
+
+
+REGIONS = "regions.safetensors"
+"""The file's name below the data set's folder."""
+
+
+def image_number(picture: str) -> int:
+    """The number in the name of one of COCO's pictures (COCO_train2014_000000000009.jpg)."""
+    return int(Path(picture).stem.rpartition("_")[2])

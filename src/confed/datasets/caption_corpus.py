@@ -21,8 +21,8 @@ from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.ml_files.pictures import LazyPictures, open_pictures
 from confed.data.ml_files.table import PackedTexts
 from confed.data.partitions import iid
+from confed.data.seeding import generator
 from confed.datasets.picture_captions import kind_of, known_words
-from confed.datasets.scenes.graph import generator
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
 

@@ -22,12 +22,12 @@ from confed.data.bounded_files import load_npz
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_shares import label_counts, label_shares
-from confed.data.modalities import set_name
+from confed.data.modality_names import set_name
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table, fill_table
+from confed.data.seeding import generator
 from confed.data.sounds import Sounds, sounds_of
 from confed.datasets.digit_clues import clue, clue_words
-from confed.datasets.scenes.graph import generator
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 

@@ -22,7 +22,7 @@ from confed.data.ml_files.table import PackedTexts
 from confed.data.partitions import dirichlet, iid
 from confed.data.picture_files import Check, check_unreadable
 from confed.data.readable import leave_out_unreadable, with_held_pictures
-from confed.datasets.scenes.graph import generator
+from confed.data.seeding import generator
 from confed.metrics.captions import caption_words
 from confed.registry import register_dataset
 

@@ -1,8 +1,8 @@
 """The built-in benchmark with captions: small drawn pictures of several places, and what people say about them.
 
-A caption follows from what stands where (:mod:`confed.datasets.scenes.graph`). There are five ways to put it; each client
-has one that most of its captions are in, and places differ in things, colours and backgrounds as in the benchmark of
-questions. One client more has texts alone. Nothing is read from files.
+A caption follows from what stands where (:mod:`confed.datasets.scenes.graph`). There are five ways to put it; each
+client has one that most of its captions are in, and places differ in things, colours and backgrounds as in the
+benchmark of questions. One client more has texts alone. Nothing is read from files.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
+from confed.data.seeding import generator
 from confed.datasets.scenes.graph import (
     COLOURS,
     GENERAL_NOUNS,
@@ -24,7 +25,6 @@ from confed.datasets.scenes.graph import (
     Object,
     Tags,
     colour_prior,
-    generator,
     objects,
     sample,
 )

@@ -21,6 +21,7 @@ from confed.data.label_federate import label_facts
 from confed.data.label_partitions import draw_preferences
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
+from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import STYLES, Style, place
 from confed.datasets.scenes.domains import DOMAINS
 from confed.datasets.scenes.graph import (
@@ -35,7 +36,6 @@ from confed.datasets.scenes.graph import (
     SIZES,
     Tags,
     fingerprint,
-    generator,
 )
 from confed.datasets.scenes.render import render_over
 from confed.registry import register_dataset

@@ -16,11 +16,11 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import floors
 from confed.data.label_shares import label_counts, label_shares
-from confed.data.modalities import set_name
+from confed.data.modality_names import set_name
 from confed.data.picture_tables import NoPictures
 from confed.data.pictures import empty_table
+from confed.data.seeding import generator
 from confed.data.sounds import Sounds
-from confed.datasets.scenes.graph import generator
 from confed.federation.ownership import MODALITIES
 from confed.registry import register_dataset
 

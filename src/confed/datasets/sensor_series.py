@@ -19,13 +19,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.examples import Examples, FederatedDataset, Split, presence
 from confed.data.federate import floors, words
-from confed.data.modalities import in_order, modalities_in, presence, set_names
+from confed.data.modalities import modalities_in
+from confed.data.modality_names import in_order, set_names
 from confed.data.partitions import hold_out
 from confed.data.picture_tables import NoPictures
+from confed.data.seeding import generator
 from confed.data.time_series import Series
-from confed.datasets.scenes.graph import generator
 from confed.registry import register_dataset
 
 __all__ = ["sensor_series"]

@@ -19,9 +19,10 @@ import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
 from confed.data.federate import words
+from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import PICTURE, PLACES, VARIANTS, place, random_backgrounds
 from confed.datasets.scenes.drawings import CELL, DRAWINGS, FINE, Canvas
-from confed.datasets.scenes.graph import NOUNS, generator
+from confed.datasets.scenes.graph import NOUNS
 from confed.datasets.scenes.render import WHEEL, palette
 from confed.registry import register_dataset
 

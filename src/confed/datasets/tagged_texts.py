@@ -19,17 +19,8 @@ from confed.data.label_federate import LabelPool, federate_labels, label_facts
 from confed.data.labelled import LabelDataset
 from confed.data.ml_files.records import LabelRecord, line_records, listed_labels
 from confed.data.ml_files.table import collect
-from confed.datasets.scenes.graph import (
-    COLOURS,
-    GENERAL_NOUNS,
-    NOUNS,
-    OWN_NOUNS,
-    SCENES,
-    Object,
-    generator,
-    objects,
-    sample,
-)
+from confed.data.seeding import generator
+from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, SCENES, Object, objects, sample
 from confed.registry import register_dataset
 
 __all__ = ["TAGS", "caption", "captions", "tagged_texts"]

@@ -1,7 +1,7 @@
 """Multi-label UC Merced: real aerial photographs with 17 labels of objects and surfaces.
 
-The folder is that of :func:`confed.datasets.ucm_vqa.ucm_vqa`: ``labels.jsonl`` (labels, land use, scene and split of every
-picture), and the pictures in ``images.tar``, which is read in place, or in a folder ``images/``.
+The folder is that of :func:`confed.datasets.ucm_vqa.ucm_vqa`: ``labels.jsonl`` (labels, land use, scene and split of
+every picture), and the pictures in ``images.tar``, which is read in place, or in a folder ``images/``.
 """
 
 from collections.abc import Sequence

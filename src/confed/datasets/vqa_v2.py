@@ -17,11 +17,10 @@ from confed.data.federate import floors, words
 from confed.data.partitions import hold_out
 from confed.data.picture_files import Check, PictureFiles, find_pictures
 from confed.data.picture_tables import NoPictures, Pictures
-from confed.data.region_files import StoredRegions
+from confed.data.region_files import REGIONS, StoredRegions, image_number
 from confed.data.regions import Regions
 from confed.data.vl_files.records import Record
 from confed.data.vl_files.vqa import vqa_records
-from confed.prepare.region_features import REGIONS, image_number
 from confed.registry import register_dataset
 
 __all__ = ["vocabulary", "vqa_v2"]

@@ -28,8 +28,8 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     The server's run configuration: ``state`` (the run folder, with its report at the end), ``sites`` (how many must
     answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
     SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
-    ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates may
-    cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, with which secure sums are
+    ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates
+    may cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, with which secure sums are
     signed), and ``data-KEY`` for keys of the recipe's section ``[data]``.
 
     Args:

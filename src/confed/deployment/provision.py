@@ -3,7 +3,8 @@
 The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
 who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
 convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
-The authority also signs what the parties rely on, the recipe, the card and the list of sites (:mod:`confed.deployment.manifest`).
+The authority also signs what the parties rely on, the recipe, the card and the list of sites
+(:mod:`confed.deployment.manifest`).
 """
 
 import datetime

@@ -24,7 +24,8 @@ from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
 from confed.federation.checkpoint import Checkpoint, write_atomically
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
@@ -34,7 +35,8 @@ from confed.results.folder import RunFolder
 from confed.runs.build import prepare
 from confed.runs.encode import Materials
 from confed.runs.evaluate import Examination
-from confed.runs.run import Progress, Runner, Watch
+from confed.runs.progress import Progress, Watch
+from confed.runs.run import Runner
 from confed.runs.summary import summarise_run
 from confed.system.folder_lock import alone
 from confed.tasks.vqa import summarise
@@ -87,7 +89,8 @@ def lead(
     """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
 
     Args:
-        recipe: a single-run recipe; :func:`confed.deployment.data_card.with_card` makes it one for a server without data.
+        recipe: a single-run recipe; :func:`confed.deployment.data_card.with_card` makes it one for a server without
+            data.
         root: the run folder; where it holds a part of this run, that is continued.
         post: the transport.
         names: the clients that may take part; empty for all of the recipe's data.

@@ -127,8 +127,8 @@ def open_site(
         private: the folder for what must not leave this machine.
         tell: told in words what is being done.
         limit: epsilon that this site's updates may cost in all; None for no limit.
-        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluation_policy.EvaluationPolicy.parse` reads
-            it; kept in the folder, and None for what is kept there.
+        evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluation_policy.EvaluationPolicy.parse`
+            reads it; kept in the folder, and None for what is kept there.
         signer: see :class:`confed.engines.remote.client.Site`.
         over: called when the server says that the run is over.
 

@@ -1,7 +1,8 @@
 """The run folder that a site keeps when a federation is over: the final global model and the site's own, ready to use.
 
 ``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``, ``models/personal/<site>`` and a
-``summary.json`` without results, so that :mod:`confed.inference.predict` and :mod:`confed.inference.export` take it as any other run's.
+``summary.json`` without results, so that :mod:`confed.inference.predict` and :mod:`confed.inference.export` take it as
+any other run's.
 """
 
 import json
@@ -9,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from confed.engines.perform import Setup
+from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import file_name
-from confed.federation.messages import ClientInfo
 from confed.federation.params import Params
 from confed.federation.state import ClientState
 from confed.recipes.recipe import Recipe

@@ -16,9 +16,10 @@ from confed.engines.perform import Members, Population, Setup, Workspace, answer
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
 from confed.federation.algorithm import Algorithm, read_counts, read_tallies
-from confed.federation.messages import Call, ClientInfo, Exchange, Flow, Message, Reply, Scalar, drive
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
 from confed.federation.ownership import MODALITIES, unowned
-from confed.federation.params import Scope, layout, pick, widest
+from confed.federation.params import Scalar, Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
 from confed.federation.state import ServerState, Store
 from confed.privacy.guards import first_non_finite

@@ -15,13 +15,14 @@ from torch import nn
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client, Diary, Signer
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
 from confed.federation.state import ClientState, Store
-from confed.federation.train import Local
 from confed.privacy import protections
 from confed.privacy.guards import check_reply, first_non_finite
 

@@ -23,7 +23,8 @@ import torch
 
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import ClientState, Store
 from confed.federation.wire import decode, decode_state, encode, encode_state
 

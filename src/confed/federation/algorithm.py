@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message, Reply, Scalar
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import narrowed, unowned
-from confed.federation.params import Mean, Params, Rules, Scope, copy_into, layout, pick
+from confed.federation.params import Mean, Params, Rules, Scalar, Scope, copy_into, layout, pick
 from confed.federation.protocols import Batch, Controllable, Task
 from confed.federation.randomness import generator
 from confed.federation.ranges import check_fields

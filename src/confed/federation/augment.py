@@ -9,7 +9,7 @@ says under ``mirrored`` which of its examples are turned, and either side is kep
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,10 +18,8 @@ from confed.federation.protocols import Batch
 if TYPE_CHECKING:
     from confed.federation.client import Client
 
-__all__ = ["MIRRORED", "Augment", "training_batches", "versions"]
+__all__ = ["MIRRORED", "training_batches", "versions"]
 
-Augment = Literal["none", "flip"]
-"""What happens to training pictures."""
 
 MIRRORED = "mirrored"
 """Key of a batch: which of its examples are mirrored, bool (B,)."""

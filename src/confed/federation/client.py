@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from confed.federation.messages import ClientInfo, Message, Scalar
-from confed.federation.params import Params, Scope, copy_into
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Message
+from confed.federation.params import Params, Scalar, Scope, copy_into
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.state import ClientState
-from confed.federation.train import Local
 
 __all__ = ["Client", "Diary", "Signer"]
 

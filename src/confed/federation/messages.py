@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from confed.federation.params import Params
+from confed.federation.client_info import ClientInfo
+from confed.federation.params import Params, Scalar
 from confed.federation.state import ServerState
 
-__all__ = ["Call", "ClientInfo", "Exchange", "Flow", "Message", "Reply", "Scalar", "drive"]
-
-Scalar = bool | int | float | str
+__all__ = ["Call", "Exchange", "Flow", "Message", "Reply", "drive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +44,6 @@ class Message:
             wanted = "a finite number that is not negative" if zero else "a positive finite number"
             raise ValueError(f"the message's scalar {scalar!r} must be {wanted}, got {value!r}")
         return float(value)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientInfo:
-    """What a server may know about a client before it asks.
-
-    Attributes:
-        id: unique name.
-        num_examples: number of training examples (the weight N_k of FedAvg).
-        modalities: what the client's examples contain, such as ("image", "text").
-        head: which of the model's heads answers its questions; "" for a model's only one.
-    """
-
-    id: str
-    num_examples: int
-    modalities: tuple[str, ...] = ()
-    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mean", "Params", "Rules", "Scope", "layout", "named_tensors", "pick", "widest"]
+__all__ = ["Mean", "Params", "Rules", "Scalar", "Scope", "layout", "named_tensors", "pick", "widest"]
 
 Params = Mapping[str, Tensor]
 """A model as a flat mapping of names to tensors: its parameters and its persistent buffers."""
@@ -146,3 +146,6 @@ def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             if target.shape != source.shape:
                 raise ValueError(f"expected shape {tuple(target.shape)}, got {tuple(source.shape)}")
             target.copy_(source)
+
+
+Scalar = bool | int | float | str

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from confed.federation.messages import Scalar
+from confed.federation.params import Scalar
 
 __all__ = ["LOSS", "Counted", "Flag", "Measured", "Number", "Report"]
 

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from confed.federation.params import Params
-
-if TYPE_CHECKING:
-    from confed.federation.messages import ClientInfo, Scalar
-    from confed.federation.train import Local
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.params import Params, Scalar
 
 __all__ = ["ClientState", "MemoryStore", "ServerState", "Store"]
 
@@ -37,9 +35,9 @@ class ServerState:
     clients: int = 0
     examples: int = 0
     rounds: int = 0
-    local: "Local | None" = None
+    local: Local | None = None
 
-    def share(self, client: "ClientInfo") -> float:
+    def share(self, client: ClientInfo) -> float:
         """N_k / mean N, with the mean over all registered clients; a client without examples counts as one of one.
 
         Raises:
@@ -64,7 +62,7 @@ class ClientState:
     """
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    scalars: "dict[str, Scalar]" = field(default_factory=dict[str, "Scalar"])
+    scalars: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     def __bool__(self) -> bool:
         return bool(self.tensors or self.scalars)

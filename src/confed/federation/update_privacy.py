@@ -33,9 +33,9 @@ the number of clients that were asked for this name.
 their sum: the same distribution, and the method that takes the mean need not know of it.
 
 **What the guarantee does not cover.** Numbers of examples, which are sent in the clear; what a method sends beside
-``fit``; evaluations (a site has a policy of its own for these, :mod:`confed.privacy.evaluation_policy`). That noise is drawn
-from floating-point numbers and not from all real ones (Mironov, "On significance of the least significant bits for
-differential privacy", 2012).
+``fit``; evaluations (a site has a policy of its own for these, :mod:`confed.privacy.evaluation_policy`). That noise is
+drawn from floating-point numbers and not from all real ones (Mironov, "On significance of the least significant bits
+for differential privacy", 2012).
 """
 
 import math

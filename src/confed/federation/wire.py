@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from confed.federation.messages import Message, Scalar
+from confed.federation.messages import Message
+from confed.federation.params import Scalar
 from confed.federation.reading import faults_of
 from confed.federation.state import ClientState
 

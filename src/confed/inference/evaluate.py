@@ -20,9 +20,10 @@ from confed.data.examples import Examples, FederatedDataset, Split, TableData
 from confed.data.labelled import LabelDataset
 from confed.engines.local import InProcess
 from confed.federation.algorithm import read_tallies
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
 from confed.federation.state import MemoryStore
-from confed.inference.evaluation_tests import blind_notes, by_model, corrected_tests, left_out, paired_test
+from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test
 from confed.inference.predict import FinishedRun
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
 from confed.recipes.recipe import load_recipe
@@ -35,40 +36,13 @@ from confed.runs.encode import Materials, encoded
 from confed.runs.modality_subsets import restriction
 from confed.tasks.vqa import summarise
 
-__all__ = ["Evaluation", "Tried", "evaluate", "write_evaluation"]
+__all__ = ["Evaluation", "evaluate", "write_evaluation"]
 
 PERSONAL = "personal:"
 _NAMED = 5
 """Answers and words that a note names."""
 _STRANGE = "ꙮ"
 """A letter that no vocabulary has: its token is the one for unknown words."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One model on one place's test examples.
-
-    Attributes:
-        run: the run's folder, as it was given.
-        model: "global" or "personal:<client>".
-        place: client or unseen place of the new data.
-        metric: name of the headline metric.
-        values: metric -> value.
-        correct: each example's score, float32 (N,).
-        prediction: what was answered, as the run's predictions have it.
-        names: hashes of the examples' names, int64 (N,).
-        truth: positions of the right answers, -1 for one that the model cannot give, int64 (N,); None of labels.
-    """
-
-    run: str
-    model: str
-    place: str
-    metric: str
-    values: Mapping[str, float]
-    correct: Tensor
-    prediction: Tensor
-    names: Tensor
-    truth: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,53 @@
 """Paired tests between finished models on new data: bootstrap and sign flips within places, corrected by Holm."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from confed.metrics.statistics import holm
 from confed.metrics.stratified import sign_flip, stratified_bootstrap
 from confed.report.tables.control_marks import SIGN, blind_pair
 
-if TYPE_CHECKING:
-    from confed.inference.evaluate import Tried
-
-    Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
-
-__all__ = ["blind_notes", "by_model", "corrected_tests", "left_out", "paired_test"]
+__all__ = ["Tried", "blind_notes", "by_model", "corrected_tests", "left_out", "paired_test"]
 
 _NAMED = 5
 """Places that a note names."""
 
 
-def by_model(tried: "Sequence[Tried]") -> "dict[str, list[Tried]]":
+@dataclass(frozen=True)
+class Tried:
+    """One model on one place's test examples.
+
+    Attributes:
+        run: the run's folder, as it was given.
+        model: "global" or "personal:<client>".
+        place: client or unseen place of the new data.
+        metric: name of the headline metric.
+        values: metric -> value.
+        correct: each example's score, float32 (N,).
+        prediction: what was answered, as the run's predictions have it.
+        names: hashes of the examples' names, int64 (N,).
+        truth: positions of the right answers, -1 for one that the model cannot give, int64 (N,); None of labels.
+    """
+
+    run: str
+    model: str
+    place: str
+    metric: str
+    values: Mapping[str, float]
+    correct: Tensor
+    prediction: Tensor
+    names: Tensor
+    truth: Tensor | None
+
+
+Pairs = Sequence[tuple[Sequence[Tried], Sequence[Tried]]]
+
+
+def by_model(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
     """Results in groups of one model, in order."""
     found: dict[str, list[Tried]] = {}
     for one in tried:
@@ -54,7 +81,7 @@ def _unpaired(a: "Tried", b: "Tried") -> str:
     return "" if a.names.equal(b.names) else "the examples differ"
 
 
-def left_out(pairs: "Pairs") -> list[str]:
+def left_out(pairs: Pairs) -> list[str]:
     """Notes on places and on whole pairs of models that are in no test.
 
     Args:
@@ -77,11 +104,11 @@ def left_out(pairs: "Pairs") -> list[str]:
     return notes
 
 
-def _pair_names(a: "Sequence[Tried]", b: "Sequence[Tried]") -> list[str]:
+def _pair_names(a: Sequence[Tried], b: Sequence[Tried]) -> list[str]:
     return [f"{t.model} of {t.run}" if a[0].run != b[0].run else t.model for t in (a[0], b[0])]
 
 
-def paired_test(a: "Sequence[Tried]", b: "Sequence[Tried]") -> dict[str, Any]:
+def paired_test(a: Sequence[Tried], b: Sequence[Tried]) -> dict[str, Any]:
     """One model against another on the places that both were tried on; empty without any."""
     other = {t.place: t for t in b}
     pairs = [(t, other[t.place]) for t in a if t.place in other]

@@ -27,18 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
-from confed.federation.messages import ClientInfo
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
 from confed.federation.state import ServerState
 from confed.federation.structure import heads_of
-from confed.inference.predict import TrainedModel, settle
+from confed.inference.predict import TrainedModel
 from confed.models import create_model
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
 from confed.runs.encode import derived_options
+from confed.runs.finished import settle
 
 __all__ = [
     "FACTS",

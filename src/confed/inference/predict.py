@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from confed.data.examples import Tokenizer, channels_first
 from confed.data.labelled import LabelDataset
 from confed.data.pictures import read_picture, resize
+from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
-from confed.federation.messages import ClientInfo
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ServerState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
-from confed.report.tables.labels import is_labelled
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
+from confed.results.headline import is_labelled
+from confed.runs.finished import settle
 
-__all__ = ["FinishedRun", "TrainedModel", "predict", "run_of", "settle"]
+__all__ = ["FinishedRun", "TrainedModel", "predict", "run_of"]
 
 _STRANGE = "ꙮ"
 """A letter that no vocabulary has: its token is the one for unknown words."""
@@ -187,16 +188,6 @@ def run_of(folder: Path) -> Path:
     recipe = folder / "recipe.toml"
     main = load_recipe(recipe).sections["algorithm"]["name"] if recipe.is_file() else ""
     return next((path for path in finished if name_of_file(path.parent.name) == main), finished[0])
-
-
-def settle(algorithm: Any, model: nn.Module) -> nn.Module:
-    """The network that answers as the method's models do in evaluations.
-
-    The model itself, unless the method has a method ``answering(model)``: that returns the model with the right
-    adapters switched on, or a network around it.
-    """
-    answering = getattr(algorithm, "answering", None)
-    return model if answering is None else answering(model)
 
 
 class FinishedRun:

@@ -5,12 +5,10 @@ Wu et al., "Communication-efficient federated learning via knowledge distillatio
 of the sum of squares is above a threshold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-
-from confed.federation.params import Params
 
 __all__ = ["compress", "energy_rank", "restore", "truncate"]
 
@@ -62,7 +60,7 @@ def truncate(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | N
     return u.to(matrix.dtype).contiguous(), s.to(matrix.dtype), v.to(matrix.dtype).contiguous()
 
 
-def compress(tensors: Params, energy: float, prefix: str = "") -> dict[str, Tensor]:
+def compress(tensors: Mapping[str, Tensor], energy: float, prefix: str = "") -> dict[str, Tensor]:
     """Matrices as truncated decompositions, everything else as it is.
 
     Args:
@@ -84,7 +82,7 @@ def compress(tensors: Params, energy: float, prefix: str = "") -> dict[str, Tens
     return result
 
 
-def restore(tensors: Params, like: Params, prefix: str = "") -> dict[str, Tensor]:
+def restore(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The inverse of :func:`compress`: (U * s) V for every matrix that was decomposed.
 
     Args:

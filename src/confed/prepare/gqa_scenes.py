@@ -18,6 +18,7 @@ from typing import Any
 
 from confed.data.picture_files import find_pictures
 from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
+from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import (
     PUBLISHED,
     SCENES,
@@ -27,9 +28,8 @@ from confed.datasets.gqa_scenes.places import (
     write_predictions,
 )
 
-__all__ = ["FORMAT", "Options", "digest", "prepare"]
+__all__ = ["Options", "prepare"]
 
-FORMAT = "confed gqa-scenes 1"
 _MAPPING = Path(__file__).with_name("places365_scenes.csv")
 _SHOWN = 5
 
@@ -143,12 +143,6 @@ def prepare(
     text = json.dumps(manifest, indent=1, ensure_ascii=False)
     (out / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
     return manifest
-
-
-def digest(file: Path) -> dict[str, Any]:
-    """A file's size and SHA-256."""
-    with file.open("rb") as content:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
 def _unwatched(what: str, done: int, total: int) -> None:

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from confed.data.picture_files import find_pictures
-from confed.data.region_files import RegionIndex, write_regions
+from confed.data.region_files import REGIONS, RegionIndex, image_number, write_regions
 from confed.data.region_layouts import PictureRegions, read_layout
 from confed.data.vl_files.vqa import vqa_records
 
-__all__ = ["REGIONS", "Options", "image_number", "prepare"]
+__all__ = ["Options", "prepare"]
 
-REGIONS = "regions.safetensors"
-"""The file's name below the data set's folder."""
 SPLITS = ("train2014", "val2014")
 _SHOWN = 5
 Watch = Callable[[str, int, int], None]
@@ -90,11 +88,6 @@ def prepare(
     else:
         made = _collect(asked, features, file, options, watch)
     return {**facts, **made, "file": str(file)}
-
-
-def image_number(picture: str) -> int:
-    """The number in the name of one of COCO's pictures (COCO_train2014_000000000009.jpg)."""
-    return int(Path(picture).stem.rpartition("_")[2])
 
 
 def _asked(root: Path, watch: Watch) -> tuple[list[int], dict[str, Any]]:

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from confed.federation.messages import Message, Scalar
+from confed.federation.messages import Message
+from confed.federation.params import Scalar
 from confed.federation.randomness import normal
 
 __all__ = ["SHARES", "EvaluationPolicy"]

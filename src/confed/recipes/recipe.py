@@ -3,9 +3,9 @@
 ``[algorithm]``, ``[model]``, ``[task]`` and ``[data]`` have a ``name`` and the keywords of that constructor;
 any ``[data]`` may have ``missing`` besides (:mod:`confed.data.missing`), and ``card``, a file in whose terms
 they are put (:mod:`confed.datasets.card_terms`);
-``[local]`` are the fields of :class:`confed.federation.train.Local` and ``[run]`` those of
-:class:`confed.recipes.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same data;
-``[methods.NAME]`` are the keywords of one.
+``[local]`` are the fields of :class:`confed.federation.local.Local` and ``[run]`` those of
+:class:`confed.recipes.run_section.Run`. A recipe with ``[study] methods = [...]`` runs several methods on the same
+data; ``[methods.NAME]`` are the keywords of one.
 There, ``name`` gives the method where the row has another name (several rows of one method), ``label`` how tables
 write it, ``[methods.NAME.local]`` the row's own ``[local]``, ``[methods.NAME.model]`` its own ``[model]``, such as
 another way of finetuning, and ``[methods.NAME.task]`` its own ``[task]``. ``[study] table`` names the rows that
@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 
 from confed.data.missing import missing_of
+from confed.federation.local import Local
 from confed.federation.ranges import POSITIVE, check_fields
-from confed.federation.train import Local
 from confed.recipes.overrides import NAMED, apply_overrides, kept_keys
 from confed.recipes.run_section import Run
 from confed.recipes.schema import plain, validate

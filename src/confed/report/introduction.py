@@ -8,9 +8,9 @@ from confed.report.sections import captions as caption_sections
 from confed.report.sections import general as sections
 from confed.report.sections import labels as label_sections
 from confed.report.sections import split_steps as steps
-from confed.report.tables.cells import is_bound
 from confed.results import format as formats
 from confed.results.deployed import global_note, personal_note, public_place, without_global, without_personal
+from confed.results.headline import is_bound
 from confed.results.runs import Study, number
 
 __all__ = ["clients", "lead", "listed"]

@@ -9,18 +9,24 @@ headline`` or ``[methods.ROW] headline`` of a recipe, or ``--headline`` of ``con
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confed.results import format as formats
 
-if TYPE_CHECKING:
-    from confed.results.runs import Run
-
 __all__ = [
-    "HEADLINES", "VIEWS", "check_headline", "deployed_note", "deploys", "global_note", "is_shown", "personal_note",
-    "public_place", "with_deployed", "with_deployed_of", "without_global", "without_personal",
-]  # fmt: skip
+    "HEADLINES",
+    "VIEWS",
+    "check_headline",
+    "deployed_note",
+    "deploys",
+    "global_note",
+    "is_shown",
+    "personal_note",
+    "public_place",
+    "with_deployed",
+    "without_global",
+    "without_personal",
+]
 
 HEADLINES = ("personal", "global_seen")
 """What may be deployed: each client's own model; what is global, with each client's own head where it has one."""
@@ -78,21 +84,6 @@ def with_deployed(summaries: Sequence[Mapping[str, Any]], wanted: Sequence[str] 
     if "global_seen" not in keys:
         return bare
     return [{**s, "deploys": key, "deployed": dict(s.get(key) or {})} for s, key in zip(bare, keys, strict=True)]
-
-
-def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
-    """The same runs, with summaries as :func:`with_deployed` gives.
-
-    Args:
-        runs: that stand in one table.
-        headline: for all of them, whatever their studies say; empty for what these say.
-
-    Raises:
-        ValueError: an unknown headline.
-    """
-    check_headline(headline, "headline")
-    found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
-    return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]
 
 
 def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """A run folder: what a run leaves behind, and in which files.
 
-``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.runs.same_recipe`), ``data.json`` (of multi-label data),
-``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers), ``timings.jsonl``,
-``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
+``recipe.toml``, ``begun.toml`` and ``begun.json`` (:mod:`confed.runs.same_recipe`), ``data.json`` (of multi-label
+data), ``metrics.jsonl`` (the same bytes however often the run was killed and with however many workers),
+``timings.jsonl``, ``summary.json``, ``predictions.safetensors``, ``gallery.json``, ``checkpoint/``, ``models/``.
 """
 
 import json
@@ -42,6 +42,7 @@ class RunFolder:
         self.summary = root / "summary.json"
         self.predictions = root / "predictions.safetensors"
         self.gallery = root / "gallery.json"
+        self.similarity = root / "similarity.json"
         self.checkpoint = root / "checkpoint"
         self.models = root / "models"
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from confed.report.tables.cells import is_bound
-from confed.report.tables.labels import is_labelled
 from confed.results.deployed import VIEWS, is_shown, without_global, without_personal
+from confed.results.headline import is_bound, is_labelled
 from confed.results.metric import metric_of, place_metric
 from confed.results.runs import Run, Study, average, number, numbers
 

@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 
 from confed.federation.file_names import name_of_file
-from confed.results.deployed import with_deployed_of
+from confed.results.deployed import check_headline, with_deployed
 
-__all__ = ["Run", "Study", "Summary", "average", "counted", "distinct_labels", "load", "number", "numbers"]
+__all__ = [
+    "Run",
+    "Study",
+    "Summary",
+    "average",
+    "counted",
+    "distinct_labels",
+    "load",
+    "number",
+    "numbers",
+    "with_deployed_of",
+]
 
 Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``."""
@@ -414,3 +425,18 @@ def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
         if isinstance(content, Mapping):
             found.append(content)
     return tuple(found)
+
+
+def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
+    """The same runs, with summaries as :func:`confed.results.deployed.with_deployed` gives.
+
+    Args:
+        runs: that stand in one table.
+        headline: for all of them, whatever their studies say; empty for what these say.
+
+    Raises:
+        ValueError: an unknown headline.
+    """
+    check_headline(headline, "headline")
+    found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])
+    return [replace(run, summary=summary) for run, summary in zip(runs, found, strict=True)]

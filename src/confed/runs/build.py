@@ -11,16 +11,18 @@ import torch
 from torch import nn
 
 from confed.data.caption_tables import MixedData, with_turns
-from confed.data.examples import FederatedDataset, Table, TableData
+from confed.data.examples import FederatedDataset, TableData
+from confed.data.table import Table
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.pooling import pool
-from confed.data.modalities import in_order, is_modal, modalities_of
+from confed.data.modalities import is_modal, modalities_of
+from confed.data.modality_names import in_order
 from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from confed.data.controls import PERMUTED
-from confed.data.examples import Examples, FederatedDataset, Table
+from confed.data.examples import Examples, FederatedDataset
+from confed.data.table import Table
 from confed.data.federate import AnswerTable
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
@@ -39,7 +40,7 @@ from confed.federation.protocols import Output
 from confed.runs.encode import Materials
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
 from confed.runs.evaluate import Examination
-from confed.runs.pooled_metrics import VALIDATION
+from confed.results.headline import VALIDATION
 
 __all__ = ["KEYS", "summarise_controls"]
 

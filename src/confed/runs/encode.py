@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 
 from confed.data.caption_tables import MixedData, with_captions
-from confed.data.examples import (
-    Examples,
-    FederatedDataset,
-    StoredPictures,
-    Table,
-    TableData,
-    channels_first,
-    encode,
-)
+from confed.data.examples import Examples, FederatedDataset, StoredPictures, TableData, channels_first, encode
+from confed.data.table import Table
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable, with_modalities

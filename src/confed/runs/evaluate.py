@@ -8,7 +8,8 @@ from torch import Tensor
 from confed.data.controls import controls_of
 from confed.engines.local import Simulation
 from confed.federation.algorithm import Algorithm, read_tallies
-from confed.federation.messages import ClientInfo, Scalar
+from confed.federation.client_info import ClientInfo
+from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.runs.encode import Materials

@@ -15,7 +15,7 @@ from confed.engines.local import Workspace
 from confed.federation.protocols import Batch
 from confed.runs.encode import Materials
 from confed.results.folder import RunFolder
-from confed.runs.pooled_metrics import VALIDATION
+from confed.results.headline import VALIDATION
 from confed.runs.samples import fill, png
 
 __all__ = ["AtLabels", "gallery", "look", "rounded", "shrunk", "words_of"]

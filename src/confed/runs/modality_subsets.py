@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confed.data.examples import TableData
 from confed.data.modal_tables import ModalTable
-from confed.federation.messages import Scalar
+from confed.federation.params import Scalar
 from confed.federation.ownership import MODALITIES, modalities_of
 
 __all__ = ["restriction", "sets_at", "sets_tried", "widest", "written"]

@@ -29,13 +29,11 @@ from confed.metrics.multilabel import (
 )
 from confed.runs.evaluate import Examination
 
-__all__ = ["KEPT", "METRICS", "TOGETHER", "VALIDATION", "PooledCounts", "kept_probabilities", "summarise_labels"]
+from confed.results.headline import VALIDATION, METRICS
 
-METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
-"""In the order of tables; see :mod:`confed.metrics.multilabel`."""
+__all__ = ["KEPT", "PooledCounts", "TOGETHER", "kept_probabilities", "summarise_labels"]
 
-VALIDATION = "validation"
-"""An unseen place of this name is looked at while training; it counts in no test result over several places."""
+
 
 KEPT = 4_000_000
 """Entries (examples times labels, over all views) up to which a run keeps the probabilities of its test examples."""

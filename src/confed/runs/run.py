@@ -20,35 +20,29 @@ from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.system.folder_lock import alone, check_held
-from confed.inference.predict import settle
+from confed.runs.finished import settle
 from confed.runs.encode import Materials
 from confed.runs.build import check_device, load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
 from confed.system.processor import check_pinned
 from confed.recipes.recipe import Recipe, Run, load_recipe
 from confed.runs.evaluate import Examination, examine
-from confed.results.example_names import examples_tried
+from confed.runs.example_names import examples_tried
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
-from confed.report.sections.privacy_spent import ledger_of, line_of
+from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.summary import summarise_run
 from confed.runs.data_fingerprint import check_same_data, note_data
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
 from confed.tasks.vqa import summarise
 
-__all__ = ["Progress", "Runner", "Watch", "load_data", "load_run", "prepare", "run"]
+from confed.runs.progress import Progress, Watch
+
+__all__ = ["Runner", "load_data", "load_run", "prepare", "run"]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands; handed to the caller after every step."""
-
-    round: int
-    rounds: int
-    text: str
 
 
-Watch = Callable[[Progress], None]
 
 
 @alone
@@ -273,7 +267,7 @@ class Runner:
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
         from confed.runs import label_samples
         from confed.report.tables import modalities as modality_matrix
-        from confed.report.sections import similarity
+        from confed.runs import similarity
         from confed.runs.samples import gallery
 
         correct: dict[str, Tensor] = {}
@@ -305,7 +299,7 @@ class Runner:
             else None
         )
         if similar is not None:
-            self.folder.write_json(self.folder.root / similarity.FILE, similar)
+            self.folder.write_json(self.folder.similarity, similar)
         summary = summarise_run(
             self.recipe, self.setup, self.materials, self.folder, workspace, examined,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,

@@ -16,7 +16,7 @@ from confed.runs.evaluate import Examination
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
 from confed.runs.pooled_metrics import summarise_labels
-from confed.report.sections.privacy_spent import ledger_of, summary_of
+from confed.runs.privacy_spent import ledger_of, summary_of
 
 __all__ = ["LISTED", "summarise_run", "versions"]
 

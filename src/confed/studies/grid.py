@@ -341,7 +341,7 @@ def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         watch: told about every step.
     """
     from confed.runs.run import run
-    from confed.cli.progress import headline
+    from confed.studies.progress import headline
 
     root = Path(job["root"])
     folder = root / job["folder"]

@@ -62,7 +62,7 @@ def carry_out(
     """Carries out all jobs, in order as far as there are processes for them.
 
     Args:
-        function: ``"module:function"``, called with a job and a watcher (:data:`confed.runs.run.Watch`); what it
+        function: ``"module:function"``, called with a job and a watcher (:data:`confed.runs.progress.Watch`); what it
             returns is the text of the last event.
         jobs: what to do.
         workers: processes; with one, everything happens in this one.

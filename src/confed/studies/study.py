@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confed.runs.run import Progress, Watch, prepare, run
+from confed.runs.run import prepare, run
+from confed.runs.progress import Progress, Watch
 from confed.federation.checkpoint import remove_unfinished, write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of

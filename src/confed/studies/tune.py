@@ -123,7 +123,7 @@ def tune(
     from confed.data.label_tables import LazyTables
     from confed.runs.run import load_data
     from confed.runs.encode import load_materials
-    from confed.runs.pooled_metrics import VALIDATION
+    from confed.results.headline import VALIDATION
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
@@ -197,7 +197,7 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
     """
     import optuna
 
-    from confed.runs.run import Progress
+    from confed.runs.progress import Progress
 
     root, row = Path(job["root"]), str(job["row"])
     recipe = load_recipe(root / "tuning.toml")

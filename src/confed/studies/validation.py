@@ -41,7 +41,8 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     from confed.runs.run import prepare
     from confed.federation.protocols import Counting
     from confed.federation.state import MemoryStore
-    from confed.runs.pooled_metrics import VALIDATION, PooledCounts
+    from confed.runs.pooled_metrics import PooledCounts
+    from confed.results.headline import VALIDATION
     from confed.tasks.vqa import summarise
 
     run = recipe.run
@@ -103,7 +104,7 @@ def _without_test(data: "TableData") -> "TableData":
 
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
     """The metric that a multi-label configuration is chosen by, of the view that its method is judged by."""
-    from confed.runs.pooled_metrics import VALIDATION
+    from confed.results.headline import VALIDATION
 
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]
     view = next((name for name in [*wanted, f"unseen/{VALIDATION}"] if values.get(name)), None)

@@ -7,9 +7,9 @@ import torch
 from confed.algorithms.fedavg import FedAvg
 from confed.data.pooling import pool
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.ownership import modalities_of
 from confed.federation.params import named_tensors
-from confed.federation.train import Local
 from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import ROUNDS, ContractViolation, Outcome, run, same
 

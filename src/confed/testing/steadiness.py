@@ -13,8 +13,8 @@ from confed.data.examples import TableData
 from confed.engines.perform import Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.local import Local
 from confed.federation.state import MemoryStore
-from confed.federation.train import Local
 from confed.testing.toy import toy_clients, toy_setup
 from confed.testing.trial import ROUNDS, Backwards, ContractViolation, Recording, run, same, toy
 

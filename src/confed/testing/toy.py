@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
 from confed.data.pooling import pool
+from confed.data.table import Table
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output, Task
-from confed.federation.train import Local
 from confed.losses.label_states import label_states
 from confed.models.adapters import AdapterBank, Host
 from confed.models.contrastive import ContrastiveAnswerer

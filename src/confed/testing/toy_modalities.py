@@ -10,7 +10,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Table, TableData
+from confed.data.examples import TableData
+from confed.data.table import Table
 from confed.federation.protocols import Batch, Output
 
 __all__ = ["OWNED", "ToyModalModel", "modal_clients"]

@@ -33,7 +33,7 @@ from confed.engines.local import Setup, Simulation, Workspace
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client import Client
-from confed.federation.messages import ClientInfo
+from confed.federation.client_info import ClientInfo
 from confed.federation.params import Params, Scope, pick
 from confed.federation.protocols import Output
 from confed.federation.randomness import derive, isolated
@@ -41,7 +41,8 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.train import to_device
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.run import Progress, Watch, prepare
+from confed.runs.progress import Progress, Watch
+from confed.runs.run import prepare
 
 __all__ = ["Approximation", "ascend", "begin"]
 

@@ -27,7 +27,8 @@ from confed.federation.randomness import generator
 from confed.federation.train import teacher
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
-from confed.runs.run import Progress, Watch, load_data, prepare, run
+from confed.runs.progress import Progress, Watch
+from confed.runs.run import load_data, prepare, run
 from confed.unlearning.approximate import Approximation, begin
 
 __all__ = ["Approximation", "check_client", "folder_without", "forget", "recipe_of"]

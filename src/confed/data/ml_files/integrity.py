@@ -9,19 +9,16 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import PIL
 
 from confed.data.preparation import step
 from confed.federation.checkpoint import write_atomically
-
-if TYPE_CHECKING:
-    from confed.data.ml_files.pictures import LazyPictures
 
 __all__ = ["cache_folder", "faults"]
 
@@ -32,6 +29,35 @@ _MOST_THREADS = 16
 _FORMAT = 1
 
 _T = TypeVar("_T")
+
+
+class Names(Protocol):
+    """Names of pictures by row, as a list of texts or packed in one array."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, row: int, /) -> str: ...
+
+
+class CheckedPictures(Protocol):
+    """Pictures of one folder or archive that can be decoded one by one, as far as the check needs them."""
+
+    source: Path
+
+    @property
+    def names(self) -> Names:
+        """The pictures' names, in the order of rows."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def version(self, row: int) -> tuple[int, ...]:
+        """What changes when the file of a row does, such as its size and time."""
+        ...
+
+    def fault(self, row: int) -> str:
+        """Why the picture of a row cannot be read; empty where it can."""
+        ...
 
 
 def cache_folder() -> Path:
@@ -49,7 +75,7 @@ def cache_folder() -> Path:
         raise OSError(f"there is no home folder: {error}") from error
 
 
-def faults(pictures: "LazyPictures") -> dict[int, str]:
+def faults(pictures: CheckedPictures) -> dict[int, str]:
     """Why pictures cannot be read, by their rows; those that can are not in it.
 
     All M pictures are decoded by as many threads as there are cores, unless the verdict on the same files is
@@ -90,7 +116,7 @@ def _in_threads(
     return list(chain.from_iterable(answers))
 
 
-def _digest(pictures: "LazyPictures", versions: Sequence[tuple[int, ...]]) -> str:
+def _digest(pictures: CheckedPictures, versions: Sequence[tuple[int, ...]]) -> str:
     """What tells these pictures, in their order and as they are now, from all others."""
     source = pictures.source.resolve()
     status = source.stat()
@@ -102,7 +128,7 @@ def _digest(pictures: "LazyPictures", versions: Sequence[tuple[int, ...]]) -> st
     return digest.hexdigest()
 
 
-def _remembered(key: str, pictures: "LazyPictures") -> list[int] | None:
+def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
     """The rows that could not be read, ascending; None if there is no sound verdict."""
     try:
         content: Any = json.loads((cache_folder() / f"{key}.json").read_bytes())
@@ -115,7 +141,7 @@ def _remembered(key: str, pictures: "LazyPictures") -> list[int] | None:
     return sorted(rows) if sound else None
 
 
-def _remember(key: str, pictures: "LazyPictures", found: dict[int, str]) -> None:
+def _remember(key: str, pictures: CheckedPictures, found: dict[int, str]) -> None:
     content = {
         "source": str(pictures.source),
         "pictures": len(pictures),

@@ -1,4 +1,6 @@
-"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see :mod:`confed.datasets.gqa_scenes`."""
+"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see
+:mod:`confed.datasets.gqa_scenes`.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

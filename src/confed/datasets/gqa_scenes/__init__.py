@@ -14,8 +14,8 @@ import numpy as np
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.federate import Pool, federate, floors, words
 from confed.data.picture_files import Check, PictureFiles, find_pictures
+from confed.datasets.gqa_scenes.layout import FORMAT, digest
 from confed.datasets.gqa_scenes.places import SCENES
-from confed.prepare.gqa_scenes import FORMAT, digest
 from confed.registry import register_dataset
 
 __all__ = ["SCENARIOS", "gqa_scenes"]

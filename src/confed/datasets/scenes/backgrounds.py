@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from confed.datasets.scenes.graph import generator
+from confed.data.seeding import generator
 
 __all__ = ["NEUTRAL", "PICTURE", "PLACES", "STYLES", "Style", "place", "random_backgrounds"]
 

@@ -13,8 +13,9 @@ from functools import cache
 import numpy as np
 
 from confed.data.examples import Examples
+from confed.data.seeding import generator
 from confed.datasets.scenes.backgrounds import PICTURE, STYLES, Style, place
-from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS, Tags, colour_prior, generator, objects
+from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS, Tags, colour_prior, objects
 from confed.datasets.scenes.making import Knobs, Made, make
 from confed.datasets.scenes.questions import WORDS, Program, Templates, execute, oracle, phrase, words_of
 from confed.datasets.scenes.render import render_over

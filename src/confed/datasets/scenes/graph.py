@@ -9,9 +9,10 @@ another.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
+
+from confed.data.seeding import generator
 
 __all__ = [
     "CELLS",
@@ -27,7 +28,6 @@ __all__ = [
     "Tags",
     "colour_prior",
     "fingerprint",
-    "generator",
     "objects",
     "sample",
 ]
@@ -92,11 +92,6 @@ class Tags:
     def join(parts: Sequence["Tags"]) -> "Tags":
         """Several tables one after another."""
         return Tags(*(np.concatenate([getattr(p, k) for p in parts]) for k in ("noun", "colour", "size")))
-
-
-def generator(seed: int, *purpose: str) -> np.random.Generator:
-    """A stream of its own for (seed, purpose); equal on every platform and in every process."""
-    return np.random.default_rng(np.random.SeedSequence([seed, *(crc32(word.encode()) for word in purpose)]))
 
 
 def colour_prior(scene: str, seed: int, concentration: float = 0.5) -> np.ndarray:

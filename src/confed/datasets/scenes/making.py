@@ -6,17 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from confed.data.examples import Examples
-from confed.datasets.scenes.graph import (
-    COLOURS,
-    GENERAL_NOUNS,
-    NOUNS,
-    OWN_NOUNS,
-    Tags,
-    colour_prior,
-    generator,
-    objects,
-    sample,
-)
+from confed.data.seeding import generator
+from confed.datasets.scenes.graph import COLOURS, GENERAL_NOUNS, NOUNS, OWN_NOUNS, Tags, colour_prior, objects, sample
 from confed.datasets.scenes.questions import FAMILIES, TEMPLATES, Balance, Templates, ask, oracle
 from confed.datasets.scenes.render import render_neutral, render_public, render_scene
 

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split
+from confed.data.seeding import generator
 from confed.datasets.scenes.domains import DOMAIN_WORDS, DOMAINS, make_domain
 from confed.datasets.scenes.functions import FUNCTIONS, make_function
-from confed.datasets.scenes.graph import SCENES, colour_prior, generator
+from confed.datasets.scenes.graph import SCENES, colour_prior
 from confed.datasets.scenes.making import (
     ROLES,
     SETTINGS,

@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 
 from confed.data.examples import Examples
-from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, generator, objects, sample
+from confed.data.seeding import generator
+from confed.datasets.scenes.graph import CELLS, COLOURS, GRID, NOUNS, Object, Tags, objects, sample
 from confed.datasets.scenes.making import Knobs, Made, make
 from confed.datasets.scenes.questions import FAMILIES, NUMBERS, QUADRANTS, WORDS, oracle
 from confed.datasets.scenes.render import render_neutral

@@ -1,8 +1,9 @@
 """Founds a federation over FLARE: a startup kit of FLARE's for every party, closed to all but our own classes.
 
 FLARE's provisioning makes an authority, certificates for the server, the sites and the administrator who hands in jobs,
-and a workspace for each. What it leaves open is closed here: at a site only :data:`confed.engines.flare.transport.SITE_CLASSES`
-may be named by a job, no job may bring code, and logs stay where they are written.
+and a workspace for each. What it leaves open is closed here: at a site only
+:data:`confed.engines.flare.transport.SITE_CLASSES` may be named by a job, no job may bring code, and logs stay where
+they are written.
 """
 
 import json

@@ -27,7 +27,7 @@ from confed.engines.flare.transport import SERVER_CLASSES, write_job
 from confed.engines.remote.sites import SiteStatus
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
-from confed.runs.run import Watch
+from confed.runs.progress import Watch
 
 __all__ = ["Serving", "serve"]
 

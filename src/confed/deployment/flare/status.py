@@ -9,7 +9,7 @@ from typing import Any
 
 from confed.engines.remote.sites import SiteStatus
 from confed.federation.checkpoint import write_atomically
-from confed.runs.run import Progress
+from confed.runs.progress import Progress
 
 __all__ = ["Bulletin", "BulletinReader"]
 
@@ -30,7 +30,7 @@ class Bulletin:
         folder.mkdir(parents=True, exist_ok=True)
 
     def watch(self, progress: Progress) -> None:
-        """See :data:`confed.runs.run.Watch`: a line for every step."""
+        """See :data:`confed.runs.progress.Watch`: a line for every step."""
         with (self._folder / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(progress)) + "\n")
 

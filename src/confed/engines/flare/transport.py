@@ -1,9 +1,10 @@
 """NVIDIA FLARE as the transport: requests and replies are calls of FLARE's Collab API, and what a job says of them.
 
 FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. What travels in a call
-is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which is slow
-for small ones, are not used. A job of FLARE's names classes and sends none: the folder that :func:`write_job` makes has
-three small JSON files, and a site that allows :data:`SITE_CLASSES` and no code of a job's own runs nothing else.
+is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which
+is slow for small ones, are not used. A job of FLARE's names classes and sends none: the folder that :func:`write_job`
+makes has three small JSON files, and a site that allows :data:`SITE_CLASSES` and no code of a job's own runs nothing
+else.
 """
 
 import json
@@ -90,7 +91,8 @@ class CollabPost:
         self._ended = threading.Event()
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Post`; who was there when the job began, but for those that do not answer.
+        """See :class:`confed.engines.remote.sites.Post`; who was there when the job began, but for those that do not
+        answer.
 
         A call that fails at once would be tried again at once. FLARE takes a moment to end the job of a process that
         died, so that its site counts as away for a while, and then as connected anew.

@@ -1,9 +1,9 @@
 """Flower as the transport: requests and replies travel as Flower messages; and Flower's two applications.
 
-Flower carries our own bytes (:mod:`confed.engines.remote.protocol`): a head, with a small body, in a ``ConfigRecord``; a large
-body in an ``ArrayRecord`` of one array of bytes, which Flower cuts in pieces and, where it goes to several sites, keeps
-once. There are two kinds of messages, "query.hello" and "train.call"; which action a call names is for the site to
-judge.
+Flower carries our own bytes (:mod:`confed.engines.remote.protocol`): a head, with a small body, in a ``ConfigRecord``;
+a large body in an ``ArrayRecord`` of one array of bytes, which Flower cuts in pieces and, where it goes to several
+sites, keeps once. There are two kinds of messages, "query.hello" and "train.call"; which action a call names is for the
+site to judge.
 """
 
 from collections.abc import Callable, Mapping
@@ -97,7 +97,8 @@ class GridPost:
             self._grid.bound(largest)
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`; a grid of Flower's own drops messages when their time is over."""
+        """See :class:`confed.engines.remote.sites.Post`; a grid of Flower's own drops messages when their time is over.
+        """
         if isinstance(self._grid, Forgetful):
             self._grid.forget(sent)
 

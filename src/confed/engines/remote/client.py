@@ -2,8 +2,8 @@
 
 Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
 installed on it, and nothing else. What it keeps is in its folder and survives the process; the server says with every
-request which of it counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the server
-knows of, because its reply was late or the server was stopped, goes on from where the server is.
+request which of it counts (:attr:`confed.engines.remote.protocol.Request.base`), so that a site which did more than the
+server knows of, because its reply was late or the server was stopped, goes on from where the server is.
 """
 
 import json
@@ -33,7 +33,8 @@ from confed.engines.remote.protocol import (
 from confed.engines.remote.redact import discreet
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.client import Signer
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
 from confed.federation.params import Params, Scope
 from confed.federation.state import ClientState
 from confed.privacy.evaluation_policy import EvaluationPolicy
@@ -82,7 +83,8 @@ class Site:
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         tell: told in words what is being done.
-        limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no limit.
+        limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no
+            limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
         signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
             keys are signed; None where nobody signs.

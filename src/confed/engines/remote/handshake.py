@@ -9,7 +9,7 @@ from torch import Tensor
 
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.protocol import printable
-from confed.federation.messages import Scalar
+from confed.federation.params import Scalar
 from confed.system.release import VERSION
 
 __all__ = ["Fingerprint", "fingerprint"]

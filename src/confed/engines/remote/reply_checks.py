@@ -7,8 +7,8 @@ import torch
 
 from confed.engines.remote.protocol import NAME, Refused
 from confed.federation.algorithm import Algorithm
-from confed.federation.messages import Message, Scalar
-from confed.federation.params import Params
+from confed.federation.messages import Message
+from confed.federation.params import Params, Scalar
 from confed.federation.reports import LOSS, Counted, Measured
 
 __all__ = ["VIEWS", "check_content"]

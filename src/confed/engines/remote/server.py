@@ -37,7 +37,8 @@ from confed.engines.remote.sites import Bounded, Patience, Post, Registered, Rol
 from confed.engines.remote.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import private_folder
-from confed.federation.messages import Call, ClientInfo, Message, Reply
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message, Reply
 from confed.federation.params import Scope
 from confed.federation.state import Store
 from confed.privacy.guards import check_reply

@@ -22,7 +22,8 @@ from confed.engines.remote.protocol import (
     printable,
     seal,
 )
-from confed.federation.messages import ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import ClientData
 from confed.system.plain_text import visible

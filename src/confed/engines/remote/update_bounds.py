@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from confed.federation.messages import Call, ClientInfo, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Message
 from confed.federation.update_privacy import origin
 
 __all__ = ["FEWEST", "Bounds", "bounded_members", "most_of", "norm_of", "scaled"]

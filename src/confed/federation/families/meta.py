@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.augment import training_batches
 from confed.federation.client import Client
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.state import ServerState

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from confed.federation.augment import training_batches
 from confed.federation.client import Client
+from confed.federation.local import Local
 from confed.federation.params import Params, Scope, copy_into
 from confed.federation.protocols import Batch
 from confed.federation.randomness import derive, isolated
-from confed.federation.train import Local, make_optimizer, scheduled_step, to_device, trained
+from confed.federation.train import make_optimizer, scheduled_step, to_device, trained
 
 __all__ = ["Bottom", "Cut", "Half", "restored", "steps_of", "stored"]
 

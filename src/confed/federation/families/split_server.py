@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.split import restored, stored
-from confed.federation.messages import Call, ClientInfo, Flow, Message
+from confed.federation.local import Local
+from confed.federation.messages import Call, Flow, Message
 from confed.federation.params import Params, Scope, copy_into, pick
 from confed.federation.state import ServerState
-from confed.federation.train import Local, make_optimizer, scheduled_step
+from confed.federation.train import make_optimizer, scheduled_step
 
 __all__ = ["MISFITS", "ServerPart", "hand_out", "left_out", "two_servers"]
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.data.examples import Table
-from confed.datasets.scenes.graph import COLOURS, GRID, NOUNS, Tags, generator, sample
+from confed.data.seeding import generator
+from confed.data.table import Table
+from confed.datasets.scenes.graph import COLOURS, GRID, NOUNS, Tags, sample
 from confed.datasets.scenes.render import render_public
 from confed.metrics.multilabel import class_average_precision
 from confed.models.layers import seeded_linear

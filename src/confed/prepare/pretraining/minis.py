@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, Table, encode
+from confed.data.examples import Examples, encode
+from confed.data.table import Table
 from confed.models import create_model, create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.tokenizer import WordTokenizer
@@ -53,8 +54,8 @@ class Material:
 
     Attributes:
         table: the encoded questions; those of one picture follow each other.
-        cells: what the patches of each picture stand for, see :meth:`confed.prepare.pretraining.tags.Tagger.losses`; empty
-            where nothing is known of them.
+        cells: what the patches of each picture stand for, see :meth:`confed.prepare.pretraining.tags.Tagger.losses`;
+            empty where nothing is known of them.
         answers: the answer vocabulary.
         types: the question types.
         tokenizer: its vocabulary is the model's.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from confed.data.examples import Table
+from confed.data.table import Table
 from confed.models.pretrained import Pretrainable, save
 from confed.prepare.pretraining.labels import CellNames, macro_average_precision
 from confed.prepare.pretraining.minis import MINIS, Material, Mini, Settings

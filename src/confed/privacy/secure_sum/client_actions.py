@@ -7,8 +7,9 @@ from hashlib import sha256
 import torch
 
 from confed.federation.client import Client, Signer
-from confed.federation.messages import ClientInfo, Message, Scalar
-from confed.federation.params import Params
+from confed.federation.client_info import ClientInfo
+from confed.federation.messages import Message
+from confed.federation.params import Params, Scalar
 from confed.federation.secure_sum import SecureSum
 from confed.federation.update_privacy import origin
 from confed.privacy.secure_sum.fixed_point import encode, to_wire

@@ -7,7 +7,7 @@ import numpy as np
 
 from confed.report.figures.annotate import at_points
 from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style
-from confed.report.tables.headline import headline
+from confed.results.headline import headline
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
 from confed.results.runs import Study, average, numbers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from confed.report.figures.style import Drawing, Look, Pen, dress, looks
-from confed.report.tables.labels import is_labelled
+from confed.results.headline import is_labelled
 from confed.results.runs import Run, Study, average, number
 
 if TYPE_CHECKING:

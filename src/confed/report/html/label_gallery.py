@@ -8,7 +8,7 @@ import numpy as np
 
 from confed.report.html.gallery import Album, veil
 from confed.report.html.page import Tabs
-from confed.report.tables.cells import is_bound
+from confed.results.headline import is_bound
 from confed.results.runs import Study, number
 
 __all__ = ["attention", "bar", "gallery", "words"]

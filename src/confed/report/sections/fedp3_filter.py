@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from confed.report.figures.style import Drawing, Pen, dress
 from confed.report.html import page
-from confed.report.tables.headline import headline
+from confed.results.headline import headline
 from confed.results.runs import Run, Study, average, load, number
 from confed.results.settings import differing_keys
 

@@ -14,10 +14,11 @@ from confed.report.figures.labels import (
 )
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.tables.cells import is_bound, marks
-from confed.report.tables.labels import is_labelled, label_tables, label_value
+from confed.report.tables.cells import marks
+from confed.report.tables.labels import label_tables
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
+from confed.results.headline import is_bound, is_labelled, label_value
 from confed.results.runs import Study, number
 
 __all__ = ["GLOSSARY", "labelled", "labels", "models_differ", "pairs", "results", "tiles", "unit"]

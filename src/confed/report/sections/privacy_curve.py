@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from confed.privacy.accountant import available, epsilon, releases_of
 from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, style
 from confed.report.html import page
-from confed.report.tables.headline import headline, spread_cell
+from confed.report.tables.headline import spread_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.results.headline import headline
 from confed.results.runs import Run, Study, distinct_labels, number
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,22 +17,15 @@ from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
+from confed.results.folder import RunFolder
 from confed.results.runs import Run, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from confed.engines.local import Workspace
-    from confed.results.folder import RunFolder
-    from confed.runs.encode import Materials
 
-__all__ = ["FILE", "Similarity", "drawing", "figure", "measure", "read", "section"]
-
-FILE = "similarity.json"
-
-EXAMPLES = 32
-"""Examples of the batch; more could not be told apart in a drawing."""
+__all__ = ["Similarity", "drawing", "figure", "read", "section"]
 
 
 @dataclass(frozen=True)
@@ -73,62 +66,10 @@ class Similarity:
         return {**found, "right": float(equal[np.arange(len(names)), values.argmax(axis=1)].mean())}
 
 
-def measure(
-    folder: "RunFolder", workspace: "Workspace", materials: "Materials", batch_size: int, count: int = EXAMPLES
-) -> dict[str, Any] | None:
-    """What :data:`FILE` holds, of a run that has written its models; None where the model does not answer so.
-
-    The examples are spread over the test data of the first client that has some.
-
-    Args:
-        folder: the run.
-        workspace: a model to work in.
-        materials: the run's data.
-        batch_size: examples of a training batch.
-        count: examples at most.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    from confed.models.contrastive import ContrastiveAnswerer
-    from confed.runs.samples import fill
-
-    model = workspace.model
-    if not isinstance(model, ContrastiveAnswerer):
-        return None
-    place = next((name for name, data in materials.clients.items() if len(data.tables[2])), None)
-    if place is None:
-        return None
-    files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
-    trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
-    if not trained:
-        return None
-    table = materials.clients[place].tables[2]
-    labels = table.columns["label"]
-    known = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
-    if len(known) < 2:
-        return None
-    rows = known[torch.linspace(0, len(known) - 1, min(count, len(known))).round().long()]
-    names = materials.dataset.answers
-    rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
-    batch = table.batch(rows)
-    answers = [names[int(label)] for label in labels[rows]]
-    found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
-    found["same"] = _same(materials, batch_size)
-    # What is global, with what the client keeps to itself where it does.
-    after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
-    for when, tensors in (("before", {}), ("after", after)):
-        fill(workspace, tensors)
-        with torch.no_grad():
-            similar = model(batch).logits[:, labels[rows]]
-        found[when] = [[round(value, 4) for value in row] for row in similar.tolist()]
-    return found
-
-
 def read(run: Run) -> Similarity | None:
     """What a run measured; None without a sound file."""
     try:
-        content = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
+        content = json.loads(RunFolder(run.folder).similarity.read_text(encoding="utf-8"))
         before, after = (np.asarray(content[when], dtype=np.float64) for when in ("before", "after"))
         answers = tuple(map(str, content["answers"]))
         same = None if content.get("same") is None else float(content["same"])
@@ -137,20 +78,6 @@ def read(run: Run) -> Similarity | None:
         return None
     sound = all(v.shape == (len(answers),) * 2 and np.isfinite(v).all() for v in (before, after))
     return found if sound and answers else None
-
-
-def _same(materials: "Materials", batch_size: int) -> float:
-    """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
-    import torch
-
-    from confed.tasks.contrastive import same_answer_share
-
-    total, examples = 0.0, 0
-    for data in materials.clients.values():
-        labels = data.tables[0].columns["label"]
-        total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
-        examples += len(labels)
-    return total / max(examples, 1)
 
 
 def section(study: Study, tabs: Tabs) -> str:

@@ -18,12 +18,12 @@ from confed.report.statistics.paired import MARGIN, MEASURES, Difference, Method
 from confed.report.statistics.pairing import BY_POSITION, Scores
 from confed.report.tables.control_marks import MEANING, blind_pair, fails, with_marks
 from confed.report.tables.differences import client_table, difference_table, extra_table, seed_table
-from confed.report.tables.headline import LABELS, view_key
+from confed.report.tables.headline import view_key
 from confed.report.tables.relative import Values, relative_drawing, relative_table
 from confed.report.tables.table import Table, in_files, joined, to_csv, to_latex, to_markdown, to_rich
-from confed.results.deployed import with_deployed_of
+from confed.results.headline import LABELS
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Summary, counted, distinct_labels, load
+from confed.results.runs import Run, Summary, counted, distinct_labels, load, with_deployed_of
 from confed.results.settings import differing_keys, named_apart
 from confed.system.processor import machine_differences
 

@@ -12,10 +12,8 @@ import numpy as np
 from confed.metrics.label_resampling import RESAMPLES, resampled_class_precision, resampled_overall_f1
 from confed.metrics.resampling import Bootstrap, bootstrap_of
 from confed.report.statistics.comparable import OtherExamples
-from confed.report.tables.headline import LABELS
-from confed.report.tables.labels import label_value
+from confed.results.headline import LABELS, VALIDATION, label_value
 from confed.results.runs import Run
-from confed.runs.pooled_metrics import VALIDATION
 
 __all__ = ["LabelResamples"]
 
@@ -48,7 +46,7 @@ class LabelResamples:
 
         Args:
             pairs: method and reference of each seed.
-            measure: key of :data:`confed.report.tables.headline.LABELS`.
+            measure: key of :data:`confed.results.headline.LABELS`.
 
         Returns:
             None if a run kept no probabilities, or two of a pair had other test examples.

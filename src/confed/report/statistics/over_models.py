@@ -11,10 +11,11 @@ from confed.metrics.unpaired import UnpairedT, unpaired_t
 from confed.report.statistics.comparable import refusals
 from confed.report.statistics.paired import references_of
 from confed.report.tables.control_marks import fails
-from confed.report.tables.headline import headline, is_bound
-from confed.results.deployed import is_shown, with_deployed_of
+from confed.report.tables.headline import is_bound
+from confed.results.deployed import is_shown
+from confed.results.headline import headline
 from confed.results.metric import types_in_order
-from confed.results.runs import Run, Study, average, numbers
+from confed.results.runs import Run, Study, average, numbers, with_deployed_of
 
 __all__ = ["ALL_PAIRS_UP_TO", "OVERALL", "ModelPair", "ModelStudies", "model_studies", "pairs_over_models"]
 

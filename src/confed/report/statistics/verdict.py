@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.paired import LEVEL, MIN_SEEDS, Difference
-from confed.report.tables.cells import is_bound
 from confed.results import format as formats
+from confed.results.headline import is_bound
 from confed.results.runs import Study
 
 __all__ = ["verdict"]
@@ -23,8 +23,8 @@ def verdict(study: Study) -> str:
     """One sentence per measure, best method first; "" for a run on its own or with fewer than two ranked methods.
 
     The best method is compared with every other one that is no bound, over seeds where there are at least
-    :data:`~confed.report.statistics.paired.MIN_SEEDS`, else over test examples. As it is chosen by the same results, p-values are
-    multiplied by the number of all pairs of methods (Bonferroni), not only of those with the best.
+    :data:`~confed.report.statistics.paired.MIN_SEEDS`, else over test examples. As it is chosen by the same results,
+    p-values are multiplied by the number of all pairs of methods (Bonferroni), not only of those with the best.
     """
     ranked = [run for run in study.runs if run.complete and not is_bound(run.summary)]
     methods = tuple(dict.fromkeys(run.method for run in ranked))

@@ -5,17 +5,8 @@ from collections.abc import Sequence
 from confed.metrics.statistics import mean
 from confed.report.tables.table import Cell, Mark
 from confed.results import format as formats
-from confed.results.runs import Summary
 
-__all__ = ["BOUNDS", "is_bound", "marks", "spread_cell"]
-
-BOUNDS = frozenset({"central"})
-"""Algorithms that are no federation: they bound what one could reach, and are not ranked."""
-
-
-def is_bound(summary: Summary) -> bool:
-    """Whether a run is a bound and not a federated method."""
-    return bool(summary.get("pooled")) or summary.get("algorithm") in BOUNDS
+__all__ = ["marks", "spread_cell"]
 
 
 def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:

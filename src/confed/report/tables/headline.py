@@ -1,20 +1,20 @@
 """Tables of a study, one row per method: the headline table (quality and cost), and the paper's."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confed.report.statistics.harmed import by_seed, hurting, reference_row
-from confed.report.tables.cells import BOUNDS, is_bound, marks, spread_cell
+from confed.report.tables.cells import marks, spread_cell
 from confed.report.tables.control_marks import looks_note, marked
-from confed.report.tables.labels import controls_key, is_labelled, label_table, label_tables, label_value
+from confed.report.tables.labels import controls_key, label_table, label_tables
 from confed.report.tables.left_out import left_out_note, with_left_out
-from confed.report.tables.table import Cell, Column, Mark, Table, in_files, to_rich
+from confed.report.tables.table import Cell, Column, Mark, Table, to_rich
 from confed.report.tables.traffic import OVERHEAD, backbone, overhead
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
+from confed.results.headline import BOUNDS, HEADLINES, LABELS, PARTS, headline, is_bound, is_labelled
 from confed.results.metric import metric_note, metric_of
-from confed.results.runs import Run, Study, Summary, average, counted, load, number, numbers
+from confed.results.runs import Run, Study, Summary, average, number, numbers
 from confed.results.settings import tuning_note
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOUNDS",
-    "headline",
     "is_bound",
     "main_tables",
     "marks",
@@ -33,41 +32,10 @@ __all__ = [
     "study_table",
     "table_of",
     "view_key",
-    "write_tables",
 ]
 
 MANY_CLIENTS = 8
 """With more clients than this their columns are left to the CSV file."""
-
-HEADLINES: Mapping[str, str] = {
-    "personal_mean": "personal",
-    "personal_worst": "personal",
-    "global_seen_mean": "global_seen",
-    "global_unseen_mean": "global_unseen",
-}
-PARTS = {"deployed_mean": "deployed", **HEADLINES}
-LABELS: Mapping[str, tuple[str, str]] = {
-    f"{view} {metric}".strip(): (view, metric) for view in ("", "unseen", "personal") for metric in ("C-AP", "O-F1")
-}
-"""Means of multi-label runs -> view and metric; see :func:`confed.report.tables.labels.label_value`."""
-
-
-def headline(summary: Summary, name: str) -> float | None:
-    """One of the means that head a summary; worked out from its parts where the summary does not state it.
-
-    Args:
-        summary: a run's summary.
-        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean``, ``global_unseen_mean`` or
-            one of :data:`LABELS`.
-    """
-    if name in LABELS:
-        view, metric = LABELS[name]
-        return label_value(summary, metric, view)
-    stated = number(summary.get(name))
-    if stated is not None:
-        return stated
-    parts = list(counted(summary, PARTS[name]).values())
-    return min(parts, default=None) if name == "personal_worst" else average(parts)
 
 
 def view_key(name: str, summary: Summary) -> str:
@@ -392,44 +360,3 @@ def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequen
     algorithms = {method: str(runs[0].summary.get("algorithm")) for method, runs in done.items() if runs}
     found = [f"{rows[m]} is {names[name]}" for m, name in algorithms.items() if name in names]
     return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []
-
-
-def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
-    """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
-
-    The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
-    files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
-    ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
-
-    Args:
-        folder: a run or study folder.
-        references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
-            they are there.
-        margin: how much worse still counts as no worse, a fraction.
-
-    Returns:
-        The files. There is no comparison of a single method.
-
-    Raises:
-        ValueError: the folder is neither a run nor a study, or a reference is not among the methods.
-    """
-    from confed.report.statistics.comparison import compare_runs
-    from confed.report.tables import modalities as modality_matrix  # here: these build on this module
-
-    study = load(Path(folder))
-    table = paper_table(study)
-    texts = in_files("table", table)
-    for name, other in label_tables(_labelled(study), every=True).items() if _labelled(study) else ():
-        texts |= in_files(name, other)
-    if (matrix := modality_matrix.table(study)) is not None:
-        texts |= in_files(modality_matrix.FILE, matrix)
-    if len(study.methods) > 1:
-        texts |= compare_runs(study.runs, references, margin).files()
-    paths: list[Path] = []
-    for name, text in texts.items():
-        path = study.folder / name
-        unfinished = path.with_name(f"{name}.part")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-        paths.append(path)
-    return paths

@@ -1,26 +1,22 @@
 """Tables of multi-label runs: means over labels and overall, of the global model and of clients' own models.
 
-Values are those of all test examples of a view together (:mod:`confed.runs.pooled_metrics`), mean and standard deviation
-over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen places
-where clients have no test examples, or the clients' own models where a method gives nothing else.
+Values are those of all test examples of a view together (:mod:`confed.runs.pooled_metrics`), mean and standard
+deviation over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen
+places where clients have no test examples, or the clients' own models where a method gives nothing else.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confed.report.tables.cells import is_bound, marks, spread_cell
+from confed.report.tables.cells import marks, spread_cell
 from confed.report.tables.control_marks import looks_note, marked
 from confed.report.tables.table import Cell, Column, Mark, Table
 from confed.results import format as formats
+from confed.results.headline import LABEL_METRICS, is_bound, is_labelled, label_value
 from confed.results.runs import average, number
 
-__all__ = [
-    "LABEL_METRICS", "VIEWS", "controls_key", "is_labelled", "label_table", "label_tables", "label_value",
-    "without_positives",
-]  # fmt: skip
+__all__ = ["VIEWS", "controls_key", "label_table", "label_tables", "without_positives"]
 
-LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
-"""The columns, in order."""
 
 VIEWS: Mapping[str, str] = {
     "": "the model that each method is judged by",
@@ -38,29 +34,6 @@ LEVELS: Mapping[str, str] = {
 """Level -> what it is: other labels, or another way to count."""
 
 Summary = Mapping[str, Any]
-
-
-def is_labelled(summary: Summary) -> bool:
-    """Whether a run's summary has multi-label results."""
-    return isinstance(summary.get("multilabel"), Mapping)
-
-
-def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
-    """One value of a run, a fraction; None where there is none.
-
-    Args:
-        summary: the run's.
-        metric: one of :data:`LABEL_METRICS`.
-        view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
-        level: one of :data:`LEVELS`, or empty for the labels themselves.
-    """
-    found = summary.get("multilabel")
-    if not isinstance(found, Mapping):
-        return None
-    values: Any = found.get(view or found.get("headline", ""))
-    if level and isinstance(values, Mapping):
-        values = values.get(level)
-    return number(values.get(metric)) if isinstance(values, Mapping) else None
 
 
 def label_table(

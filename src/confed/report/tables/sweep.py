@@ -22,7 +22,7 @@ from confed.report.tables.table import Cell, Column, Table, in_files
 from confed.results import format as formats
 from confed.results.history import judged
 from confed.results.runs import Study, load
-from confed.studies.sweep import Point, Sweep, number_of, read_sweep
+from confed.results.sweep import Point, Sweep, number_of, read_sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

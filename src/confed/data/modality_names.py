@@ -1,0 +1,50 @@
+"""TODO."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from confed.federation.ownership import MODALITIES
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["in_order", "set_name", "set_names"]
+
+
+def in_order(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """Modalities in the fixed order, each once.
+
+    Args:
+        names: some of :data:`MODALITIES`.
+        where: what names them, for messages.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    given = list(names)
+    for name in given:
+        if name not in MODALITIES:
+            raise ValueError(f"{where} names no modality {name!r}; there are {', '.join(MODALITIES)}")
+    return tuple(name for name in MODALITIES if name in given)
+
+
+def set_name(row: Sequence[bool] | np.ndarray) -> str:
+    """How a set is written.
+
+    Args:
+        row: whether each of :data:`MODALITIES` is there.
+    """
+    return "+".join(name for name, there in zip(MODALITIES, row, strict=True) if there)
+
+
+def set_names(present: np.ndarray) -> list[str]:
+    """How the sets of N examples are written.
+
+    Args:
+        present: bool, shape (N, 4).
+    """
+    kinds, inverse = np.unique(present, axis=0, return_inverse=True)
+    written = [set_name(kind) for kind in kinds]
+    return [written[number] for number in inverse.reshape(-1).tolist()]

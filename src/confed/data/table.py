@@ -1,0 +1,75 @@
+"""TODO."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from confed.data.picture_tables import StoredPictures
+from confed.data.regions import Regions
+from confed.data.targets import SoftTargets
+
+__all__ = ["Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Examples as tensors: ``image`` (M, 3, H, W) uint8 or regions of M pictures, and per-question rows.
+
+    Attributes:
+        images: picture table, uint8, shape (M, 3, H, W), in memory or not; None where the model reads regions.
+        image_index: (N,) int64, or (N, 2) for pairs of pictures.
+        columns: further tensors with first dimension N, such as ``text`` and ``text_mask`` (N, L) and
+            ``label`` (N,), all int64, and ``answerable`` (N,), bool.
+        regions: features of the M pictures, where the model reads those.
+        targets: every annotator's answer, where there are several.
+    """
+
+    images: Tensor | StoredPictures | None
+    image_index: Tensor
+    columns: Mapping[str, Tensor]
+    regions: Regions | None = None
+    targets: SoftTargets | None = None
+
+    def __len__(self) -> int:
+        return len(self.image_index)
+
+    def batch(self, rows: Tensor) -> dict[str, Tensor]:
+        """The given rows as one batch, with their numbers under ``index``.
+
+        Pictures are under ``image``, of pairs also under ``image2``; regions under ``regions``, float32 (B, R, W), and
+        ``boxes``, float32 (B, R, 4): x1, y1, x2, y2 in [0, 1] of the picture. Of several annotators, their answers are
+        under ``annotated``, int64 (B, A), labels or C for one outside the vocabulary, and the scores that follow under
+        ``target``, float32 (B, C).
+        """
+        batch = {name: column[rows] for name, column in self.columns.items()}
+        pictures = self.image_index[rows]
+        first = pictures if pictures.ndim == 1 else pictures[:, 0]
+        if self.images is not None:
+            batch["image"] = self.images[first]
+            if pictures.ndim == 2:
+                batch["image2"] = self.images[pictures[:, 1]]
+        if self.regions is not None:
+            batch["regions"], batch["boxes"] = map(torch.from_numpy, self.regions[first.cpu().numpy()])
+        if self.targets is not None:
+            batch["target"], batch["annotated"] = self.targets[rows], self.targets.labels[rows]
+        batch["index"] = rows
+        return batch
+
+    def take(self, count: int) -> "Table":
+        """The first ``count`` rows; the pictures are shared."""
+        columns = {name: column[:count] for name, column in self.columns.items()}
+        targets = None if self.targets is None else self.targets.take(count)
+        return Table(self.images, self.image_index[:count], columns, self.regions, targets)
+
+    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+        """All rows, in ``order`` (default: as stored); the last batch may be smaller."""
+        order = torch.arange(len(self)) if order is None else order
+        for rows in order.split(batch_size) if len(order) else ():
+            yield self.batch(rows)
+
+    def steps(self, batch_size: int, least: int = 1) -> int:
+        """How many batches of ``least`` examples or more a shuffled epoch has."""
+        whole, rest = divmod(len(self), batch_size)
+        return whole * (batch_size >= least) + (rest >= max(least, 1))

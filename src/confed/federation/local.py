@@ -1,0 +1,82 @@
+"""Local training of a client in one round: optimiser, learning-rate schedule, batches, precision."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_fields
+
+__all__ = ["Augment", "Local"]
+
+Augment = Literal["none", "flip"]
+"""What happens to training pictures."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in one round; the same for every method that is compared.
+
+    Attributes:
+        epochs: passes over the client's examples per round.
+        batch_size: examples per step.
+        lr: peak learning rate.
+        optimizer: "adamw", "adam", "adamax" or "sgd"; created afresh every round.
+        weight_decay: decoupled for AdamW, L2 otherwise; not applied to vectors (biases, norms).
+        betas: decay rates of AdamW, Adam and Adamax.
+        momentum: SGD's.
+        clip: largest gradient norm, or none.
+        schedule: factor on ``lr`` over the steps of the whole federation.
+        warmup: share of the steps in which the factor rises linearly from 0.
+        stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
+        milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
+        decay: see ``milestones``.
+        augment: "flip" mirrors training pictures left to right with probability 1/2 (:mod:`confed.federation.augment`),
+            which is wrong where answers tell left from right; "none".
+        precision: "fp32", or "bf16" for autocast (losses stay fp32).
+        eval_batch_size: examples per evaluation batch.
+    """
+
+    epochs: Annotated[int, AT_LEAST_ONE] = 2
+    batch_size: Annotated[int, AT_LEAST_ONE] = 32
+    lr: Annotated[float, POSITIVE] = 1e-3
+    optimizer: Literal["adamw", "adam", "adamax", "sgd"] = "adamw"
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
+    momentum: Annotated[float, BELOW_ONE] = 0.0
+    clip: Annotated[float | None, POSITIVE] = None
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
+    warmup: Annotated[float, SHARE] = 0.0
+    stairs: Annotated[int, NOT_NEGATIVE] = 0
+    milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
+    decay: Annotated[float, Range(0, 1, above=True)] = 0.2
+    augment: Augment = "none"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    eval_batch_size: Annotated[int, AT_LEAST_ONE] = 250
+
+    def __post_init__(self) -> None:
+        check_fields(self, "local")
+
+    def factor(self, progress: float) -> float:
+        """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
+        progress = min(progress, 1.0)
+        if progress < self.warmup:
+            share = progress / self.warmup
+            return (math.floor(share * self.stairs) + 1) / self.stairs if self.stairs else share
+        if self.schedule == "step":
+            return self.decay ** sum(progress >= milestone for milestone in self.milestones)
+        left = 1 - (progress - self.warmup) / max(1 - self.warmup, 1e-12)
+        if self.schedule == "linear":
+            return left
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        return 1.0
+
+    def travelled(self, round: int, rounds: int, steps: int) -> float:
+        """The sum of the learning rates of a round's steps.
+
+        Args:
+            round: number of finished rounds.
+            rounds: rounds of the run.
+            steps: of one client in the round.
+        """
+        return self.lr * sum(self.factor((round + step / steps) / rounds) for step in range(steps))

@@ -1,0 +1,52 @@
+"""TODO."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from confed.report.tables.headline import _labelled, paper_table
+from confed.report.tables.labels import label_tables
+from confed.report.tables.table import in_files
+from confed.results.runs import load
+
+__all__ = ["write_tables"]
+
+
+def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
+    """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
+
+    The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
+    files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
+    ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
+
+    Args:
+        folder: a run or study folder.
+        references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
+            they are there.
+        margin: how much worse still counts as no worse, a fraction.
+
+    Returns:
+        The files. There is no comparison of a single method.
+
+    Raises:
+        ValueError: the folder is neither a run nor a study, or a reference is not among the methods.
+    """
+    from confed.report.statistics.comparison import compare_runs
+    from confed.report.tables import modalities as modality_matrix  # here: these build on this module
+
+    study = load(Path(folder))
+    table = paper_table(study)
+    texts = in_files("table", table)
+    for name, other in label_tables(_labelled(study), every=True).items() if _labelled(study) else ():
+        texts |= in_files(name, other)
+    if (matrix := modality_matrix.table(study)) is not None:
+        texts |= in_files(modality_matrix.FILE, matrix)
+    if len(study.methods) > 1:
+        texts |= compare_runs(study.runs, references, margin).files()
+    paths: list[Path] = []
+    for name, text in texts.items():
+        path = study.folder / name
+        unfinished = path.with_name(f"{name}.part")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+        paths.append(path)
+    return paths

@@ -1,0 +1,99 @@
+"""TODO."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from confed.results.runs import Summary, average, counted, number
+
+__all__ = [
+    "BOUNDS",
+    "HEADLINES",
+    "LABELS",
+    "LABEL_METRICS",
+    "METRICS",
+    "PARTS",
+    "VALIDATION",
+    "headline",
+    "is_bound",
+    "is_labelled",
+    "label_value",
+]
+
+
+METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+"""In the order of tables; see :mod:`confed.metrics.multilabel`."""
+
+
+VALIDATION = "validation"
+"""An unseen place of this name is looked at while training; it counts in no test result over several places."""
+
+
+HEADLINES: Mapping[str, str] = {
+    "personal_mean": "personal",
+    "personal_worst": "personal",
+    "global_seen_mean": "global_seen",
+    "global_unseen_mean": "global_unseen",
+}
+
+
+PARTS = {"deployed_mean": "deployed", **HEADLINES}
+
+
+LABELS: Mapping[str, tuple[str, str]] = {
+    f"{view} {metric}".strip(): (view, metric) for view in ("", "unseen", "personal") for metric in ("C-AP", "O-F1")
+}
+"""Means of multi-label runs -> view and metric; see :func:`confed.results.headline.label_value`."""
+
+
+def headline(summary: Summary, name: str) -> float | None:
+    """One of the means that head a summary; worked out from its parts where the summary does not state it.
+
+    Args:
+        summary: a run's summary.
+        name: ``deployed_mean``, ``personal_mean``, ``personal_worst``, ``global_seen_mean``, ``global_unseen_mean`` or
+            one of :data:`LABELS`.
+    """
+    if name in LABELS:
+        view, metric = LABELS[name]
+        return label_value(summary, metric, view)
+    stated = number(summary.get(name))
+    if stated is not None:
+        return stated
+    parts = list(counted(summary, PARTS[name]).values())
+    return min(parts, default=None) if name == "personal_worst" else average(parts)
+
+
+LABEL_METRICS = tuple(f"{kind}-{name}" for kind in "CO" for name in ("AP", "P", "R", "F1"))
+"""The columns, in order."""
+
+
+def is_labelled(summary: Summary) -> bool:
+    """Whether a run's summary has multi-label results."""
+    return isinstance(summary.get("multilabel"), Mapping)
+
+
+def label_value(summary: Summary, metric: str, view: str = "", level: str = "") -> float | None:
+    """One value of a run, a fraction; None where there is none.
+
+    Args:
+        summary: the run's.
+        metric: one of :data:`LABEL_METRICS`.
+        view: "global", "personal", "unseen" or "unseen/<place>"; empty for the run's headline.
+        level: one of :data:`LEVELS`, or empty for the labels themselves.
+    """
+    found = summary.get("multilabel")
+    if not isinstance(found, Mapping):
+        return None
+    values: Any = found.get(view or found.get("headline", ""))
+    if level and isinstance(values, Mapping):
+        values = values.get(level)
+    return number(values.get(metric)) if isinstance(values, Mapping) else None
+
+
+BOUNDS = frozenset({"central"})
+"""Algorithms that are no federation: they bound what one could reach, and are not ranked."""
+
+
+def is_bound(summary: Summary) -> bool:
+    """Whether a run is a bound and not a federated method."""
+    return bool(summary.get("pooled")) or summary.get("algorithm") in BOUNDS
