@@ -152,6 +152,7 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_cells_without_a_value_are_empty_and_never_0(folder: Path) -> None:
+    modality_matrix.write(folder)
     rows = {
         (r["model"], r["examples of"]): r for r in csv.DictReader((folder / "modalities.csv").read_text().splitlines())
     }

@@ -334,8 +334,10 @@ def print_table(table: "RenderableType") -> None:
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
     from confed.report.report import write_report
+    from confed.report.tables import modalities
     from confed.report.tables.headline import study_table
 
+    modalities.write(folder)
     page = write_report(folder)
     if as_json:
         print_json({"folder": str(folder), "report": str(page), "runs": summaries})

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Names of sets of modalities, such as "image+audio", in the order of tables."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING

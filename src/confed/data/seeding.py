@@ -1,4 +1,4 @@
-"""TODO."""
+"""Random generators of data, as functions of a seed and a purpose."""
 
 from zlib import crc32
 

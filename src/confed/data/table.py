@@ -1,4 +1,4 @@
-"""TODO."""
+"""Examples as tensors, and the batches made of their rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a server knows of a client before it asks: name, number of examples, modalities, head."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Headline values of a run's summary: what tables compare, of questions and of multi-label data."""
 
 from collections.abc import Mapping
 from typing import Any

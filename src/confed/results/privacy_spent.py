@@ -1,4 +1,4 @@
-"""TODO."""
+"""Names of the privacy ledger's fields in a run's history and summary."""
 
 __all__ = ["FIELD", "SHOWN"]
 

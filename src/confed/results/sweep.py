@@ -1,4 +1,4 @@
-"""TODO."""
+"""Record of a sweep: one study per value of a setting, and the order of the values."""
 
 import json
 import re

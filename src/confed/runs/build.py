@@ -12,13 +12,13 @@ from torch import nn
 
 from confed.data.caption_tables import MixedData, with_turns
 from confed.data.examples import FederatedDataset, TableData
-from confed.data.table import Table
 from confed.data.label_tables import Both, LabelData, LabelTable, LazyTables, Selected, pool_labels
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
-from confed.data.pooling import pool
 from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
+from confed.data.pooling import pool
+from confed.data.table import Table
 from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
@@ -26,7 +26,12 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
-from confed.runs.ineffective import warn_of_ignored
+from confed.models import create_model
+from confed.privacy.protections import check_layouts
+from confed.recipes.recipe import Recipe, Run
+from confed.registry import models
+from confed.registry import tasks as registered_tasks
+from confed.runs.checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
 from confed.runs.encode import (
     TOKENIZER_KEYS,
     Materials,
@@ -34,12 +39,7 @@ from confed.runs.encode import (
     load_materials,
     writes_captions,
 )
-from confed.runs.checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
-from confed.models import create_model
-from confed.privacy.protections import check_layouts
-from confed.recipes.recipe import Recipe, Run
-from confed.registry import models
-from confed.registry import tasks as registered_tasks
+from confed.runs.ineffective import warn_of_ignored
 
 __all__ = ["check_device", "load_data", "prepare", "presence_of", "tasks_of"]
 

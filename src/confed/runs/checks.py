@@ -15,8 +15,8 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.ownership import unowned
 from confed.federation.params import named_tensors
 from confed.federation.protocols import ClientData
-from confed.runs.encode import Materials, reads_absent
 from confed.recipes.recipe import Recipe
+from confed.runs.encode import Materials, reads_absent
 
 __all__ = ["check_lengths", "check_modalities", "check_whole", "public_data", "warn_of_long_texts"]
 

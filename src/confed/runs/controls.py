@@ -29,18 +29,18 @@ from torch import Tensor
 
 from confed.data.controls import PERMUTED
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.table import Table
 from confed.data.federate import AnswerTable
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import is_modal
 from confed.data.question_words import WordAnswers
+from confed.data.table import Table
 from confed.engines.perform import Setup
 from confed.federation.protocols import Output
-from confed.runs.encode import Materials
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
-from confed.runs.evaluate import Examination
 from confed.results.headline import VALIDATION
+from confed.runs.encode import Materials
+from confed.runs.evaluate import Examination
 
 __all__ = ["KEYS", "summarise_controls"]
 

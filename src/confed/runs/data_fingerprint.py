@@ -11,8 +11,8 @@ from typing import Any
 
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
-from confed.runs.encode import Materials
 from confed.results.folder import RunFolder
+from confed.runs.encode import Materials
 
 __all__ = ["check_same_data", "note_data"]
 

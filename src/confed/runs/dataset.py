@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from confed.data.card_files import read_card
-from confed.datasets.card_terms import in_terms
 from confed.data.examples import Examples, FederatedDataset
 from confed.data.filling import Fill, filled
 from confed.data.labelled import LabelDataset
@@ -16,6 +15,7 @@ from confed.data.missing import lose, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
+from confed.datasets.card_terms import in_terms
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from confed.data.caption_tables import MixedData, with_captions
 from confed.data.examples import Examples, FederatedDataset, StoredPictures, TableData, channels_first, encode
-from confed.data.table import Table
 from confed.data.label_tables import encode_labels
 from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
+from confed.data.table import Table
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.registry import models

@@ -12,8 +12,8 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
-from confed.runs.encode import Materials
 from confed.results import format as formats
+from confed.runs.encode import Materials
 from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest, written
 from confed.tasks.vqa import summarise
 

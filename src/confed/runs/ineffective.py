@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from confed.registry import datasets
 from confed.recipes.run_section import Run
+from confed.registry import datasets
 
 if TYPE_CHECKING:
     from confed.runs.encode import Materials

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.engines.local import Workspace
 from confed.federation.protocols import Batch
-from confed.runs.encode import Materials
 from confed.results.folder import RunFolder
 from confed.results.headline import VALIDATION
+from confed.runs.encode import Materials
 from confed.runs.samples import fill, png
 
 __all__ = ["AtLabels", "gallery", "look", "rounded", "shrunk", "words_of"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from confed.data.examples import TableData
 from confed.data.modal_tables import ModalTable
-from confed.federation.params import Scalar
 from confed.federation.ownership import MODALITIES, modalities_of
+from confed.federation.params import Scalar
 
 __all__ = ["restriction", "sets_at", "sets_tried", "widest", "written"]
 

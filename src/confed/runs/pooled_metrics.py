@@ -19,7 +19,6 @@ from confed.data.labelled import LabelDataset
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Counting
-from confed.runs.encode import Materials
 from confed.metrics.multilabel import (
     class_average_precision,
     flair_metrics,
@@ -27,12 +26,11 @@ from confed.metrics.multilabel import (
     mean_over_classes,
     overall_average_precision,
 )
+from confed.results.headline import VALIDATION
+from confed.runs.encode import Materials
 from confed.runs.evaluate import Examination
 
-from confed.results.headline import VALIDATION, METRICS
-
-__all__ = ["KEPT", "PooledCounts", "TOGETHER", "kept_probabilities", "summarise_labels"]
-
+__all__ = ["KEPT", "TOGETHER", "PooledCounts", "kept_probabilities", "summarise_labels"]
 
 
 KEPT = 4_000_000

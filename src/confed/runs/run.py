@@ -3,9 +3,9 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +19,25 @@ from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, re
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
 from confed.federation.state import MemoryStore, ServerState, Store
-from confed.system.folder_lock import alone, check_held
-from confed.runs.finished import settle
-from confed.runs.encode import Materials
-from confed.runs.build import check_device, load_data, prepare, presence_of
 from confed.privacy.ledger import PrivacyLedger
-from confed.system.processor import check_pinned
 from confed.recipes.recipe import Recipe, Run, load_recipe
+from confed.results.folder import RunFolder, read_jsonl
+from confed.runs.build import check_device, load_data, prepare, presence_of
+from confed.runs.data_fingerprint import check_same_data, note_data
+from confed.runs.encode import Materials
 from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
-from confed.results.folder import RunFolder, read_jsonl
+from confed.runs.finished import settle
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.summary import summarise_run
-from confed.runs.data_fingerprint import check_same_data, note_data
+from confed.runs.progress import Progress, Watch
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
+from confed.runs.summary import summarise_run
+from confed.system.folder_lock import alone, check_held
+from confed.system.processor import check_pinned
 from confed.tasks.vqa import summarise
 
-from confed.runs.progress import Progress, Watch
-
 __all__ = ["Runner", "load_data", "load_run", "prepare", "run"]
-
-
-
-
 
 
 @alone
@@ -265,9 +260,7 @@ class Runner:
                 self.folder.write_tensors(self.folder.personal_model(name), tensors)
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
-        from confed.runs import label_samples
-        from confed.report.tables import modalities as modality_matrix
-        from confed.runs import similarity
+        from confed.runs import label_samples, similarity
         from confed.runs.samples import gallery
 
         correct: dict[str, Tensor] = {}
@@ -305,7 +298,6 @@ class Runner:
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
-        modality_matrix.write(self.folder.root)
         self._tell(self.setup.rounds, "done")
         return summary
 

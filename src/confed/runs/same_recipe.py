@@ -9,11 +9,11 @@ import tomllib
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
-from confed.system.processor import machine, machine_differences
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder
 from confed.results.settings import flat
 from confed.runs.summary import versions
+from confed.system.processor import machine, machine_differences
 
 __all__ = ["INDIFFERENT", "check_same_recipe", "differing_settings", "machine_note", "note_recipe"]
 

@@ -15,18 +15,17 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from confed.data.examples import Examples
-from confed.data.table import Table
+from confed.data.examples import Examples, presence
 from confed.data.modal_tables import ModalTable
-from confed.data.picture_tables import NoPictures
 from confed.data.modalities import MODALITIES, is_modal, modalities_of
-from confed.data.examples import presence
+from confed.data.picture_tables import NoPictures
+from confed.data.table import Table
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
-from confed.runs.encode import Materials
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
+from confed.runs.encode import Materials
 from confed.runs.forgotten import filter_of, picked
 from confed.runs.media import kept_series, kept_sound
 
@@ -58,8 +57,8 @@ def answer(
 
     Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
 
-    Where a method answers with more than the model, ``network`` does (:func:`confed.runs.finished.settle`). Attention is
-    over the patches, rows and columns, or over regions, with their "boxes" beside it.
+    Where a method answers with more than the model, ``network`` does (:func:`confed.runs.finished.settle`). Attention
+    is over the patches, rows and columns, or over regions, with their "boxes" beside it.
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
     """

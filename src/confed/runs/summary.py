@@ -7,16 +7,16 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
-from confed.runs.encode import Materials
-from confed.system.processor import machine
 from confed.recipes.recipe import Recipe
-from confed.system.release import VERSION
-from confed.runs.controls import summarise_controls
-from confed.runs.evaluate import Examination
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
+from confed.runs.controls import summarise_controls
+from confed.runs.encode import Materials
+from confed.runs.evaluate import Examination
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import ledger_of, summary_of
+from confed.system.processor import machine
+from confed.system.release import VERSION
 
 __all__ = ["LISTED", "summarise_run", "versions"]
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confed.studies import pool as cells
 from confed.federation.checkpoint import write_atomically
-from confed.system.folder_lock import exclusive
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.settings import flat
 from confed.runs.same_recipe import check_same_recipe
+from confed.studies import pool as cells
 from confed.studies.study import Job, cell_folder, is_free, read_study, write_study
+from confed.system.folder_lock import exclusive
 
 __all__ = [
     "Grid",

@@ -1,7 +1,7 @@
 """Several models: the same grid of methods and seeds with each of them.
 
-BiCSL's table 2 is one: seven models, each with all methods. The folder holds a grid per model (see :mod:`confed.studies.grid`),
-so what is there is reused and what is missing is run, and an index, ``models.json``.
+BiCSL's table 2 is one: seven models, each with all methods. The folder holds a grid per model (see
+:mod:`confed.studies.grid`), so what is there is reused and what is missing is run, and an index, ``models.json``.
 """
 
 import json
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confed.federation.checkpoint import write_atomically
-from confed.system.folder_lock import without_lock
 from confed.recipes.recipe import Recipe
+from confed.system.folder_lock import without_lock
 
 __all__ = ["INDEX", "Backbones", "is_backbones", "models_of", "open_backbones", "read_backbones"]
 
@@ -118,8 +118,8 @@ def _check_settings(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
     Raises:
         ValueError: one of them was not.
     """
-    from confed.studies.grid import differing, is_grid
     from confed.registry import models
+    from confed.studies.grid import differing, is_grid
     from confed.studies.study import read_study
 
     for row in rows:

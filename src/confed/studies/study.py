@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confed.runs.run import prepare, run
-from confed.runs.progress import Progress, Watch
 from confed.federation.checkpoint import remove_unfinished, write_atomically
 from confed.federation.file_names import file_name
 from confed.federation.reading import faults_of
-from confed.system.folder_lock import alone, exclusive, without_lock
-from confed.runs.build import check_device
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
+from confed.runs.build import check_device
+from confed.runs.progress import Progress, Watch
+from confed.runs.run import prepare, run
 from confed.runs.same_recipe import check_same_recipe
+from confed.system.folder_lock import alone, exclusive, without_lock
 
 __all__ = [
     "Job",

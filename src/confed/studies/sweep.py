@@ -1,9 +1,9 @@
 """Sweeps: the same grid of methods and seeds for each of several values of one setting.
 
 FedDAT's figure 6 is one: accuracy against the number of clients, each number with a round budget of its own. A sweep's
-folder holds a grid per value (see :mod:`confed.studies.grid`), so what is there is reused and what is missing is run. A run
-that the swept setting does not concern, such as local training in a sweep over another method's lambda, is the same at
-every value: it is made once and copied.
+folder holds a grid per value (see :mod:`confed.studies.grid`), so what is there is reused and what is missing is run. A
+run that the swept setting does not concern, such as local training in a sweep over another method's lambda, is the same
+at every value: it is made once and copied.
 
 Figure 6 of the multimodal personalised Transformer (Cao et al., 2025) has two lines, for data that are split in two
 ways: a sweep may go over all values for each of several values of another setting.
@@ -11,20 +11,17 @@ ways: a sweep may go over all values for each of several values of another setti
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from confed.federation.checkpoint import write_atomically
-from confed.system.folder_lock import without_lock
 from confed.recipes.recipe import Recipe, load_recipe
-
-from confed.results.sweep import Point, Sweep, read_sweep, number_of, INDEX
+from confed.results.sweep import INDEX, Point, Sweep, number_of, read_sweep
+from confed.system.folder_lock import without_lock
 
 __all__ = ["Axis", "is_sweep", "open_sweep", "parse_axis", "points_of"]
-
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,6 @@ class Axis:
 
     key: str
     values: tuple[str, ...]
-
-
-
-
 
 
 def parse_axis(text: str) -> Axis:
@@ -174,8 +167,6 @@ def is_sweep(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
-
-
 def _merged(root: Path, before: Sequence[Point], now: Sequence[Point], by: str) -> tuple[Point, ...]:
     """All points, line by line, in the order of their values where these are numbers."""
     known = {point.folder: point for point in before}
@@ -192,5 +183,3 @@ def _merged(root: Path, before: Sequence[Point], now: Sequence[Point], by: str) 
         together = [point for _, point in sorted(zip(numbers, together, strict=True), key=lambda pair: pair[0] or 0.0)]
     lines = list(dict.fromkeys(point.settings.get(by) for point in together))
     return tuple(sorted(together, key=lambda point: lines.index(point.settings.get(by))))
-
-

@@ -28,15 +28,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.studies import pool as cells
 from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import file_name
-from confed.system.folder_lock import exclusive
-from confed.studies.grid import differing, joined, refusals
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
-from confed.studies.tuned import Trial, Tuned, effective_questions, in_words, merge, scores_csv, standard_error, tuned_toml
+from confed.studies import pool as cells
+from confed.studies.grid import differing, joined, refusals
+from confed.studies.tuned import (
+    Trial,
+    Tuned,
+    effective_questions,
+    in_words,
+    merge,
+    scores_csv,
+    standard_error,
+    tuned_toml,
+)
 from confed.studies.validation import LOOKED_AT, NOTHING, any_validation, validation_scores
+from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
     import optuna
@@ -121,9 +130,9 @@ def tune(
             settings or whose other rows had another budget or another rule for stopping early.
     """
     from confed.data.label_tables import LazyTables
-    from confed.runs.run import load_data
-    from confed.runs.encode import load_materials
     from confed.results.headline import VALIDATION
+    from confed.runs.encode import load_materials
+    from confed.runs.run import load_data
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")

@@ -11,9 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from confed.system.plain_text import cell_text
 from confed.recipes.recipe import Recipe
 from confed.results.settings import flat
+from confed.system.plain_text import cell_text
 
 __all__ = [
     "Trial", "Tuned", "apply", "effective_questions", "in_words", "merge", "read_tuned", "scores_csv",

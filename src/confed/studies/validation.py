@@ -38,11 +38,11 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
 
     from confed.data.label_tables import Both, LazyTables
     from confed.engines.local import Presence, Simulation, Workspace, simulate
-    from confed.runs.run import prepare
     from confed.federation.protocols import Counting
     from confed.federation.state import MemoryStore
-    from confed.runs.pooled_metrics import PooledCounts
     from confed.results.headline import VALIDATION
+    from confed.runs.pooled_metrics import PooledCounts
+    from confed.runs.run import prepare
     from confed.tasks.vqa import summarise
 
     run = recipe.run

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Format and digests of the prepared GQA files."""
 
 import hashlib
 from pathlib import Path

@@ -1,9 +1,9 @@
 """The steps of split learning: who worked when, how busy everybody was, and what a step sends."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confed.engines.timeline import Span
 from confed.report.figures.style import HUES, Drawing, Pen
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
@@ -32,6 +32,16 @@ PARTIES: Mapping[str, str] = {
     "aux": "aux averages the clients' parts",
 }
 """Servers of split methods -> what they do."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One party at work, as ``timeline.jsonl`` has it; times in seconds since the round began."""
+
+    party: str
+    what: str
+    start: float
+    end: float
 
 
 def spans_of(run: Run) -> list[Span]:

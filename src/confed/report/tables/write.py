@@ -1,4 +1,4 @@
-"""TODO."""
+"""Table files of a study: Markdown, CSV and TeX beside its runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

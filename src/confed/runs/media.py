@@ -1,0 +1,59 @@
+"""Sounds and sensor series of gallery samples, shortened."""
+
+import base64
+import io
+import wave
+from typing import Any
+
+import numpy as np
+
+from confed.data.sounds import Sounds
+from confed.data.time_series import Series
+
+__all__ = ["CHANNELS", "LONGEST", "STEPS", "kept_series", "kept_sound"]
+
+
+LONGEST = 160_000
+"""Bytes of sound that are kept of a sample, at most: 10 s at 8 kHz, 5 s at 16 kHz. The rest is left out and said so."""
+
+
+STEPS, CHANNELS = 128, 6
+"""Steps, evenly spread, and channels that are kept of a series, at most."""
+
+
+def kept_sound(sounds: Sounds, row: int) -> dict[str, Any]:
+    """What a gallery keeps of a recording.
+
+    Args:
+        sounds: recordings.
+        row: which of them.
+
+    Returns:
+        "wav", the first :data:`LONGEST` bytes of it as a WAV file, base64; and "seconds", the length of all of it.
+    """
+    clip = sounds.clip(row)
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sounds.rate)
+        file.writeframes(clip[: LONGEST // 2].astype("<i2").tobytes())
+    return {"wav": base64.b64encode(buffer.getvalue()).decode(), "seconds": round(len(clip) / sounds.rate, 3)}
+
+
+def kept_series(series: Series, row: int) -> dict[str, Any]:
+    """What a gallery keeps of a series.
+
+    Args:
+        series: values of sensors.
+        row: which of them.
+
+    Returns:
+        "channels", their names; "values", for each of the first :data:`CHANNELS` some of its values; "steps", how many
+        there are in all.
+    """
+    values = series.values[series.offsets[row] : series.offsets[row + 1]]
+    chosen = np.linspace(0, len(values) - 1, min(len(values), STEPS)).round().astype(int)
+    kept = values[chosen, :CHANNELS].T
+    rounded = [[float(f"{value:.4g}") for value in channel] for channel in kept.tolist()]
+    return {"channels": list(series.channels), "values": rounded, "steps": len(values)}

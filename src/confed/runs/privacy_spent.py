@@ -1,0 +1,92 @@
+"""Privacy ledger of a run: what noise on updates has cost, round by round."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confed.engines.local import Presence
+from confed.federation.algorithm import Algorithm
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.privacy.ledger import PrivacyLedger
+from confed.recipes.run_section import Run as RunSection
+from confed.results.privacy_spent import FIELD, SHOWN
+
+__all__ = ["ledger_of", "line_of", "summary_of"]
+
+
+def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[str, Any]]) -> PrivacyLedger | None:
+    """A run's ledger as its history has it; None where updates are not noised.
+
+    Args:
+        algorithm: the method.
+        run: how it is carried out.
+        history: the lines of ``metrics.jsonl``.
+    """
+    privacy = algorithm.update_privacy
+    if privacy is None or not privacy.noise > 0:
+        return None
+    ledger = PrivacyLedger(privacy, run.sampling == "uniform", Presence(run.joins, run.leaves).holds)
+    for line in history:
+        if FIELD in line:
+            ledger.add(line["round"], line[FIELD]["asked"], line[FIELD]["present"])
+    return ledger
+
+
+def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: int) -> dict[str, Any]:
+    """Enters a round into the ledger; its field in the history: who was asked, and the epsilon of each so far."""
+    ledger.add(round, asked, present)
+    epsilon = {name: ledger.epsilon(name) for name in asked}
+    return {FIELD: {"asked": list(asked), "present": present, "epsilon": epsilon}}
+
+
+def summary_of(ledger: PrivacyLedger, clients: Sequence[str], rounds: int) -> dict[str, Any]:
+    """The field of ``summary.json``: the guarantee in numbers and words, client by client and round by round.
+
+    Args:
+        ledger: the run's.
+        clients: those that a summary lists.
+        rounds: of the run.
+    """
+    privacy = ledger.privacy
+    spent = {name: [ledger.epsilon(name, round) for round in _shown(rounds)] for name in clients}
+    return {
+        FIELD: {
+            "at": privacy.at, "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta,
+            "adjacency": privacy.adjacency, "amplified": ledger.amplified,
+            "epsilon": {name: ledger.epsilon(name) for name in clients},
+            "rounds": {name: ledger.taken_part(name) for name in clients},
+            "after": _shown(rounds), "so_far": spent, "guarantee": _guarantee(privacy, ledger.amplified),
+        }
+    }  # fmt: skip
+
+
+def _shown(rounds: int) -> list[int]:
+    """At most eight rounds, the last among them."""
+    count = min(rounds, SHOWN)
+    return sorted({math.ceil((i + 1) * rounds / count) for i in range(count)})
+
+
+def _guarantee(privacy: UpdatePrivacy, amplified: bool) -> str:
+    """The guarantee in a sentence or two, with what it leaves out."""
+    where = (
+        "Clients clip and noise their updates themselves, so it holds towards the server and everybody else"
+        if privacy.at == "client"
+        else "The server clips updates and noises their sum, so it holds towards those who see its models, and the "
+        "server is trusted"
+    )
+    unit = "is replaced by another client" if privacy.adjacency == "replace" else "sends updates of zero instead"
+    sampled = (
+        "It counts that cohorts were drawn uniformly, towards those who do not know who was drawn."
+        if amplified
+        else "Nothing is gained by sampling clients."
+    )
+    seed = (
+        " The noise is a function of the run's seed: it has to stay secret, or update_privacy.repeatable be false."
+        if privacy.repeatable
+        else ""
+    )
+    return (
+        f"ε at δ = {privacy.delta:g} of all that a client sends in training, where the client with all its data {unit} "
+        f"(clip {privacy.clip:g}, noise multiplier {privacy.noise:g}). {where}. {sampled} Numbers of examples and "
+        f"evaluations are not covered, nor are personal models, which stay at home.{seed}"
+    )

@@ -1,0 +1,1 @@
+"""Studies: methods by seeds, values of a setting or models; tuning."""
