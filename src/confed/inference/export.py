@@ -1,4 +1,4 @@
-"""Export of a finished run's models; :mod:`confed.inference.load` describes the layout and loads them."""
+"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them."""
 
 import json
 import shutil
