@@ -313,7 +313,7 @@ def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], Series
     """Method and value of the other setting -> how their line looks; methods by colour, unless there is only one."""
     methods, others = _styles(found), list(dict.fromkeys(stage.line(sweep.by) for stage in found))
     if not sweep.by:
-        return {(method, ""): look for method, look in methods.items()}
+        return {(method, ""): series for method, series in methods.items()}
     drawn: dict[tuple[str, str], SeriesStyle] = {}
     for method, series in methods.items():
         for rank, other in enumerate(others):
