@@ -64,6 +64,11 @@ class Pictures:
         two = self._images([[grey], [grey]], return_tensors="pt")
         self.packed = frozenset(key for key, value in two.items() if len(value) != 2)
 
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of all inputs that are kept."""
+        return self._bytes
+
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Inputs of the library's model for pictures, each (B, ...).
 
@@ -97,10 +102,10 @@ class HuggingFaceVLM(Finetunable):
     """An image-text-to-text model of ``transformers`` that writes answers, or chooses among given ones by likelihood.
 
     Batches have ``image``, uint8 (B, 3, H, W), and ``text`` and ``text_mask``, int64 (B, L), prompts of
-    :class:`confed.models.hf.prompts.ChatTokenizer`. Training batches have ``answer_tokens`` too, (B, T) or (B, K, T) with
-    ``answer_weight`` (B, K); what comes out is as in :class:`confed.models.answer_ranking.GenerativeAnswerer`: token
-    scores (R, T - 1, V) of training batches, log-likelihoods of the candidates (B, C) of all others. Features are the
-    last layer's state of the prompt's last token, (B, d).
+    :class:`confed.models.hf.prompts.ChatTokenizer`. Training batches have ``answer_tokens`` too, (B, T), or (B, K, T)
+    with ``answer_weight`` (B, K); what comes out is as in :class:`confed.models.answer_ranking.GenerativeAnswerer`:
+    token scores (R, T - 1, V) of training batches, log-likelihoods of the candidates (B, C) of all others. Features are
+    the last layer's state of the prompt's last token, (B, d).
 
     Args:
         body: the library's model.
@@ -122,7 +127,7 @@ class HuggingFaceVLM(Finetunable):
         self._candidates: Tensor | None = None
         self._typed = _type_keys(tokenizer)
         if checkpointing:
-            self.body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.body.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         self.body.config.use_cache = False
         self.train()
 

@@ -1,6 +1,6 @@
 """Prompts of vision-language models: a question in the model's own chat template, and answers as tokens.
 
-A prompt's token ids hold the *placeholder* of its picture, as the chat template writes it, for instance ``<image>``. How
+A prompt's token ids hold the *placeholder* of its picture, as the chat template writes it, such as ``<image>``. How
 many tokens a picture becomes depends on its size; :class:`Placeholder` puts them in when the picture is at hand. That
 this gives the ids that the processor gives is checked when the tokenizer is made.
 """
@@ -37,11 +37,13 @@ class Placeholder:
         self._expanded: dict[tuple[int, ...], list[int]] = {}
         if not getattr(processor, "chat_template", None):
             raise ValueError(
-                f"the processor {type(processor).__name__} has no chat template; take an instruction-tuned model, or put "
-                "a chat_template.jinja into its folder"
+                f"the processor {type(processor).__name__} has no chat template; take an instruction-tuned model, or "
+                "put a chat_template.jinja into its folder"
             )
         there, without = _rendered(processor, "q", picture=True), _rendered(processor, "q", picture=False)
-        start = next((i for i, pair in enumerate(zip(there, without, strict=False)) if pair[0] != pair[1]), len(without))
+        start = next(
+            (i for i, pair in enumerate(zip(there, without, strict=False)) if pair[0] != pair[1]), len(without)
+        )
         self.text = there[start : start + len(there) - len(without)]
         self.ids: list[int] = processor.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         if not self.text or not self.ids:
@@ -79,9 +81,7 @@ class Placeholder:
         if not bool(found.any(1).all()):
             raise ValueError(f"a prompt lacks the placeholder {self.text!r} of its picture")
         start = found.int().argmax(1)
-        rows = [
-            torch.cat([row[:i], tokens, row[i + width :]]) for row, i in zip(text, start.tolist(), strict=True)
-        ]
+        rows = [torch.cat([row[:i], tokens, row[i + width :]]) for row, i in zip(text, start.tolist(), strict=True)]
         more = mask.new_ones(len(mask), len(tokens) - width) if len(tokens) >= width else None
         if more is None:
             raise ValueError(f"a picture has fewer tokens ({len(tokens)}) than its placeholder ({width})")

@@ -73,7 +73,15 @@ def tiny(family: str, seed: int = 0) -> tuple[nn.Module, Any]:
         "text_config": {**TEXT, **made.text}, "vision_config": {**VISION, **made.vision}, **made.config,
     }  # fmt: skip
     config = AutoConfig.for_model(family, **options)
-    model = seeded(seed, lambda: AutoModelForImageTextToText.from_config(config))
+
+    def make() -> nn.Module:
+        model = AutoModelForImageTextToText.from_config(config)
+        for value in model.parameters():
+            if value.ndim > 1 and not value.any():  # a connector that starts at zero would hide every picture
+                nn.init.normal_(value, std=0.02)
+        return model
+
+    model = seeded(seed, make)
     return model, made.processor(_tokenizer())
 
 
