@@ -1,0 +1,188 @@
+"""The package as a whole: what importing it costs, which room may import which, and what must be nowhere."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import confed
+from confed import registry
+from confed.federation.algorithm import Algorithm
+from confed.recipes.recipe import load_recipe, packaged_recipes
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "confed"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Floors of docs/architecture.md; whatever is not named here is on the top floor.
+FLOORS = {
+    "federation": 0,
+    "folder_lock": 0,
+    "plain_text": 0,
+    "processor": 0,
+    "registry": 0,
+    "release": 0,
+    "losses": 1,
+    "metrics": 1,
+    "privacy": 1,
+    "attacks": 1,
+}
+FLOORS |= {"data": 1, "models": 1, "tasks": 1, "algorithms": 1, "recipes": 1}
+FLOORS |= {"engines": 2, "recipe": 2, "overrides": 2, "run_section": 2, "schema": 2}
+TOP = 3
+
+# An environment may lack it; its tests are skipped then.
+OPTIONAL = {"nvflare"}
+
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+FORBIDDEN_NAMES = {"torch.load", "torch.save", "torch.manual_seed", "np.random.seed", "numpy.random.seed"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def in_a_new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+HEAVY = ("transformers", "peft", "matplotlib", "typer", "scipy")
+
+
+def test_importing_is_quick_and_loads_nothing_heavy() -> None:
+    code = f"import confed, sys, time; print([m for m in {HEAVY} if m in sys.modules], time.process_time())"
+    heavy, seconds = in_a_new_process(code).rsplit(maxsplit=1)
+    assert heavy == "[]"
+    assert float(seconds) < 2.5
+
+
+def test_every_public_name_is_there_and_still_loads_nothing_heavy() -> None:
+    code = (
+        "import confed, json, sys\n"
+        "missing = [name for name in confed.__all__ if getattr(confed, name, None) is None]\n"
+        f"print(json.dumps([missing, [m for m in {HEAVY} if m in sys.modules]]))"
+    )
+    assert json.loads(in_a_new_process(code)) == [[], []]
+    assert len(set(confed.__all__)) == len(confed.__all__)
+    assert set(confed.__all__) <= set(dir(confed))
+    with pytest.raises(AttributeError, match="no attribute 'Manager'"):
+        _ = confed.Manager
+
+
+def test_federation_imports_only_torch_safetensors_and_the_standard_library() -> None:
+    for path in (SOURCE / "federation").glob("*.py"):
+        for name in imports(ast.parse(path.read_text())):
+            allowed = name.split(".")[0] in {"torch", "safetensors", *sys.stdlib_module_names}
+            assert allowed or name.startswith("confed.federation."), f"{path.name} imports {name}"
+
+
+def test_methods_import_only_the_core_the_losses_and_privacy() -> None:
+    for path in (SOURCE / "algorithms").glob("*.py"):
+        for name in imports(ast.parse(path.read_text())):
+            allowed = name.split(".")[0] in {"torch", *sys.stdlib_module_names}
+            ours = ("confed.federation.", "confed.losses.", "confed.privacy.")
+            assert allowed or name.startswith(ours), f"{path.name}: {name}"
+
+
+def test_rooms_import_from_their_own_floor_or_lower_ones() -> None:
+    for path in FILES:
+        if path.parent == SOURCE and path.name == "__init__.py":
+            continue  # the list of public names refers to everything
+        for name in imports(ast.parse(path.read_text())):
+            if name.startswith("confed."):
+                mine, other = room(path), name.split(".")[1]
+                assert FLOORS.get(other, TOP) <= FLOORS.get(mine, TOP), f"{path} imports {name}"
+
+
+def test_no_method_extends_another() -> None:
+    names = registry.algorithms.names()
+    assert {"local", "central", "fedavg", "fedprox", "fedavg_ft", "st", "fedp3"} <= set(names)
+    for name in names:
+        assert registry.algorithms[name].__bases__ == (Algorithm,)  # type: ignore[attr-defined]
+
+
+def safe_loads(path: Path, tree: ast.AST) -> list[ast.AST]:
+    """The uses of ``torch.load`` that are allowed: in one file, and only with ``weights_only=True`` written out."""
+    if path != SOURCE / "convert.py":
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    safe = [node for node in calls if "weights_only=True" in map(ast.unparse, node.keywords)]
+    return [node.func for node in safe if ast.unparse(node.func) == "torch.load"]
+
+
+def test_nothing_unpickles_and_nothing_touches_global_randomness() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        named = set(imports(tree))
+        assert not FORBIDDEN & {name.split(".")[0] for name in named}, path
+        assert not FORBIDDEN_NAMES & named, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node not in safe_loads(path, tree):
+                assert ast.unparse(node) not in FORBIDDEN_NAMES, f"{path}:{node.lineno}"
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
+
+
+def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
+    newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert newest is not None
+    assert newest.group(1) == declared == confed.__version__
+
+
+def test_recipes_are_package_data_and_valid() -> None:
+    files = {path.stem for path in (SOURCE / "recipes").glob("*.toml")}
+    assert files == set(packaged_recipes())
+    assert "fedvqa_scenes" in files
+    for name in files:
+        text = (SOURCE / "recipes" / f"{name}.toml").read_text()
+        # Made on the spot, from no folder.
+        own = any(
+            f'name = "{made}"' in text
+            for made in ("scenes", "six_styles", "scene_labels", "modalities", "scene_captions")
+        )
+        recipe = load_recipe(name, [] if own else ["data.root=somewhere"])
+        for method in recipe.methods:
+            recipe.method(method)
+
+
+def test_every_dependency_has_one_pinned_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [n for n in (ROOT / "constraints.txt").read_text().splitlines() if n and not n.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    assert len(pinned) == len(lines)
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    assert {re.match(r"[\w\-.]+", item)[0].lower() for item in wanted} <= pinned  # type: ignore[index]
+
+
+def test_every_module_can_be_imported_and_its_public_names_exist() -> None:
+    for path in FILES:
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click is about to drop
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] in OPTIONAL:
+                    continue
+                raise
+        missing = [n for n in getattr(module, "__all__", ()) if not hasattr(module, n)]
+        assert not missing, f"{name}: {missing}"
