@@ -24,7 +24,7 @@ from confed.federation.train import epoch_steps
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare
-from confed.runs.encode import load_materials, reads_absent
+from confed.runs.encode import load_run_data, reads_absent
 from confed.runs.run import run
 from modal_examples import OWNED, ROLES, examples, gaps, plain, recipe_file, table
 
@@ -435,7 +435,7 @@ def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
 
 def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:
     data = json.dumps({"name": "modal_examples:plain", "missing": {"image": 0.3, "when": "both"}})
-    ours, theirs = (load_materials(data, json.dumps({"name": f"modal_examples:{m}"}), 5) for m in ("sums", "both"))
+    ours, theirs = (load_run_data(data, json.dumps({"name": f"modal_examples:{m}"}), 5) for m in ("sums", "both"))
     one, other = (m.questions.clients["one"].test for m in (ours, theirs))
     assert one.names == other.names
     assert (presence(one) == presence(other)).all()
@@ -447,10 +447,10 @@ def test_labels_cannot_lose_modalities_which_is_said_before_they_are_made() -> N
     # There is no such folder, of which nobody comes to complain.
     away = json.dumps({"name": "voc", "root": "/nowhere", "missing": {"image": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'voc' have labels"):
-        load_materials(away, json.dumps({"name": "ctran_mini"}), 0)
+        load_run_data(away, json.dumps({"name": "ctran_mini"}), 0)
     data = json.dumps({"name": "tagged_texts", "train": 20, "clients": 2, "missing": {"text": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'tagged_texts' have labels"):
-        load_materials(data, json.dumps({"name": "ctran_mini"}), 0)
+        load_run_data(data, json.dumps({"name": "ctran_mini"}), 0)
 
 
 def test_training_counts_its_steps_by_the_data() -> None:
