@@ -20,7 +20,7 @@ from confed.runs.run import run
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("told")
-    (root / "told.toml").write_text(RECIPE.replace('coloured_labels:colours"', f'{__name__}:told"'))
+    (root / "told.toml").write_text(RECIPE.replace(':colours"', ':told"'))
     run(load_recipe(root / "told.toml"), root / "run")
     return root / "run"
 

@@ -21,7 +21,6 @@ from confed.runs.encode import derived_options
 from modal_batches import ALL, KEYS, modal_batch, only
 
 SUBSETS = [names for size in range(1, 5) for names in combinations(ALL, size)]
-KEYS |= {name: (name, f"{name}_length") for name in ("audio", "series")}
 
 
 def _model(**options: Any) -> ModalTransformer:

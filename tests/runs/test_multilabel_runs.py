@@ -303,7 +303,10 @@ def unpaired(other: Path, first: Run) -> str:
         ("task.known=1.5", r"task.known must lie in \[0, 1\], got 1.5"),
         ("run.sampling=often", "run.sampling"),
         ("model.name=mcan_s_mini", "answers questions; 'colours' has labels"),
-        (f"model.name={__name__}:blind", r"blind' reads no label states, .*: task.known must be 0 for it, got 0.75"),
+        (
+            "model.name=coloured_labels:blind",
+            r"blind' reads no label states, .*: task.known must be 0 for it, got 0.75",
+        ),
     ],
 )
 def test_faulty_recipes_are_refused(tmp_path: Path, override: str, complaint: str) -> None:

@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 ALL = ("image", "text", "audio", "series")
-
-
-KEYS = {"image": ("image",), "text": ("text", "text_mask")}
+KEYS = {
+    "image": ("image",),
+    "text": ("text", "text_mask"),
+    "audio": ("audio", "audio_length"),
+    "series": ("series", "series_length"),
+}
 
 
 def modal_batch(rows: int = 3, seed: int = 0) -> dict[str, Tensor]:

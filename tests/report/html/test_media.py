@@ -14,9 +14,10 @@ import pytest
 from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 from confed.recipes.recipe import load_recipe
-from confed.report.html import media as heard
+from confed.report.html import media
 from confed.report.report import render
 from confed.results.runs import load
+from confed.runs import media as recorded
 from confed.runs.run import run
 from html_page import Page
 from modal_examples import recipe_file
@@ -43,42 +44,42 @@ def file(samples: np.ndarray, channels: int = 1, width: int = 2) -> str:
 
 def test_a_recording_is_kept_as_a_wav_file_of_the_same_samples() -> None:
     clip = np.arange(-300, 300)
-    kept = heard.kept_sound(sounds(np.ones(5), clip, rate=16000), 1)
+    kept = recorded.kept_sound(sounds(np.ones(5), clip, rate=16000), 1)
     with wave.open(io.BytesIO(base64.b64decode(kept["wav"]))) as found:
         assert (found.getnchannels(), found.getsampwidth(), found.getframerate()) == (1, 2, 16000)
         assert np.frombuffer(found.readframes(1000), "<i2").tolist() == clip.tolist()
     assert kept["seconds"] == pytest.approx(600 / 16000, abs=1e-3)
-    recording = heard.read(kept)
+    recording = media.read(kept)
     assert recording is not None
     assert recording.rate == 16000
     assert recording.samples.tolist() == clip.tolist()
 
 
 def test_a_long_recording_is_cut_and_the_card_says_so() -> None:
-    kept = heard.kept_sound(sounds(np.ones(96_000)), 0)
-    recording = heard.read(kept)
+    kept = recorded.kept_sound(sounds(np.ones(96_000)), 0)
+    recording = media.read(kept)
     assert recording is not None
-    assert len(recording.samples) == heard.LONGEST // 2
-    assert "the first 10.0 s of 12.0 s" in heard.player(recording, kept["seconds"])
-    assert "sound, 10.0 s<" in heard.player(recording, 10.0)
+    assert len(recording.samples) == recorded.LONGEST // 2
+    assert "the first 10.0 s of 12.0 s" in media.player(recording, kept["seconds"])
+    assert "sound, 10.0 s<" in media.player(recording, 10.0)
 
 
 def test_nothing_but_such_a_file_is_played() -> None:
     tone = np.arange(20, dtype=np.int16)
-    assert heard.read({"wav": file(tone)}) is not None
+    assert media.read({"wav": file(tone)}) is not None
     for bad in (
         {"wav": "no base64!"}, {"wav": base64.b64encode(b"<script>").decode()}, {"wav": file(tone, channels=2)},
         {"wav": file(tone.astype(np.uint8), width=1)}, {"wav": file(tone[:0])}, {"wav": 3}, {}, "text", None,
     ):  # fmt: skip
-        assert heard.read(bad) is None
+        assert media.read(bad) is None
 
 
 def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() -> None:
     # 256 samples for 128 strokes: two each, of which one is 0.
     samples = np.zeros(256)
     samples[0], samples[129], samples[254] = 1000, -500, 250
-    kept = heard.kept_sound(sounds(samples), 0)
-    html = heard.player(heard.read(kept))  # type: ignore[arg-type]
+    kept = recorded.kept_sound(sounds(samples), 0)
+    html = media.player(media.read(kept))  # type: ignore[arg-type]
     strokes = [tuple(map(float, found)) for found in re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)]
     assert len(strokes) == 128
     # Bottom and top in 64 units, of which two are left free on either side; half a unit is the stroke's own width.
@@ -90,7 +91,7 @@ def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() 
 
 
 def test_a_silent_recording_is_a_flat_line() -> None:
-    html = heard.player(heard.read(heard.kept_sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
+    html = media.player(media.read(recorded.kept_sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
     assert set(re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)) == {("32.5", "31.5")}
 
 
@@ -100,33 +101,33 @@ def test_a_silent_recording_is_a_flat_line() -> None:
 def test_of_a_long_series_evenly_spread_steps_are_kept_the_last_one_too() -> None:
     values = np.arange(1000 * 8, dtype=np.float32).reshape(1000, 8)
     series = Series(values, np.array([0, 300, 1000]), tuple("abcdefgh"))
-    kept = heard.kept_series(series, 1)
+    kept = recorded.kept_series(series, 1)
     assert kept["steps"] == 700
-    assert (len(kept["values"]), len(kept["values"][0])) == (heard.CHANNELS, heard.STEPS)
+    assert (len(kept["values"]), len(kept["values"][0])) == (recorded.CHANNELS, recorded.STEPS)
     assert kept["values"][0][0] == values[300, 0]
     assert kept["values"][5][-1] == pytest.approx(values[999, 5], rel=1e-3)
-    assert "and 2 more" in heard.series_plot(kept)
+    assert "and 2 more" in media.series_plot(kept)
 
 
 def test_a_line_per_channel_on_one_scale() -> None:
     kept = {"channels": ["x", "<b>"], "values": [[0, 1, 2], [4, 4, 4]], "steps": 3}
-    html = heard.series_plot(kept)
+    html = media.series_plot(kept)
     lines = re.findall(r'points="([^"]+)"', html)
     assert lines == ["2.0,62.0 128.0,47.0 254.0,32.0", "2.0,2.0 128.0,2.0 254.0,2.0"]
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
     assert "0 to 4, 3 steps" in html
-    assert 'points="2.0,62.0"' in heard.series_plot({"channels": ["x"], "values": [[7]], "steps": 1})
+    assert 'points="2.0,62.0"' in media.series_plot({"channels": ["x"], "values": [[7]], "steps": 1})
 
 
 def test_values_that_are_none_are_not_drawn() -> None:
     good: dict[str, Any] = {"channels": ["x"], "values": [[1, 2]], "steps": 2}
-    assert heard.series_plot(good)
+    assert media.series_plot(good)
     for bad in (
         {**good, "values": [[1, float("nan")]]}, {**good, "values": [[1], [2]]}, {**good, "values": [["a", "b"]]},
         {**good, "values": []}, {**good, "channels": "x"}, {**good, "values": [[1], [2, 3]]}, None, 4,
     ):  # fmt: skip
-        assert heard.series_plot(bad) == ""
+        assert media.series_plot(bad) == ""
 
 
 # Cards -----------------------------------------------------------------------------------------------------------
