@@ -46,7 +46,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 @page_by_page
 def test_named_files_exist(page: Path) -> None:
     places = (ROOT, ROOT / "src", ROOT / "src" / "confed", ROOT / "src" / "confed" / "federation")
-    places += tuple(ROOT / "src" / "confed" / room for room in ("engines", "data", "results"))
     places += (ROOT / "benchmarks",)
     for span in spans(page):
         if re.fullmatch(r"[\w./-]+\.(py|toml|md|txt|svg)", span) and Path(span).name not in EXAMPLES:

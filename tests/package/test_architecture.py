@@ -22,7 +22,9 @@ def expanded(cell: str, layers: tuple[tuple[str, ...], ...]) -> set[str]:
     found: set[str] = set()
     for part in cell.split(";"):
         if among := re.fullmatch(r"layers 1–(\d)(?: but ([\w, ]+))?", part.strip()):
-            found |= {name for names in layers[: int(among[1])] for name in names} - set(re.findall(r"\w+", among[2] or ""))
+            found |= {name for names in layers[: int(among[1])] for name in names} - set(
+                re.findall(r"\w+", among[2] or "")
+            )
         else:
             found |= set(re.findall(r"\w+", part))
     return found

@@ -82,4 +82,3 @@ def test_packages_are_not_called_rooms() -> None:
 def test_pages_speak_of_packages(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [match[0] for match in METAPHORS.finditer(text)] == []
-
