@@ -272,8 +272,8 @@ def box(name: str, x: float, y: float, width: float, lines: int) -> str:
     )
 
 
-HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">
-<title>Packages of confed by layer, with their imports</title>
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"
+width="{width}" height="{height}" role="img"><title>Packages of confed by layer, with their imports</title>
 <desc>{facts}</desc>
 <style>
 text {{ font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2430 }}
