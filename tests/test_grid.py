@@ -74,7 +74,7 @@ class Breaks(Algorithm):
 class Unsuited(Algorithm):
     """FedAvg with a mistake in its code."""
 
-    def suit(self, model, task):
+    def configure(self, model, task):
         return model.nothing
 
 @dataclass(frozen=True)
