@@ -97,7 +97,7 @@ class GridPost:
             self._grid.bound(largest)
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`; Flower's own grid drops messages when they expire."""
+        """See :class:`confed.engines.remote.sites.Post`; Flower's own grids drop messages when their time is over."""
         if isinstance(self._grid, Forgetful):
             self._grid.forget(sent)
 
