@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+ROOT = Path(__file__).parents[2]
 
 
 def module(path: Path) -> ModuleType:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src" / "confed").rglob("*.py"))
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
