@@ -32,7 +32,7 @@ def hf(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
-    source: str = "tiny:idefics3",
+    source: str = "",
     revision: str = "",
     base: Base = "fp32",
     parts: tuple[Part, ...] = ("language",),
@@ -86,7 +86,7 @@ def hf(
 def _tokenizer(
     words: Sequence[str],
     answers: Sequence[str] = (),
-    source: str = "tiny:idefics3",
+    source: str = "",
     revision: str = "",
     max_length: int = 256,
 ) -> ChatTokenizer:
@@ -157,6 +157,8 @@ def _place(source: str) -> str:
     Raises:
         ValueError: it is neither.
     """
+    if not source:
+        raise ValueError("model.source is missing: give a hub name owner/name, a folder, or tiny:FAMILY")
     path = Path(source).expanduser()
     where = str(path) if path.is_dir() else hub_name(source)
     if where is None:
