@@ -22,15 +22,16 @@ passes; numbers of passes are options and ``local.epochs``, the optimiser is ``l
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Algorithm, Protection, action
+from confed.federation.algorithm import Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.ownership import owned, restricted
 from confed.federation.params import Mean, Params, Rules, Scope
@@ -39,6 +40,7 @@ from confed.federation.randomness import generator
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import to_device, train
+from confed.federation.traits import Traits
 
 __all__ = ["FedMD"]
 
@@ -47,7 +49,7 @@ SCORES = "logits"
 
 
 @dataclass(frozen=True)
-class FedMD(Algorithm):
+class FedMD(UsesPublicData):
     """Scores on public examples travel, models stay at home.
 
     Attributes:
@@ -55,20 +57,21 @@ class FedMD(Algorithm):
         items: public examples per round; 0 for all.
         public_epochs: passes over the public examples, with their answers, before the first exchange.
         digest_epochs: passes over a round's public examples towards the mean of the scores.
-        scored: all public examples, and scores of each, once the data have told (:meth:`published`): then replies of
-            any other shape are refused. None where nobody did: then the first reply says what shape scores have.
+        scored: number of public examples, and of scores of each (:meth:`with_public_data`): replies of any other shape
+            are refused. Where it is None, the first reply says what shape scores have.
     """
 
-    label: ClassVar[str] = "FedMD"
+    traits = Traits(
+        label="FedMD",
+        has_global=False,
+        neutral="scores are shared and no values of models, so it never becomes FedAvg",
+        search={"digest_epochs": (1, 2, 4)},
+    )
     public: str = ""
     items: Annotated[int, NOT_NEGATIVE] = 0
     public_epochs: Annotated[int, NOT_NEGATIVE] = 1
     digest_epochs: Annotated[int, NOT_NEGATIVE] = 1
     scored: tuple[int, int] | None = field(default=None, init=False)
-
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "scores are shared and no values of models, so it never becomes FedAvg"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"digest_epochs": (1, 2, 4)}
 
     def public_place(self) -> str:
         """The place that the recipe names."""
@@ -97,7 +100,7 @@ class FedMD(Algorithm):
             examples, answers = self.scored
             expects = {SCORES: torch.empty(min(self.items or examples, examples), answers, device="meta")}
         replies = yield [Call(client, "predict", Message(), expects=expects) for client in cohort]
-        mean, heard = Mean(getattr(torch, self.accumulator)), list[ClientInfo]()
+        mean, heard = Mean(self.accumulator_dtype), list[ClientInfo]()
         like: Params = {}
         for reply in replies:
             if reply.error is not None:

@@ -65,7 +65,7 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients(kind=algorithm.finetuning)
+    clients = toy_clients(kind=algorithm.traits.made_for)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = toy(algorithm, {**clients, "client-1": broken})
@@ -107,9 +107,9 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
     setup = toy(algorithm)
     whole = run(setup)
     same(check, whole, run(setup, Backwards))
-    if not algorithm.pooled:
+    if not algorithm.traits.centralised:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients(kind=algorithm.finetuning)
+        clients = toy_clients(kind=algorithm.traits.made_for)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
