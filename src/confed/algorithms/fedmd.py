@@ -28,10 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from confed.federation.algorithm import Protection, action
+from confed.federation.algorithm import Algorithm, Protection, action
 from confed.federation.client import Client
 from confed.federation.client_info import ClientInfo
-from confed.federation.families.public_data import UsesPublicData
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.ownership import owned, restricted
 from confed.federation.params import Mean, Params, Rules, Scope
@@ -49,7 +48,7 @@ SCORES = "logits"
 
 
 @dataclass(frozen=True)
-class FedMD(UsesPublicData):
+class FedMD(Algorithm):
     """Scores on public examples travel, models stay at home.
 
     Attributes:

@@ -37,7 +37,7 @@ class Evaluation:
         scalars: dict[str, Scalar] = {}
         tensors: dict[str, Tensor] = {}
         for view in ("global", "personal"):
-            if view == "global" and self.has_global:
+            if view == "global" and self.traits.has_global:
                 client.load(message.tensors, common=True)
             elif view == "global" or not client.load_personal():
                 continue

@@ -7,6 +7,7 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.federation.families.public_data import UsesPublicData
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
