@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from confed.runs.progress import Progress
 
 from confed.cli.federation_status import StatusPage
 from confed.cli.progress import Display, GridDisplay
@@ -27,7 +28,6 @@ from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
 from confed.results.folder import RunFolder, is_study, read_jsonl, run_folders
-from confed.runs.progress import Progress
 from confed.studies.pool import Event
 from confed.studies.study import Job, read_study
 from confed.system.plain_text import cell_text, visible

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from confed.runs.progress import Progress
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -47,7 +48,6 @@ from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Patience, SiteStatus
 from confed.recipes.recipe import load_recipe
-from confed.runs.progress import Progress
 from confed.testing.toy import toy_setup
 
 SITES = ("warm", "cold")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confed.runs.progress import Progress
 
 import toy_federation  # its datasets have names then
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.statistics.comparison import compare_runs
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.runs.progress import Progress
 from confed.runs.run import run
 from confed.runs.same_recipe import differing_settings
 from confed.studies.study import StudyWatch, create_study, run_study
