@@ -27,6 +27,7 @@ from confed.engines.remote.sites import Patience
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.schema import plain, validate
+from confed.system.events import Event
 
 __all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
 
@@ -158,7 +159,11 @@ class Member(Answering):
     """A site's end: answers for one client."""
 
     def __init__(self) -> None:
-        super().__init__(self._open, lambda event: Bulletin(_root(collab.workspace) / "run")(event))
+        super().__init__(self._open, self._note)
+
+    @staticmethod
+    def _note(event: Event) -> None:
+        Bulletin(_root(collab.workspace) / "run")(event)  # the workspace is known once the job runs
 
     def _open(self) -> Site:
         root = _root(collab.workspace)

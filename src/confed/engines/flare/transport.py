@@ -167,7 +167,7 @@ class Answering:
     Args:
         site: opens it, when it is asked for the first time: FLARE gives a job a minute to start, and data may take
             longer to open.
-        progress: called with a note where that fails. The server hears no more than that it did, and not where in which file.
+        progress: called with a note where that fails; the server hears that it did, and not where in which file.
     """
 
     def __init__(self, site: Callable[[], Site], progress: Progress = ignore) -> None:
