@@ -232,10 +232,10 @@ def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkey
     open_grid(tiny("fedavg,local"), root, [0, 1])
     titles: list[str] = []
 
-    def note(found, there):
-        titles.extend(found)
-        assert there == 1
-        return ignore(found, there)
+    def note(event: Event) -> None:
+        if isinstance(event, JobsPlanned):
+            titles.extend(event.titles)
+            assert event.finished == 1
 
     grid = run_grid(root, 1, note)
     assert titles == ["Local only, seed 0", "Local only, seed 1", "FedAvg, seed 1"]  # by seed, in the table's order

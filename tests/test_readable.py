@@ -28,7 +28,7 @@ from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.runs.data_fingerprint import check_same_data, note_data
 from confed.runs.run import run
-from confed.system.events import RunProgress
+from confed.system.events import Event, RunProgress
 
 PICTURES = 20
 COLOURS = ("red", "blue")
@@ -248,8 +248,8 @@ def _recipe(root: Path, *more: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore:snapshots")
 def test_a_run_leaves_out_the_example_and_not_the_client_and_its_table_says_so(root: Path, tmp_path: Path) -> None:
-    def damage(progress: RunProgress) -> None:
-        if progress.round == 1:
+    def damage(event: Event) -> None:
+        if isinstance(event, RunProgress) and event.round == 1:
             _file(root, 9).write_bytes(b"no picture")
 
     _truncate(root, 1, 17)
