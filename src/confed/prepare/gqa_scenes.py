@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
 
-_MAPPING = Path(__file__).with_name("places365_scenes.csv")
+_MAPPING = Path(str(files("confed.datasets.gqa_scenes") / "places365_scenes.csv"))
 _SHOWN = 5
 
 
