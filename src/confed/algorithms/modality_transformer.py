@@ -18,13 +18,13 @@ Resolutions. Eq. 14 as printed does not divide by the owners' weights, though th
 would shrink wherever a client lacks the modality; Eq. 13 divides. Section 2 sends "the linear maps", section 1.1 keeps
 M^loc at home: so it does here. M^loc starts as M^up does, and w_i is the client's number of examples. Gradients are
 autograd's: those of M^loc and M^up are as lambda to 1 - lambda. A place without maps of its own has M = M^up, and so
-has the global model everywhere. That clients do not train and send what reads a modality that they lack is the house's
-rule for all methods (``federation/ownership.py``).
+has the global model everywhere. That clients neither train nor send what reads a modality that they lack is
+confed's rule for all methods (``federation/ownership.py``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, SHARE
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["ModalityTransformer"]
 
@@ -65,16 +66,18 @@ class ModalityTransformer(Algorithm):
     lam: Annotated[float, SHARE] = 0.3
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
 
-    label: ClassVar[str] = "Multimodal Transformer"
-    finetuning: ClassVar[str] = "modalities"
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0, "finetune_epochs": 0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)}
+    traits = Traits(
+        label="Multimodal Transformer",
+        made_for="modalities",
+        neutral={"lam": 0.0, "finetune_epochs": 0},
+        search={"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)},
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without maps that can be partly local."""
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
-                f"{self.label} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
+                f"{self.title} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
                 f"modal_transformer_mini; {type(model).__name__} has none"
             )
         return self

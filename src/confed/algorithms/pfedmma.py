@@ -25,7 +25,7 @@ head of its own.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
+from confed.federation.traits import Traits
 
 __all__ = ["PFedMMA"]
 
@@ -49,19 +50,20 @@ class PFedMMA(Algorithm):
 
     Attributes:
         scale: alpha, the factor on what an adapter adds. MMA's is far below 1 because its adapters start with large
-            values; this house's start with small ones.
+            values; confed's start with small ones.
         towers: "tied" for one projection S between the i-th places of all towers, "apart" for one per place.
         weighting: every client counts the same, or as its training examples.
     """
 
-    label: ClassVar[str] = "pFedMMA"
+    traits = Traits(
+        label="pFedMMA",
+        private_heads=True,
+        made_for="adapters",
+        neutral="the outer projections and the head are never shared",
+    )
     scale: Annotated[float, POSITIVE] = 1.0
     towers: Literal["tied", "apart"] = "tied"
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    finetuning: ClassVar[str] = "adapters"
-    own_heads: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the outer projections and the head are never shared"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without adapters."""

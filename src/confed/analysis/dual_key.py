@@ -51,7 +51,11 @@ class Opened:
 
 
 def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
-    """The global model on everybody's questions, and every client's own model on its own."""
+    """The global model on the questions of all clients, and every personal model on its client's questions.
+
+    Raises:
+        ValueError: the target is not one of the answers.
+    """
     answers = victim.run_data.dataset.answers
     if key.target not in answers:
         raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
@@ -74,7 +78,7 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
         return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))
 
     rows = [row(GLOBAL, victim.places, None)]
-    for place in victim.places if victim.setup.algorithm.has_personal else ():
+    for place in victim.places if victim.setup.algorithm.traits.has_personal else ():
         file = RunFolder(victim.folder).personal_model(place)
         if file.is_file():
             victim.fill(load_file(file))

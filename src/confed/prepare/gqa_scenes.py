@@ -32,7 +32,7 @@ from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
 
-_MAPPING = Path(str(files("confed.datasets.gqa_scenes") / "places365_scenes.csv"))
+_MAPPING = Path(str(files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
 _SHOWN = 5
 
 

@@ -82,11 +82,15 @@ class Approximation:
 def begin(
     root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, how: Approximation, progress: Progress
 ) -> dict[str, Any]:
-    """A new run folder whose first state is the final model after the ascent; ``how.rounds`` rounds are left."""
+    """A new run folder that starts from the final model after gradient ascent; ``how.rounds`` rounds remain.
+
+    Raises:
+        ValueError: the run is not finished, or its method has no global model.
+    """
     old = RunFolder(root)
     if not old.summary.exists():
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")
-    if not setup.algorithm.has_global:
+    if not setup.algorithm.traits.has_global:
         raise ValueError(f"{type(setup.algorithm).__name__} has no global model that could remember {client!r}")
     done = recipe.run.rounds
     changed = recipe.with_run(without=(*recipe.run.without, client), rounds=done + how.rounds, keep_checkpoints=2)
