@@ -17,6 +17,8 @@ from confed.federation.params import Scope, named_tensors
 from confed.federation.structure import heads_of
 from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.inference.predict import FinishedRun, TrainedModel
+from confed.models.finetuning import Finetunable
+from confed.models.hf.prompts import ChatTokenizer
 from confed.registry import models
 from confed.results.folder import RunFolder
 
@@ -105,6 +107,7 @@ class _Export:
         self.injected: Any = getattr(self.model, "peft_config", {}).get("default")
         self.source = self._published()
         self.hosted = type(self.model).__name__ in PLAIN
+        self.prefix: str = self.model.published_prefix if isinstance(self.model, Finetunable) else ""
         self.extended = False  # until a model has something that the method added
 
     def write(self) -> list[str]:
@@ -137,6 +140,7 @@ class _Export:
             if self.own_tokenizer
             else {
                 "max_length": tokenizer.max_length,
+                "chat": isinstance(tokenizer, ChatTokenizer),
                 "answers": hasattr(tokenizer, "answers"),
                 "closing": getattr(tokenizer, "closing", True),
             },
@@ -230,7 +234,7 @@ class _Export:
         if self.hosted:
             _json(directory / "config.json", self._config(None))
         self.run.tokenizer.save(directory)
-        if not self.own_tokenizer:
+        if not self.own_tokenizer and not isinstance(self.run.tokenizer, ChatTokenizer):
             _tokenizer_settings(directory / "tokenizer_config.json")
 
     def _write_model(self, name: str, client: str | None, trained: TrainedModel) -> None:
@@ -245,7 +249,7 @@ class _Export:
         simple = self.hosted and trained.head == "answers" and not self.generative
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            plain = to_peft(key)
+            plain = to_peft(key, self.prefix)
             if plain is not None:
                 parts.setdefault("adapter_model", {})[plain] = tensor
             elif key in head and self.injected is not None and simple:
@@ -296,6 +300,8 @@ class _Export:
             "base_model_name_or_path": self.source or "backbone",
             "inference_mode": True,
             "modules_to_save": save_modules,
+            "revision": self.run.recipe.sections["model"].get("revision") or None,
+            "target_modules": sorted(name.removeprefix(self.prefix) for name in settings["target_modules"]),
         }
         _json(directory / "adapter_config.json", {key: _plain(value) for key, value in settings.items()})
 
@@ -406,6 +412,14 @@ def _elsewhere(name: str, parts: Mapping[str, object], plain: str | None, source
     """
     if "adapters" in parts:
         return "Neither `transformers` nor `peft` has a place for what is in `adapters.safetensors`.\n\n"
+    if plain is None and set(parts) == {"adapter_model"} and source is not None:
+        return (
+            "Without confed, on the base model:\n\n```python\nfrom transformers import AutoModelForImageTextToText, "
+            "AutoProcessor\nfrom peft import PeftModel\n\n"
+            f'model = AutoModelForImageTextToText.from_pretrained("{source}")'
+            f'\nmodel = PeftModel.from_pretrained(model, "DIR/{name}")\nprocessor = AutoProcessor.from_pretrained('
+            '"DIR/backbone")\n```\n\n'
+        )
     if plain is None or ("trained" in parts and "adapter_model" in parts):
         return "No class of `transformers` is built like this network, so it needs confed.\n\n"
     lines, where = [f"from transformers import AutoConfig, {plain}"], f"DIR/{name}"

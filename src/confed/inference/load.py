@@ -35,6 +35,7 @@ from confed.federation.state import ServerState
 from confed.federation.structure import heads_of
 from confed.inference.predict import TrainedModel
 from confed.models import create_model
+from confed.models.finetuning import Finetunable
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 FACTS = "confed.json"
-SOURCES = ("pretrained", "language")
+SOURCES = ("pretrained", "language", "source")
 """Options of models that name published weights."""
 _PEFT, _PREFIX = "adapter_model.safetensors", "base_model.model."
 _FILES = ("model.safetensors", "trained.safetensors", "head.safetensors", "adapters.safetensors", _PEFT)
@@ -106,9 +107,10 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     algorithm: Any = recipe.construct("algorithm").configure(model, task)
     if facts["extended"]:
         algorithm.add_modules(model, generator(recipe.run.seed, 0, "", "extend"))
-    tensors = _read(place)
+    prefix = model.published_prefix if isinstance(model, Finetunable) else ""
+    tensors = _read(place, prefix)
     if client is not None and shared:
-        common = ServerState(0, _read(directory / "global"))
+        common = ServerState(0, _read(directory / "global", prefix))
         received = algorithm.broadcast(common, ClientInfo(client, 0, head=own["head"])).tensors
         tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
     _fill(model, tensors, own["tensors"], str(place))
@@ -147,15 +149,20 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def to_peft(name: str) -> str | None:
-    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors."""
-    match = _INJECTED.fullmatch(name)
+def to_peft(name: str, prefix: str = "") -> str | None:
+    """What ``peft`` calls a tensor of LoRA or IA3 in its files; None for other tensors.
+
+    Args:
+        name: the model's name of the tensor.
+        prefix: what stands before the published model's names.
+    """
+    match = _INJECTED.fullmatch(name.removeprefix(prefix))
     return f"{_PREFIX}{match[1]}.{match[2]}{match[3] or ''}" if match else None
 
 
-def from_peft(name: str) -> str:
-    """The model's name of a tensor in one of ``peft``'s files."""
-    name = name.removeprefix(_PREFIX)
+def from_peft(name: str, prefix: str = "") -> str:
+    """The model's name of a tensor in one of ``peft``'s files; see :func:`to_peft`."""
+    name = prefix + name.removeprefix(_PREFIX)
     match = _STORED.fullmatch(name)
     return f"{match[1]}.{match[2]}.default{match[3] or ''}" if match else name
 
@@ -187,6 +194,10 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
     from confed.models.answer_tokenizer import AnswerTokenizer
     from confed.models.tokenizer import bert_tokenizer
 
+    if facts.get("chat"):
+        from confed.models.hf.prompts import ChatTokenizer
+
+        return ChatTokenizer.load(directory, facts["max_length"])
     if "type" in facts:
         return trusted("tokenizer", facts["type"]).load(directory)
     questions = bert_tokenizer(directory, facts["max_length"])
@@ -280,13 +291,13 @@ def _copy(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], needed: Ite
     copy_into([live[name] for name in tensors], list(tensors.values()))
 
 
-def _read(place: Path) -> dict[str, Tensor]:
+def _read(place: Path, prefix: str = "") -> dict[str, Tensor]:
     """All tensors of a model's folder, by the model's names."""
     found: dict[str, Tensor] = {}
     for name in _FILES:
         if (place / name).is_file():
             tensors = read_tensors(place / name)
-            found |= {from_peft(key): t for key, t in tensors.items()} if name == _PEFT else tensors
+            found |= {from_peft(key, prefix): t for key, t in tensors.items()} if name == _PEFT else tensors
     return found
 
 

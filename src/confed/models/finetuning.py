@@ -109,6 +109,8 @@ class Finetunable(nn.Module):
 
     adapters: AdapterBank
     prompts: nn.ModuleDict
+    published_prefix = ""
+    """What stands before the names of the published model's tensors."""
 
     @property
     def frozen(self) -> set[str]:

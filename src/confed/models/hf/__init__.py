@@ -32,7 +32,7 @@ def hf(
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
-    source: str = "",
+    source: str,
     revision: str = "",
     base: Base = "fp32",
     parts: tuple[Part, ...] = ("language",),

@@ -118,6 +118,7 @@ class HuggingFaceVLM(Finetunable):
 
     generative = True
     answer_head = ""
+    published_prefix = "body."
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
         super().__init__()

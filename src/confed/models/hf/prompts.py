@@ -180,6 +180,18 @@ class ChatTokenizer(AnswerTokenizer):
         """Writes the processor's folder."""
         self.processor.save_pretrained(directory)
 
+    @classmethod
+    def load(cls, directory: Path | str, max_length: int = 256) -> "ChatTokenizer":
+        """The tokenizer of a folder that :meth:`save` wrote.
+
+        Args:
+            directory: the folder.
+            max_length: most tokens of a prompt without its picture's.
+        """
+        from transformers import AutoProcessor
+
+        return cls(AutoProcessor.from_pretrained(directory), max_length)
+
     @property
     def _pad(self) -> int:
         own = self.tokenizer.pad_token_id
