@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from confed.deployment.data_card import card_of_recipe, merge_cards, write_card
 from confed.deployment.demo import demonstrate, free_port, parties, started
-from confed.deployment.provision import Federation, found, make_key, read_sites, sign_again, write_sites
+from confed.deployment.provision import Federation, make_key, provision, read_sites, sign_again, write_sites
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from confed.runs.run import run
@@ -76,7 +76,7 @@ def recipe_of(method: str, *more: str) -> Recipe:
 
 def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:
     port = free_port()
-    found(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
+    provision(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
     commands = parties(root, port)
     lead, where = commands["server"]
     commands["server"] = ([*lead, *options], where)

@@ -262,7 +262,7 @@ class FinishedRun:
         self._fill(tensors)
         materials = self._materials
         known = client if client is not None else next(iter(materials.dataset.clients))
-        self.workspace.turn_to(task := self.task(client))
+        self.workspace.set_task(task := self.task(client))
         return TrainedModel(
             self.network,
             materials.tokenizer,

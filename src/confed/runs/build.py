@@ -19,7 +19,7 @@ from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
 from confed.data.pooling import pool
 from confed.data.table import Table
-from confed.engines.local import Members, Presence, Setup
+from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -41,7 +41,7 @@ from confed.runs.encode import (
 )
 from confed.runs.ineffective import warn_of_ignored
 
-__all__ = ["check_device", "load_data", "prepare", "presence_of", "tasks_of"]
+__all__ = ["check_device", "load_data", "participation_of", "prepare", "tasks_of"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -67,10 +67,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
             thing).
     """
     run, materials = recipe.run, load_data(recipe)
-    Presence(run.joins, run.leaves).check(list(materials.clients), 0)
+    Participation(run.joins, run.leaves).check(list(materials.clients), 0)
     materials = _without(materials, run.without)
     warn_of_ignored(recipe.sections["data"], run, materials)
-    presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
+    participation_of(run, materials.clients).check(list(materials.clients), run.rounds)
     dataset, name = materials.dataset, recipe.sections["model"]["name"]
     task, tasks = tasks_of(recipe, materials)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
@@ -327,15 +327,15 @@ def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
     return replace(table, columns=columns, targets=None)
 
 
-def presence_of(run: Run, clients: Collection[str]) -> Presence:
+def participation_of(run: Run, clients: Collection[str]) -> Participation:
     """Who joins late and who leaves, of the clients that there are."""
-    return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+    return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
 
 
 def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
     """Raises ValueError where a method cannot work with the section ``[run]``."""
     name = algorithm.label or type(algorithm).__name__
-    leaves = presence_of(run, clients).leaves
+    leaves = participation_of(run, clients).leaves
     if leaves and not algorithm.leavers:
         raise ValueError(
             f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from confed.data.examples import FederatedDataset
-from confed.engines.local import Presence
+from confed.engines.local import Participation
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
@@ -232,8 +232,8 @@ def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _left(recipe: Recipe, materials: Materials) -> list[str]:
     """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
-    presence = Presence(recipe.run.joins, recipe.run.leaves)
-    return [name for name in materials.clients if not presence.holds(name, recipe.run.rounds)]
+    participation = Participation(recipe.run.joins, recipe.run.leaves)
+    return [name for name in materials.clients if not participation.holds(name, recipe.run.rounds)]
 
 
 def _mean(values: list[float]) -> float | None:

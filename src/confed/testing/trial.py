@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Recording:
-    """An answerer that remembers what was said, and may disturb the workspace first."""
+    """An executor that remembers what was said, and may disturb the workspace first."""
 
     def __init__(self, setup: Setup, before: Callable[[Workspace], None] | None = None) -> None:
         self.inner, self.before = InProcess(setup), before
@@ -107,9 +107,9 @@ def run(
         stop: the round to stop after; the last one if None.
     """
     store = MemoryStore() if store is None else store
-    answerer = recording(setup)
-    simulation = Simulation(setup, store, answerer)
-    servers, begin = start or (simulation.start(answerer.workspace), 0)
+    executor = recording(setup)
+    simulation = Simulation(setup, store, executor)
+    servers, begin = start or (simulation.start(executor.workspace), 0)
     records: list[RoundRecord] = []
     for record in simulate(simulation, servers, begin):
         records.append(record)
@@ -122,7 +122,7 @@ def run(
         {name: store.load(name) for name in names},
         [record.losses for record in records],
         [record.errors for record in records],
-        answerer.replies,
+        executor.replies,
     )
 
 

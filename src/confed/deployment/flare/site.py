@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from confed.deployment.flare.job import MemberSettings, write_settings
-from confed.deployment.flare.processes import client_command, kept
-from confed.deployment.flare.status import BulletinReader
+from confed.deployment.flare.job import SiteSettings, write_settings
+from confed.deployment.flare.processes import client_command, supervised
+from confed.deployment.flare.status import StatusReader
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
@@ -57,11 +57,11 @@ def join(
     run.mkdir(exist_ok=True)
     write_atomically(run / "recipe.toml", recipe.to_toml().encode())
     write_settings(
-        MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
+        SiteSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
     )
-    log, news = run / "flare.log", BulletinReader(run)
+    log, news = run / "flare.log", StatusReader(run)
     news.begin()
-    with kept(client_command(kit, name), log) as client:
+    with supervised(client_command(kit, name), log) as client:
         tell(f"FLARE's client {name!r} dials {server}; what it says is in {log}")
         # The end of a job's process before its job's would be a failure of the job.
         while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):

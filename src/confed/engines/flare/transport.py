@@ -23,7 +23,7 @@ from confed.engines.remote.protocol import Answer, seal
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 
-__all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Answering", "Callee", "CollabPost", "write_job"]
+__all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Callee", "FlareTransport", "SiteEndpoint", "write_job"]
 
 GRACE = 60.0
 """Seconds that FLARE waits longer for a reply than the server does."""
@@ -39,8 +39,8 @@ SERVER = "server"
 
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
-LEADER = "confed.deployment.flare.job.Leader"
-MEMBER = "confed.deployment.flare.job.Member"
+LEADER = "confed.deployment.flare.job.FlareServer"
+MEMBER = "confed.deployment.flare.job.FlareSite"
 
 SERVER_CLASSES = (CONTROLLER, LEADER)
 """What a job may name at the server."""
@@ -62,8 +62,8 @@ class Callee(Protocol):
         ...
 
 
-class CollabPost:
-    """A :class:`confed.engines.remote.sites.Post` over the sites of a FLARE job.
+class FlareTransport:
+    """A :class:`confed.engines.remote.sites.Transport` over the sites of a FLARE job.
 
     Args:
         callees: the job's sites, asked for in the thread in which FLARE called us.
@@ -91,8 +91,7 @@ class CollabPost:
         self._ended = threading.Event()
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Post`; who was there when the job began, but for those that do not
-        answer.
+        """Sites of the job, as in :class:`confed.engines.remote.sites.Transport`, but for those that do not answer.
 
         A call that fails at once would be tried again at once. FLARE takes a moment to end the job of a process that
         died, so that its site counts as away for a while, and then as connected anew.
@@ -108,7 +107,7 @@ class CollabPost:
         }
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         sent = str(next(self._numbers))
         with self._turn:
@@ -132,7 +131,7 @@ class CollabPost:
                 self._replies[sent] = reply
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         with self._turn:
             reply = self._replies.pop(sent, None)
@@ -141,7 +140,7 @@ class CollabPost:
         return reply
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         with self._turn:
             self._waited.discard(sent)
             self._replies.pop(sent, None)
@@ -160,7 +159,7 @@ def _bytes_of(reply: object) -> tuple[bytes, bytes]:
             return b"", b""
 
 
-class Answering:
+class SiteEndpoint:
     """A site's end of a FLARE job.
 
     Args:
