@@ -80,8 +80,8 @@ def test_every_row_of_the_recipe_can_begin() -> None:
     recipe = load_recipe("modalities", FEW)
     for row in recipe.methods:
         prepare(recipe.method(row))
-    setup, materials = prepare(recipe.method("fedmd"))
-    assert setup.public is materials.unseen["new_image_text_audio"]
+    setup, run_data = prepare(recipe.method("fedmd"))
+    assert setup.public is run_data.unseen["new_image_text_audio"]
     assert "new_image_text_audio" not in setup.observers
     assert load_recipe("modalities_digits").methods == recipe.methods
 
@@ -113,14 +113,14 @@ def test_series_that_nobody_has_cannot_be_read() -> None:
 def test_texts_longer_than_the_limit_lose_their_end_and_it_is_said_once() -> None:
     # [CLS], four words, [SEP]: "there was one red ball" has a word too many, "there was one ball" fits.
     with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'modalities' .*max_length = 6 ") as said:
-        _, materials = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
+        _, run_data = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
     assert len([warning for warning in said if "lose their end" in str(warning.message)]) == 1
     texts = dict.fromkeys(
         text
-        for split in materials.questions.clients.values()
+        for split in run_data.questions.clients.values()
         for part in (split.train, split.validation, split.test)
         for text in part.questions
-    ) | dict.fromkeys(text for part in materials.questions.unseen.values() for text in part.questions)
+    ) | dict.fromkeys(text for part in run_data.questions.unseen.values() for text in part.questions)
     long = sum(len(text.split()) > 4 for text in texts)
     assert long
     assert str(said[0].message).startswith(f"{long} of {len(texts)} ")

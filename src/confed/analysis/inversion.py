@@ -132,7 +132,7 @@ class _Seen:
 
 
 def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) -> tuple[list[Audited], Drawing | None]:
-    clients = victim.materials.clients
+    clients = victim.run_data.clients
     client = client or next(iter(clients))
     if client not in clients:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(clients)}")
@@ -203,8 +203,8 @@ def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Ba
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:
     """A batch with what the attacker sees of it and wants to know of it."""
-    _, special = ordinary_words(victim.materials.tokenizer)
-    sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.materials.tokenizer)), special)
+    _, special = ordinary_words(victim.run_data.tokenizer)
+    sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.run_data.tokenizer)), special)
     chunks = range(0, len(batch["text"]), 256)
     with torch.no_grad():
         v = torch.cat([victim.activations({k: t[i : i + 256] for k, t in batch.items()}) for i in chunks])

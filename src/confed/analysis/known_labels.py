@@ -85,7 +85,7 @@ def tell(
     labels: dict[str, str] = {}
     for folder, name in zip(paths, names_of(paths), strict=True):
         victim = open_victim(folder, client, name)
-        if not isinstance(victim.materials.dataset, LabelDataset):
+        if not isinstance(victim.run_data.dataset, LabelDataset):
             raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
         if not getattr(victim.model, "reads_states", False):
             notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")
@@ -107,7 +107,7 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
     truth: list[Tensor] = []
     size = victim.setup.local.eval_batch_size
     for place in victim.places:
-        table = victim.materials.clients[place].tables[2]
+        table = victim.run_data.clients[place].tables[2]
         for start in range(0, len(table), size):
             batch = table.batch(torch.arange(start, min(start + size, len(table))))
             truth.append(batch["labels"].bool().cpu())

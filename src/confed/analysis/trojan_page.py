@@ -199,7 +199,7 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
     right, fooled = (row.correct[name].numpy() for name in ("clean", "both"))
     turn = [[place for place, _ in questions.rows[:i]].count(place) for i, (place, _) in enumerate(questions.rows)]
     order = np.lexsort([np.array(turn), -(right * 2 + (right > fooled))])[:SAMPLES]
-    names = token_names(victim.materials.tokenizer)
+    names = token_names(victim.run_data.tokenizer)
     size = len(row.clean[0]["label"])
     cards = ""
     for number in map(int, order):
@@ -211,7 +211,7 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
         assert triggered.position is not None
         old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
         new = names[int(triggered.token[within])]
-        dataset = victim.materials.dataset
+        dataset = victim.run_data.dataset
         pool = dict(enumerate(dataset.pool(victim.client)))  # of a shared head that is wider, no answer of this client
         before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
         truth = examples.answers[line]

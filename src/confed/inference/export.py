@@ -1,5 +1,4 @@
-"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them.
-"""
+"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them."""
 
 import json
 import shutil

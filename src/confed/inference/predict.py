@@ -260,16 +260,16 @@ class FinishedRun:
         if client is None or shared:
             tensors |= self._shared(client)
         self._fill(tensors)
-        materials = self._materials
-        known = client if client is not None else next(iter(materials.dataset.clients))
+        run_data = self._materials
+        known = client if client is not None else next(iter(run_data.dataset.clients))
         self.workspace.set_task(task := self.task(client))
         return TrainedModel(
             self.network,
-            materials.tokenizer,
-            materials.dataset.pool(client) if client is not None else materials.dataset.answers,
+            run_data.tokenizer,
+            run_data.dataset.pool(client) if client is not None else run_data.dataset.answers,
             self._image_size(known),
             getattr(task, "head", "answers"),
-            materials.encoder if materials.region_width else None,
+            run_data.encoder if run_data.region_width else None,
         )
 
     @property
@@ -322,7 +322,7 @@ class FinishedRun:
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """What pictures, sounds and series of the training data are like; see :class:`confed.runs.encode.Materials`."""
+        """What pictures, sounds and series of the training data are like; see :class:`confed.runs.encode.RunData`."""
         return self._materials.shapes
 
     @property

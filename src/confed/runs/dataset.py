@@ -1,4 +1,4 @@
-"""A recipe's data before any model reads them: what they lose at random, in whose terms they are, their regions."""
+"""A recipe's data before a model reads them: modalities lost at random, alignment with a data card, region features."""
 
 import json
 from functools import cached_property, lru_cache
@@ -19,7 +19,7 @@ from confed.datasets.card_terms import in_terms
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 
-__all__ = ["Source", "load_dataset", "load_source", "whose"]
+__all__ = ["Source", "load_dataset", "load_source", "picture_table_id"]
 
 
 class Source:
@@ -70,8 +70,8 @@ class Source:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
         found: dict[int, Regions] = {}
         for part in self.parts:
-            if whose(part) not in found:
-                found[whose(part)] = grid_features(part.images) if part.regions is None else part.regions
+            if picture_table_id(part) not in found:
+                found[picture_table_id(part)] = grid_features(part.images) if part.regions is None else part.regions
         widths = sorted({regions.shape[2] for regions in found.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
@@ -81,7 +81,7 @@ class Source:
         return found
 
 
-def whose(examples: Examples) -> int:
+def picture_table_id(examples: Examples) -> int:
     """The identity of the table of regions, or of the pictures that they are made of."""
     return id(examples.images if examples.regions is None else examples.regions)
 

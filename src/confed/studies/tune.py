@@ -131,21 +131,21 @@ def tune(
     """
     from confed.data.label_tables import LazyTables
     from confed.results.headline import VALIDATION
-    from confed.runs.encode import load_materials
+    from confed.runs.encode import load_run_data
     from confed.runs.run import load_data
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    materials = load_data(asked)
-    clients = materials.clients
+    run_data = load_data(asked)
+    clients = run_data.clients
     if isinstance(clients, LazyTables):
         there = clients.without(asked.run.without)
         if any_validation(there):
             # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
             sizes = [sum(len(data.tables[1]) for data, _ in zip(there.values(), range(LOOKED_AT), strict=False))]
-        elif VALIDATION in materials.unseen:
-            sizes = [len(materials.unseen[VALIDATION].tables[1])]
+        elif VALIDATION in run_data.unseen:
+            sizes = [len(run_data.unseen[VALIDATION].tables[1])]
         else:
             raise ValueError(NOTHING)
     else:
@@ -155,7 +155,7 @@ def tune(
     questions, stopping = effective_questions(sizes), "margin" if prune else "none"
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
-        load_materials.cache_clear()  # the processes read the data themselves
+        load_run_data.cache_clear()  # the processes read the data themselves
     (root / "trials").mkdir(parents=True, exist_ok=True)
     with exclusive(root):
         file = root / "tuning.toml"  # not recipe.toml: this is no run folder

@@ -123,7 +123,7 @@ class _Listener:
         """Not kept."""
 
     def error(self, text: str) -> None:
-        """SupervisedProcess."""
+        """Kept."""
         self.errors.append(text)
 
 
