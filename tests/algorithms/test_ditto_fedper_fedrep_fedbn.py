@@ -1,0 +1,319 @@
+"""Ditto, FedPer, FedRep and FedBN: against plain loops by hand, and by what leaves a client."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from confed.algorithms.ditto import Ditto
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedavg_ft import FedAvgFT
+from confed.algorithms.fedbn import FedBN
+from confed.algorithms.fedper import FedPer
+from confed.algorithms.fedrep import FedRep
+from confed.algorithms.local import LocalOnly
+from confed.data.examples import TableData
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
+from confed.federation.algorithm import Algorithm
+from confed.federation.local import Local
+from confed.federation.params import Params
+from confed.federation.state import MemoryStore
+from confed.testing.toy import ToyModel, ToyTask, toy_clients, toy_model, toy_setup
+
+RATE = 0.1
+FULL = Local(epochs=2, batch_size=100, lr=RATE, optimizer="sgd", weight_decay=0.0)  # one step per epoch
+CLIENTS = [f"client-{k}" for k in range(3)]
+SIZES = (12, 20, 16)
+
+
+def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore, Simulation]:
+    store = MemoryStore()
+    simulation = Simulation(setup, store)
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store, simulation
+
+
+def batches() -> list[dict[str, Tensor]]:
+    return [data.tables[0].batch(torch.arange(len(data))) for data in toy_clients().values()]
+
+
+def step(model: nn.Module, batch: Mapping[str, Tensor], *parts: str, lam: float = 0.0, to: Params | None = None):
+    """One step of gradient descent on the parameters whose names begin with one of ``parts``."""
+    loss = functional.cross_entropy(model(batch).logits, batch["label"])
+    named = {n: p for n, p in model.named_parameters() if n.startswith(parts)}
+    for (name, p), gradient in zip(named.items(), torch.autograd.grad(loss, list(named.values())), strict=True):
+        pull = lam * (p.detach() - to[name]) if to is not None else 0.0
+        with torch.no_grad():
+            p.sub_(RATE * (gradient + pull))
+
+
+def average(models: list[ToyModel], part: str) -> dict[str, Tensor]:
+    states = [m.state_dict() for m in models]
+    return {
+        n: sum(size / sum(SIZES) * s[n] for size, s in zip(SIZES, states, strict=True))  # type: ignore[misc]
+        for n in states[0]
+        if n.startswith(part)
+    }
+
+
+def close(got: Params, wanted: Params) -> bool:
+    return all(torch.allclose(got[n], wanted[n], atol=2e-6) for n in wanted)
+
+
+# FedAvg + FT ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2, 5])
+def test_fine_tuning_takes_as_many_epochs_as_it_says(epochs: int) -> None:
+    """One step per epoch with full batches: the personal model is the global one after so many steps."""
+    setup = toy_setup(FedAvgFT(finetune_epochs=epochs), local=FULL, rounds=2, noisy=False)
+    records, store, _ = run(setup)
+    shared = records[-1].servers["main"].params
+    for name, batch in zip(CLIENTS, batches(), strict=True):
+        model = toy_model(noisy=False)
+        model.load_state_dict({**model.state_dict(), **shared})
+        for _ in range(epochs):
+            step(model, batch, "body", "head")
+        assert close(store.load(name).tensors["personal"], {n: model.state_dict()[n] for n in shared})
+    assert FedAvgFT().finetune_epochs == 2  # of the rows in the tables
+
+
+# FedPer and FedRep ----------------------------------------------------------------------------------------------
+
+
+def jointly(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    step(model, batch, "body", "head")
+    step(model, batch, "body", "head")
+
+
+def in_turn(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    step(model, batch, "head")
+    step(model, batch, "body")
+
+
+@pytest.mark.parametrize(("method", "train"), [(FedPer(), jointly), (FedRep(), in_turn)], ids=["fedper", "fedrep"])
+def test_private_heads_by_hand(method: Algorithm, train: Callable[[nn.Module, Mapping[str, Tensor]], None]) -> None:
+    records, store, _ = run(toy_setup(method, local=FULL, noisy=False, rounds=2))
+    models, heads = [toy_model(noisy=False) for _ in CLIENTS], list[Params]()
+    for record in records:
+        for model, batch in zip(models, batches(), strict=True):
+            train(model, batch)
+        body = average(models, "body")
+        assert set(record.servers["main"].params) == {"body.weight", "body.bias"}
+        assert close(record.servers["main"].params, body)
+        heads = [{n: t.clone() for n, t in m.state_dict().items() if n.startswith("head")} for m in models]
+        for model in models:
+            model.load_state_dict({**model.state_dict(), **body})
+    for name, head in zip(CLIENTS, heads, strict=True):
+        assert close(store.load(name).tensors["private"], head)
+    assert not torch.allclose(heads[0]["head.weight"], heads[1]["head.weight"], atol=1e-3)
+
+
+def test_a_place_without_a_head_is_not_evaluated() -> None:
+    for method in (FedPer(), FedRep(), FedBN()):
+        setup = replace(toy_setup(method, rounds=1), observers={"elsewhere": toy_clients(seed=3)["client-0"]})
+        records, _, simulation = run(setup)
+        views = simulation.evaluate(records[-1].servers, 1, split="test")
+        assert set(views["personal"]) == set(CLIENTS)
+        assert not views["global"]
+        assert not views["unseen"]
+
+
+def test_fedrep_divides_the_epochs() -> None:
+    class Counting(TableData):
+        epochs = 0
+
+        def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+            Counting.epochs += 1
+            return super().train(batch_size, rng)
+
+    clients = {"one": Counting(*toy_clients()["client-0"].tables)}
+    for epochs, head_epochs, wanted in [(5, 2, 5), (2, 1, 2), (1, 1, 2), (2, 3, 4)]:
+        Counting.epochs = 0
+        run(toy_setup(FedRep(head_epochs), clients=dict(clients), local=Local(epochs=epochs), rounds=1))
+        assert Counting.epochs == wanted
+
+
+def test_fedrep_leaves_the_workspace_trainable_after_a_failure() -> None:
+    class Broken(TableData):
+        def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+            raise OverflowError("broken on purpose")
+
+    clients = toy_clients()
+    clients["client-0"] = Broken(*clients["client-0"].tables)
+    _, store, simulation = run(toy_setup(FedRep(), clients=clients))
+    assert isinstance(simulation.executor, InProcess)
+    assert all(p.requires_grad for n, p in simulation.executor.workspace.model.named_parameters() if n[:4] != "stem")
+    assert not store.load("client-0")
+
+
+@pytest.mark.parametrize("method", [FedPer, FedRep])
+def test_heads_that_cannot_be(method: type[FedPer | FedRep]) -> None:
+    with pytest.raises(ValueError, match=r"does not say what its head is .*algorithm\.head must name the submodules"):
+        method().configure(nn.Sequential(nn.Linear(2, 2)), ToyTask())
+    with pytest.raises(
+        ValueError, match=r"algorithm\.head must name submodules .*got 'haed'; the model has stem, norm"
+    ):
+        method(head=("haed",)).configure(toy_model(), ToyTask())
+    with pytest.raises(ValueError, match=r"with trained tensors, got 'stem'"):
+        method(head=("stem",)).configure(toy_model(), ToyTask())
+    with pytest.raises(ValueError, match="must leave something to share"):
+        method(head=("norm", "body", "head")).configure(toy_model(), ToyTask())
+    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
+        method().rules(toy_setup(FedAvg()).population.info(0))
+    assert method(head=("body",)).configure(toy_model(), ToyTask()).head == ("body",)
+    once = method().configure(toy_model(), ToyTask())
+    assert once.configure(toy_model(), ToyTask()) == once
+
+
+def test_fedrep_refuses_no_head_epochs() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.head_epochs must be at least 1, got 0"):
+        FedRep(head_epochs=0)
+
+
+# FedBN ----------------------------------------------------------------------------------------------------------
+
+
+def test_fedbn_by_hand() -> None:
+    setup = replace(toy_setup(FedBN(), local=FULL, rounds=2), build=_without_dropout)
+    records, store, _ = run(setup)
+    models, norms = [_without_dropout() for _ in CLIENTS], list[Params]()
+    for record in records:
+        for model, batch in zip(models, batches(), strict=True):
+            model.train()
+            for _ in range(2):
+                step(model, batch, "norm", "body", "head")
+        shared = {**average(models, "body"), **average(models, "head")}
+        assert set(record.servers["main"].params) == set(shared)
+        assert close(record.servers["main"].params, shared)
+        norms = [{n: t.clone() for n, t in m.state_dict().items() if n.startswith("norm.")} for m in models]
+        for model in models:
+            model.load_state_dict({**model.state_dict(), **shared})
+    for name, model, norm in zip(CLIENTS, models, norms, strict=True):
+        private = store.load(name).tensors["private"]
+        assert set(private) == {n for n in model.state_dict() if n.startswith("norm.")}
+        assert {"norm.running_mean", "norm.running_var"} < set(private)
+        assert close(private, norm)
+
+
+def _without_dropout() -> ToyModel:
+    model = toy_model()
+    model.drop.p = 0.0
+    return model
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm2d(3)
+        self.plain = nn.BatchNorm1d(3, affine=False, track_running_stats=False)  # has no tensors
+        self.inner = nn.ModuleDict({"layer": nn.LayerNorm(4), "group": nn.GroupNorm(2, 4)})
+        self.linear = nn.Linear(2, 2)
+
+    frozen: tuple[str, ...] = ()
+
+
+def test_fedbn_finds_the_layers() -> None:
+    model = Mixed()
+    assert FedBN().configure(model, ToyTask()).norms == ("batch",)
+    assert FedBN("all").configure(model, ToyTask()).norms == ("batch", "inner.layer", "inner.group")
+    model.frozen = tuple(f"batch.{n}" for n in model.batch.state_dict())
+    assert FedBN("all").configure(model, ToyTask()).norms == ("inner.layer", "inner.group")
+    with pytest.raises(ValueError, match="FedBN keeps batch-normalisation layers private, and they are all frozen"):
+        FedBN().configure(model, ToyTask())
+    message = r"batch-normalisation layers private, and this model has none; algorithm\.layers = 'all' takes layer"
+    with pytest.raises(ValueError, match=message):
+        FedBN().configure(toy_model(noisy=False), ToyTask())
+    with pytest.raises(ValueError, match=r"keeps normalisation layers private, and this model has none$"):
+        FedBN("all").configure(toy_model(noisy=False), ToyTask())
+    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
+        FedBN().rules(toy_setup(FedAvg()).population.info(0))
+
+
+# Ditto ----------------------------------------------------------------------------------------------------------
+
+
+def test_ditto_by_hand() -> None:
+    lam = 0.7
+    setup = toy_setup(Ditto(lam), local=FULL, noisy=False, rounds=3)
+    records, store, _ = run(replace(setup, keep_personal=False))  # v is kept all the same
+    received: Params = {n: p.detach().clone() for n, p in toy_model(noisy=False).named_parameters()}
+    own = [toy_model(noisy=False) for _ in CLIENTS]
+    for record in records:
+        for model, batch in zip(own, batches(), strict=True):
+            for _ in range(2):
+                step(model, batch, "body", "head", lam=lam, to=received)
+        received = record.servers["main"].params
+    for name, model in zip(CLIENTS, own, strict=True):
+        learned = {n: p.detach() for n, p in model.named_parameters() if n[:4] != "stem"}
+        assert close(store.load(name).tensors["personal"], learned)
+
+
+def test_ditto_goes_fedavgs_way_on_the_server() -> None:
+    local = Local(epochs=2, batch_size=4, lr=0.02)
+    for keep in (True, False):
+        (ditto, *_), (plain, *_) = (
+            run(replace(toy_setup(m, local=local, noisy=False), keep_personal=keep)) for m in (Ditto(1.0), FedAvg())
+        )
+        for one, other in zip(ditto, plain, strict=True):
+            assert one.losses == other.losses
+            wanted = other.servers["main"].params
+            assert all(torch.equal(t, wanted[n]) for n, t in one.servers["main"].params.items())
+
+
+def test_ditto_without_the_pull_is_local_only() -> None:
+    # Full batches: the two methods shuffle differently, and here the order does not matter.
+    _, ditto, _ = run(toy_setup(Ditto(0.0), local=FULL, noisy=False))
+    _, alone, _ = run(toy_setup(LocalOnly(), local=FULL, noisy=False))
+    for name in CLIENTS:
+        assert close(ditto.load(name).tensors["personal"], alone.load(name).tensors["private"])
+
+
+def test_ditto_shuffles_its_own_training_anew() -> None:
+    orders: list[list[int]] = []
+
+    class Watching(TableData):
+        def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+            order = torch.randperm(len(self), generator=rng)
+            orders.append(order.tolist())
+            return self.tables[0].batches(batch_size, order)
+
+    clients = {"one": Watching(*toy_clients()["client-0"].tables)}
+    run(toy_setup(Ditto(), clients=dict(clients), local=Local(epochs=2), rounds=1))
+    assert len(orders) == len({tuple(order) for order in orders}) == 4
+
+
+def test_a_diverged_personal_model_is_not_kept_and_costs_the_federation_nothing() -> None:
+    # lambda times the rate is far above 2: the personal model explodes, the shared one does not.
+    local = replace(FULL, epochs=30)
+    setup = toy_setup(Ditto(1e6), local=local, noisy=False, rounds=2)
+    with pytest.warns(UserWarning, match=r"'client-\d' diverged in round \d: .* the client has none yet"):
+        records, store, _ = run(setup)
+    plain, _, _ = run(toy_setup(FedAvg(), local=local, noisy=False, rounds=2))
+    for one, other in zip(records, plain, strict=True):
+        assert one.losses == other.losses
+        assert not one.errors
+        assert all(torch.equal(t, other.servers["main"].params[n]) for n, t in one.servers["main"].params.items())
+    assert not any(store.load(name) for name in CLIENTS)
+
+
+def test_a_diverging_personal_model_keeps_the_one_before() -> None:
+    setup = toy_setup(Ditto(0.1), local=replace(FULL, epochs=30), noisy=False, rounds=1)
+    _, store, simulation = run(setup)
+    before = {name: store.load(name).tensors["personal"] for name in CLIENTS}
+    worse = Simulation(replace(setup, algorithm=Ditto(1e6), rounds=2), store)
+    assert isinstance(simulation.executor, InProcess)
+    with pytest.warns(UserWarning, match="keeps the one before"):
+        (record, *_) = simulate(worse, worse.start(simulation.executor.workspace), 1)
+    assert not record.errors
+    for name in CLIENTS:
+        after = store.load(name).tensors["personal"]
+        assert all(torch.equal(t, after[n]) for n, t in before[name].items())
+
+
+def test_misuse_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.lam must not be negative, got -1"):
+        Ditto(lam=-1)

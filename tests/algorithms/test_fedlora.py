@@ -1,0 +1,477 @@
+"""The policy on the two factors of LoRA: what is exact, what travels, and who holds what."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.algorithms.fedlora import PRESETS, FedLoRA, Preset
+from confed.algorithms.fedpeft import FedPEFT
+from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.perform import Members, Setup, Workspace
+from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
+from confed.federation.state import MemoryStore, ServerState, Store
+from confed.losses.low_rank import dimension_wise, limited, redistribute, residual, stack, widened
+from confed.models.finetuning import Finetuning
+from confed.models.vilt import vilt_tiny
+from confed.recipes.recipe import load_recipe
+from confed.testing import check_algorithm
+from confed.testing.toy import ToyModel, ToyTask, toy_clients
+
+SCALE = 2.0
+A, B, D = "body.lora_A.default.weight", "body.lora_B.default.weight", "body.lora_added"
+
+
+class LoRALayer(nn.Module):
+    """A linear layer with LoRA, its tensors called as the library ``peft`` calls them."""
+
+    def __init__(self, base: nn.Linear, rank: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+        self.scaling = {"default": SCALE}
+        with torch.no_grad():
+            nn.init.uniform_(self.get_parameter("lora_A.default.weight"), -0.35, 0.35, generator=rng)
+            nn.init.zeros_(self.get_parameter("lora_B.default.weight"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + SCALE * self.lora_B["default"](self.lora_A["default"](x))
+
+
+class LoRAToy(ToyModel):
+    """The toy model with LoRA in its body."""
+
+    def __init__(self, noisy: bool, rank: int) -> None:
+        rng = torch.Generator().manual_seed(7)
+        super().__init__(noisy, rng)
+        self.body = LoRALayer(self.body, rank, rng)  # pyright: ignore
+
+    @property
+    def frozen(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+
+
+def lora_toy(rank: int) -> Callable[..., LoRAToy]:
+    return lambda noisy=True, *_: LoRAToy(noisy, rank)
+
+
+class Listener(InProcess):
+    """Answers calls, and remembers them."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.heard: list[tuple[int, Call, Reply]] = []
+
+    def __call__(self, calls: Any, store: Store, round: int) -> Any:
+        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
+            self.heard.append((round, call, reply))
+            yield reply
+
+
+def run(
+    method: Algorithm,
+    *,
+    rank: int = 1,
+    rounds: int = 2,
+    cohort: int | None = None,
+    sizes: tuple[int, ...] = (12, 20, 16),
+) -> tuple[Simulation, Listener, list[ServerState]]:
+    """A federation on the toy model: the simulation, what was said, and the server before and after each round."""
+    build = lora_toy(rank)
+    method = method.configure(build(False), ToyTask())
+    local = Local(epochs=2, batch_size=8, lr=0.05)
+    setup = Setup(method, Members(toy_clients(sizes=sizes)), ToyTask(), local, lambda: build(False), rounds=rounds)
+    listener = Listener(setup)
+    simulation = Simulation(setup, MemoryStore(), listener, cohort)
+    servers = simulation.start(listener.workspace)
+    states = [servers["main"], *(record.servers["main"] for record in simulate(simulation, servers))]
+    return simulation, listener, states
+
+
+def product(tensors: Mapping[str, Tensor]) -> np.ndarray[Any, Any]:
+    """D + B A in double precision, D where there is one."""
+    update = tensors[B].double().numpy() @ tensors[A].double().numpy()
+    return update + tensors[D].double().numpy() if D in tensors else update
+
+
+def random_factors(ranks: tuple[int, ...], m: int = 7, n: int = 5) -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(3)
+    return [(torch.randn(r, n, generator=rng), torch.randn(m, r, generator=rng)) for r in ranks]
+
+
+# Pure functions -------------------------------------------------------------------------------------------------
+
+
+def test_stacked_factors_give_the_weighted_mean_of_the_products() -> None:
+    factors, weights = random_factors((1, 3, 2)), [12.0, 20.0, 16.0]
+    wanted = np.zeros((7, 5))
+    for (a, b), weight in zip(factors, weights, strict=True):
+        for i in range(7):
+            for j in range(5):
+                wanted[i, j] += weight / 48 * sum(float(b[i, r]) * float(a[r, j]) for r in range(len(a)))
+    a, b = stack(factors, weights)
+    assert a.shape == (6, 5)
+    assert b.shape == (7, 6)
+    np.testing.assert_allclose((b @ a).numpy(), wanted, atol=1e-6)
+
+
+def test_the_residual_is_what_the_product_of_the_means_lacks() -> None:
+    factors = random_factors((2, 2, 2))
+    mean_a = np.mean([a.numpy() for a, _ in factors], axis=0)
+    mean_b = np.mean([b.numpy() for _, b in factors], axis=0)
+    exact = np.mean([b.numpy() @ a.numpy() for a, b in factors], axis=0)
+    rest = residual(stack(factors, [1.0, 1.0, 1.0]), (torch.tensor(mean_a), torch.tensor(mean_b))).numpy()
+    np.testing.assert_allclose(mean_b @ mean_a + rest, exact, atol=1e-6)
+    assert np.abs(rest).max() > 0.1  # so the plain mean of the factors is far from exact
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_redistribution_is_the_best_approximation(rank: int) -> None:
+    a, b = stack(random_factors((2, 2)), [1.0, 3.0])
+    u, s, v = np.linalg.svd(b.double().numpy() @ a.double().numpy())
+    best = u[:, :rank] * s[:rank] @ v[:rank]
+    low_a, low_b = redistribute((a, b), rank)
+    assert low_a.shape == (rank, 5)
+    assert low_b.shape == (7, rank)
+    np.testing.assert_allclose((low_b @ low_a).numpy(), best, atol=1e-5)
+    np.testing.assert_allclose((low_a @ low_a.T).numpy(), np.eye(rank), atol=1e-6)
+    for fewer in range(1, rank):  # what a client of a smaller rank is sent
+        np.testing.assert_allclose(
+            (low_b[:, :fewer] @ low_a[:fewer]).numpy(), u[:, :fewer] * s[:fewer] @ v[:fewer], atol=1e-5
+        )
+
+
+def test_directions_without_weight_can_still_learn() -> None:
+    (a, _), b = random_factors((3,))[0], torch.zeros(7, 3)
+    low_a, low_b = redistribute((a, b), 3)
+    np.testing.assert_allclose((low_a @ low_a.T).numpy(), np.eye(3), atol=1e-6)
+    assert not low_b.any()
+
+
+def test_refused_factors() -> None:
+    with pytest.raises(ValueError, match=r"factors and as many weights, got 0 and 0"):
+        stack([], [])
+    with pytest.raises(ValueError, match=r"must lie in 1..2, which the factors have, got 3"):
+        redistribute(random_factors((2,))[0], 3)
+
+
+def test_the_dimension_wise_mean_is_over_those_who_have_the_dimension() -> None:
+    factors = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 6.0], [5.0, 7.0]]), torch.tensor([[9.0, 1.0]])]
+    like = torch.full((3, 2), 4.0)
+    weights = [1.0, 2.0, 1.0]
+    first = [(1 + 2 * 3 + 9) / 4, (2 + 2 * 6 + 1) / 4]
+    wanted = torch.tensor([first, [5.0, 7.0], [4.0, 4.0]])
+    assert torch.allclose(dimension_wise(factors, weights, like, 0), wanted)
+    assert torch.allclose(dimension_wise([f.T for f in factors], weights, like.T, 1), wanted.T)
+    same = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(dimension_wise([same, same[:1], same], [0.3, 7.0, 2.0], torch.zeros(2, 5), 0), same)
+    with pytest.raises(ValueError, match="ranks must be at most 1, got 2"):
+        dimension_wise([same], [1.0], same[:1], 0)
+    with pytest.raises(ValueError, match="as many weights as factors"):
+        dimension_wise([same], [], same, 0)
+
+
+def test_limited_and_widened() -> None:
+    matrix = torch.arange(1.0, 7.0).reshape(2, 3)
+    assert limited(matrix, 1, 0).tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert limited(matrix, 1, 1).tolist() == [[1, 0, 0], [4, 0, 0]]
+    assert widened(matrix, 3, 0).tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0]]
+    assert widened(matrix, 4, 1).tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]
+    assert widened(matrix, 2, 0) is matrix
+    assert matrix.min() == 1
+
+
+# Whole rounds ---------------------------------------------------------------------------------------------------
+
+
+def gap(method: FedLoRA, rank: int) -> float:
+    """How far the server's update of the weight ends from the weighted mean of the clients' own, over two rounds."""
+    simulation, listener, states = run(method, rank=rank)
+    worst = 0.0
+    for round in (0, 1):
+        total, updates = 0.0, np.zeros((8, 8))
+        for number, call, reply in listener.heard:
+            if number == round and call.action == "fit":
+                assert reply.error is None, reply.error
+                held = {D: states[round].params[D]} if D in states[round].params else {}
+                factors = {A: listener.workspace.initial[A], **reply.message.tensors}
+                weight = call.client.num_examples if method.weighting == "examples" else 1
+                updates, total = updates + weight * product({**factors, **held}), total + weight
+        after = {A: listener.workspace.initial[A], **states[round + 1].params}
+        worst = max(worst, float(np.abs(product(after) - updates / total).max()))
+    for client in simulation.clients() if D in states[1].params else ():  # their weights are the server's
+        state = simulation.store.load(client.id)
+        assert torch.equal(state.tensors["lora_held"][D], states[1].params[D])
+        assert state.scalars["lora_held"] == 1
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("preset", "weighting"),
+    [("flora", "uniform"), ("flora", "examples"), ("fedex_lora", "examples"), ("ffa_lora", "examples")],
+)
+@pytest.mark.parametrize("rank", [1, 3])  # of rank 3 the stack is larger than the matrix, which is sent instead
+def test_exact_aggregation(preset: Preset, weighting: Any, rank: int) -> None:
+    assert gap(FedLoRA(preset=preset, weighting=weighting), rank) < 1e-6
+
+
+def test_the_mean_of_the_factors_is_not_exact() -> None:
+    assert gap(FedLoRA(preset="lora"), 2) > 1e-3
+
+
+def test_decomposition_is_exact_where_the_rank_suffices() -> None:
+    assert gap(FedLoRA(preset="flexlora"), 8) < 1e-6
+    assert gap(FedLoRA(preset="flexlora"), 1) > 1e-3
+
+
+def test_the_plain_mean_is_fedpeft() -> None:
+    (_, _, ours), (_, _, known) = run(FedLoRA(preset="lora"), rank=2), run(FedPEFT(), rank=2)
+    assert all(torch.equal(ours[-1].params[name], known[-1].params[name]) for name in known[-1].params)
+
+
+def test_ffa_keeps_a() -> None:
+    simulation, listener, states = run(FedLoRA(preset="ffa_lora"), rank=2)
+    assert A not in states[-1].params
+    assert B in states[-1].params
+    assert all(A not in reply.message.tensors for _, _, reply in listener.heard)
+    assert torch.equal(listener.workspace.tensors[A], LoRAToy(False, 2).state_dict()[A])
+    assert states[-1].params[B].any()
+    assert A not in simulation.store.load("client-0").tensors["private"]
+
+
+@pytest.mark.parametrize(("preset", "shared", "private"), [("fedsa_lora", A, B), ("share_b", B, A)])
+def test_one_factor_stays_at_home(preset: Preset, shared: str, private: str) -> None:
+    simulation, listener, states = run(FedLoRA(preset=preset), rank=2)
+    sent = {name for _, call, reply in listener.heard for name in (*call.message.tensors, *reply.message.tensors)}
+    assert shared in sent
+    assert private not in sent
+    assert private not in states[-1].params
+    homes = [simulation.store.load(client.id).tensors["private"][private] for client in simulation.clients()]
+    assert not torch.equal(homes[0], homes[1])
+
+
+def test_a_layer_computes_with_what_was_added() -> None:
+    model = LoRAToy(False, 2)
+    FedLoRA(preset="flora").configure(model, ToyTask()).add_modules(model, torch.Generator())
+    layer: Any = model.body
+    rng = torch.Generator().manual_seed(1)
+    x, added = torch.randn(4, 8, generator=rng), torch.randn(8, 8, generator=rng)
+    before = layer(x)
+    assert torch.equal(before, layer.base_layer(x))  # B and D start at 0
+    with torch.no_grad():
+        layer.lora_added.copy_(added)
+        layer.lora_B["default"].weight.normal_(generator=rng)
+    weight = layer.base_layer.weight + SCALE * (added + layer.lora_B["default"].weight @ layer.lora_A["default"].weight)
+    torch.testing.assert_close(layer(x), x @ weight.T + layer.base_layer.bias)
+    layer(x).sum().backward()
+    assert layer.lora_added.grad is None
+    assert layer.lora_A["default"].weight.grad is not None
+
+
+# What travels ---------------------------------------------------------------------------------------------------
+
+
+def traffic(method: FedLoRA, sizes: tuple[int, ...], rank: int = 1) -> tuple[int, int]:
+    """Values that a client is sent and sends in the second round."""
+    _, listener, _ = run(method, rank=rank, sizes=sizes)
+    call, reply = next((call, reply) for number, call, reply in listener.heard if number == 1)
+    return tuple(sum(t.numel() for t in m.tensors.values()) for m in (call.message, reply.message))  # pyright: ignore
+
+
+def test_traffic_of_stacking_grows_with_the_clients_downwards_only() -> None:
+    pair = 8 + 8
+    assert traffic(FedLoRA(preset="lora"), (12, 20, 16)) == (pair, pair)
+    assert traffic(FedLoRA(preset="ffa_lora"), (12, 20, 16)) == (8, 8)
+    for clients in (2, 3):
+        sizes = (12,) * clients
+        assert traffic(FedLoRA(preset="flora"), sizes) == (clients * pair, pair)
+        assert traffic(FedLoRA(preset="fedex_lora"), sizes) == ((clients + 1) * pair, pair)
+    assert traffic(FedLoRA(preset="flora"), (12,) * 5) == (64, pair)  # the matrix is smaller than five stacked pairs
+
+
+@pytest.mark.parametrize("preset", ["flora", "fedex_lora"])
+def test_who_was_away_is_sent_the_whole_matrix(preset: Preset) -> None:
+    simulation, listener, states = run(FedLoRA(preset=preset), rounds=6, cohort=2)
+    kinds = set[str]()
+    for round, call, reply in listener.heard:
+        assert reply.error is None, reply.error
+        if round:
+            before = {c.client.id for number, c, _ in listener.heard if number == round - 1}
+            whole = D in call.message.tensors
+            assert whole == (call.client.id not in before)
+            kinds.add("whole" if whole else "stack")
+    assert kinds == {"whole", "stack"}
+    for client in simulation.clients():
+        state = simulation.store.load(client.id)
+        last = max(number for number, call, _ in listener.heard if call.client.id == client.id)
+        assert torch.equal(state.tensors["lora_held"][D], states[last].params[D])
+
+
+@pytest.mark.parametrize("preset", ["flora", "fedex_lora"])
+def test_after_a_round_without_answers_everyone_is_sent_the_whole_matrix(preset: Preset) -> None:
+    simulation, _, states = run(FedLoRA(preset=preset))
+    method, clients = simulation.setup.algorithm, simulation.clients()
+
+    def sent(server: ServerState) -> list[set[str]]:
+        return [{name for name in call.message.tensors if "added" in name or "stack" in name}
+                for call in next(method.round(server, clients))]  # fmt: skip
+
+    assert sent(states[-1]) == [{"body.lora_stack.A", "body.lora_stack.B"}] * 3
+    silent = method.aggregate(states[-1], [])
+    assert silent.round == states[-1].round + 1
+    assert torch.equal(silent.params[D], states[-1].params[D])
+    assert sent(silent) == [{D}] * 3
+
+
+def test_a_stack_for_other_weights_than_those_held_is_an_error() -> None:
+    simulation, listener, states = run(FedLoRA(preset="flora"))
+    stacks = {f"body.lora_stack.{factor}": torch.zeros(1, 1) for factor in "AB"}
+    others = {n: t for n, t in states[-1].params.items() if n.startswith("norm")}
+    call = Call(simulation.clients()[0], "fit", Message({**others, **stacks}, {"round": 7}))
+    (reply,) = listener([call], simulation.store, 7)
+    assert reply.error is not None
+    assert "round 6 adds to the weights came, but the weights held are of round 1" in reply.error
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------
+
+RANKS = {"client-0": 1, "client-2": 2}
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "fedex_lora"])
+def test_clients_keep_to_their_rank(preset: Preset) -> None:
+    simulation, listener, _ = run(FedLoRA(preset=preset, ranks=RANKS), rank=3)
+    for client in simulation.clients():
+        rank = RANKS.get(client.id, 3)
+        state = simulation.store.load(client.id).tensors
+        own = {**listener.workspace.initial, **state["private"], **state["personal"]}
+        update = own[B].double().numpy() @ limited(own[A], rank, 0).double().numpy()
+        assert np.linalg.matrix_rank(update, tol=1e-9) == rank
+        assert not own[B][:, rank:].any()
+        for _, call, reply in listener.heard:
+            if call.client.id == client.id:
+                for message in (call.message, reply.message):
+                    assert all(t.shape[0] == rank for n, t in message.tensors.items() if "lora_A" in n)
+                    assert all(t.shape[1] == rank for n, t in message.tensors.items() if "lora_B" in n)
+
+
+def test_a_smaller_rank_is_sent_the_leading_directions() -> None:
+    _, listener, states = run(FedLoRA(preset="flexlora", ranks=RANKS), rank=3)
+    fits = {call.client.id: reply.message.tensors for number, call, reply in listener.heard if number == 0}
+    u, s, v = np.linalg.svd(np.mean([product(tensors) for tensors in fits.values()], axis=0))
+    np.testing.assert_allclose(product(states[1].params), u[:, :3] * s[:3] @ v[:3], atol=1e-6)
+    for _, call, _ in (entry for entry in listener.heard if entry[0] == 1):
+        rank = RANKS.get(call.client.id, 3)
+        np.testing.assert_allclose(product(call.message.tensors), u[:, :rank] * s[:rank] @ v[:rank], atol=1e-6)
+
+
+def test_stacking_is_exact_with_different_ranks() -> None:
+    _, listener, states = run(FedLoRA(preset="flora", ranks=RANKS), rank=3, rounds=1)
+    exact = np.mean([product(reply.message.tensors) for _, _, reply in listener.heard], axis=0)
+    np.testing.assert_allclose(product(states[1].params), exact, atol=1e-6)
+
+
+def test_dimensions_are_averaged_over_those_who_have_them() -> None:
+    method = FedLoRA(aggregation="dimension", ranks=RANKS)
+    _, listener, states = run(method, rank=3, rounds=1)
+    sent = {call.client.id: reply.message.tensors for _, call, reply in listener.heard}
+    rows = states[1].params[A]
+    assert torch.equal(rows[2], sent["client-1"][A][2])  # one client has three dimensions
+    assert torch.allclose(rows[1], (sent["client-1"][A][1] + sent["client-2"][A][1]) / 2)
+    assert torch.allclose(rows[0], sum(t[A][0] for t in sent.values()) / 3, atol=1e-6)
+    assert torch.equal(states[1].params[B][:, 2], sent["client-1"][B][:, 2])
+    _, _, diluted = run(replace(method, aggregation="mean"), rank=3, rounds=1)
+    assert torch.allclose(diluted[1].params[A][2], rows[2] / 3, atol=1e-6)
+
+
+def test_a_rank_for_nobody_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"names 'client-9', but the clients of round 1 are client-0, "):
+        run(FedLoRA(ranks={"client-9": 1}), rounds=1)
+
+
+def test_the_layers_of_the_library() -> None:
+    model = vilt_tiny(3, 20, width=16, layers=1, trainable="lora", peft=Finetuning(rank=2, alpha=6.0))
+    method = FedLoRA(preset="flora").configure(model, ToyTask())
+    method.add_modules(model, torch.Generator())
+    target = "vilt.encoder.layer.0.attention.attention.query"
+    layer: Any = model.get_submodule(target)
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in ("lora_A.default.weight", "lora_B.default.weight", "lora_added"):
+            layer.get_parameter(name).normal_(generator=rng)
+    a, b, added = (layer.get_parameter(n) for n in ("lora_A.default.weight", "lora_B.default.weight", "lora_added"))
+    x = torch.randn(4, 16, generator=rng)
+    weight = layer.base_layer.weight + 3 * (added + b @ a)  # alpha / r = 3
+    torch.testing.assert_close(layer(x), x @ weight.T + layer.base_layer.bias)
+    client = ClientInfo("a", 1)
+    scopes = Workspace(model).scopes(method, client)
+    shared = {name for name, scope in scopes.items() if scope == "shared"}
+    assert {name.rsplit(".attention.attention.")[1].split(".", 1)[1] for name in shared} == {
+        "lora_A.default.weight",
+        "lora_B.default.weight",
+        "lora_added",
+    }
+    assert scopes["classifier.0.weight"] == "private"
+    assert scopes[f"{target}.base_layer.weight"] == "frozen"
+
+
+# The contract, and settings that are refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["flora", "fedex_lora", "flexlora"])
+def test_contract(preset: Preset) -> None:
+    assert dict(check_algorithm(FedLoRA(preset=preset)))["survives the wire"] == "passed"
+
+
+def test_every_variant_is_a_row_of_the_rivals() -> None:
+    recipe = load_recipe("feddat_rivals")
+    for row in recipe.methods:
+        recipe.check_row(row)
+    assert recipe.methods == ("feddpa", "pfedmma", *PRESETS)
+    for row in PRESETS:
+        sections = recipe.method(row).sections
+        assert (sections["algorithm"]["preset"], sections["model"]["trainable"]) == (row, "lora")
+
+
+def test_presets_are_the_choices() -> None:
+    assert FedLoRA(preset="ffa_lora") == FedLoRA(preset="ffa_lora", train="B")
+    assert replace(FedLoRA(preset="flora"), preset="") == FedLoRA(aggregation="stack")
+    assert replace(FedLoRA(preset="lora"), preset="") == FedLoRA()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "dora"}, r"algorithm.preset must be one of .* got 'dora'"),
+        ({"train": "A"}, r"algorithm.train must be one of both, B, got 'A'"),
+        ({"weighting": "size"}, r"algorithm.weighting must be one of uniform, examples, got 'size'"),
+        (
+            {"preset": "flora", "aggregation": "svd"},
+            r"aggregation is 'stack' in the preset 'flora', got 'svd'",
+        ),
+        ({"train": "B", "share": "A"}, r"algorithm.share must not be 'A'"),
+        ({"share": "A", "aggregation": "stack"}, r"algorithm.share must be 'both', got 'A'"),
+        ({"ranks": {"client-0": 0}}, r"algorithm.ranks.client-0 must be at least 1, got 0"),
+        ({"preset": "fedex_lora", "ranks": RANKS}, r"algorithm.ranks needs the aggregation"),
+    ],
+)
+def test_refused_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedLoRA(**settings)
+
+
+def test_refused_models() -> None:
+    with pytest.raises(ValueError, match=r"ToyModel trains none: set model.trainable to 'lora'"):
+        FedLoRA().configure(ToyModel(False, torch.Generator()), ToyTask())
+    with pytest.raises(ValueError, match=r"ranks.client-0 must be at most 2, which is the rank of body, got 3"):
+        FedLoRA(ranks={"client-0": 3}).configure(LoRAToy(False, 2), ToyTask())
+    with pytest.raises(ValueError, match=r"at most 8 for the aggregation 'svd'.* got 9"):
+        FedLoRA(preset="flexlora").configure(LoRAToy(False, 9), ToyTask())

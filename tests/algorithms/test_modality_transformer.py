@@ -1,0 +1,164 @@
+"""The multimodal personalised Transformer and modality dropout: identities that hold to the bit, and draws."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.modality_dropout import ModalityDropout, kept
+from confed.algorithms.modality_transformer import ModalityTransformer
+from confed.data.examples import TableData
+from confed.engines.local import InProcess, RoundRecord, Setup, Simulation, simulate
+from confed.federation.local import Local
+from confed.federation.messages import Reply
+from confed.federation.state import MemoryStore, ServerState
+from confed.testing.toy import toy_model, toy_setup
+from confed.testing.toy_modalities import modal_clients
+
+SGD = Local(epochs=1, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
+
+
+def run(setup: Setup, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore, Simulation]:
+    store = MemoryStore()
+    simulation = Simulation(setup, store, cohort=cohort)
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store, simulation
+
+
+def modal(method, **options):
+    return toy_setup(method, kind="modalities", **options)
+
+
+# The Transformer's maps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [0.3, 0.8])
+def test_gradients_of_the_two_maps_are_as_lambda_to_its_rest(lam: float) -> None:
+    setup = modal(ModalityTransformer(lam=lam), noisy=False)
+    model = setup.model()
+    batch = modal_clients(0, (12,))["client-0"].tables[0].batch(torch.arange(12))
+    setup.task.loss(model(batch), batch).backward()
+    for m in ("image", "text"):
+        local, shared = (model.get_parameter(f"embed.{m}.{part}.weight").grad for part in ("local", "shared"))
+        assert local is not None
+        assert shared is not None
+        assert local.abs().max() > 1e-4
+        assert torch.allclose((1 - lam) * local, lam * shared, rtol=1e-5, atol=1e-8)
+    assert model.get_parameter("embed.audio.local.weight").grad is None
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_lambda_0_is_fedavg_to_the_bit(noisy: bool) -> None:
+    one, _, _ = run(modal(ModalityTransformer(lam=0.0, finetune_epochs=0), noisy=noisy))
+    other, _, _ = run(modal(FedAvg(), noisy=noisy))
+    mine, theirs = (records[2].servers["main"].params for records in (one, other))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(t, theirs[n]) for n, t in mine.items())
+
+
+def test_equal_maps_are_a_fixed_point_of_aggregation() -> None:
+    setup = modal(ModalityTransformer())
+    params = Simulation(setup, MemoryStore()).start(InProcess(setup).workspace)["main"].params
+    clients = [setup.population.info(k) for k in range(3)]
+    replies = [Reply(c, setup.algorithm.broadcast(ServerState(0, params), c)) for c in clients]
+    after = setup.algorithm.aggregate(ServerState(0, params), replies)
+    assert all(torch.equal(after.params[n], t) for n, t in params.items())
+
+
+def test_local_maps_stay_at_home_and_one_owner_keeps_its_map() -> None:
+    records, store, _ = run(modal(ModalityTransformer(lam=0.5, finetune_epochs=0), rounds=2))
+    server = records[-1].servers["main"].params
+    assert not any(".local." in name for name in server)
+    private = store.load("client-2").tensors["private"]
+    assert sorted(private) == ["embed.audio.local.weight", "embed.image.local.weight"]
+    assert sorted(store.load("client-1").tensors["private"]) == ["embed.text.local.weight"]
+    own = store.load("client-2").tensors["personal"]
+    assert torch.equal(server["embed.audio.shared.weight"], own["embed.audio.shared.weight"])
+
+
+def test_a_place_without_maps_and_the_global_model_use_the_shared_ones() -> None:
+    table = modal_clients(3, (9,), [("image", "text", "audio")])["client-0"]
+    setup = replace(modal(ModalityTransformer(lam=0.6), rounds=2), observers={"elsewhere": TableData(*table.tables)})
+    records, _, simulation = run(setup)
+    servers = records[-1].servers
+    # The plain model, without local maps, with the values of the server.
+    model = setup.build()
+    model.load_state_dict({**model.state_dict(), **servers["main"].params})
+    model.eval()
+    views = simulation.evaluate(servers, 2, split="test")
+    for view, place, data in (
+        ("unseen", "elsewhere", table),
+        ("global", "client-0", modal_clients(0, (12, 20, 16))["client-0"]),
+    ):
+        rows = data.tables[2].batch(torch.arange(len(data)))
+        right = float(setup.task.predictions(model(rows), rows).sum())
+        assert views[view][place]["accuracy"] == (right, float(len(data)))
+
+
+def test_a_client_that_comes_late_starts_from_the_shared_maps() -> None:
+    setup = modal(ModalityTransformer(lam=0.5), local=SGD)
+    server = {n: torch.full_like(t, 0.5) for n, t in setup.model().state_dict().items() if ".local." not in n}
+    given = setup.algorithm.initial_private(server)
+    assert sorted(given) == [f"embed.{m}.local.weight" for m in ("audio", "image", "text")]
+    assert all(torch.equal(t, server[n.replace(".local.", ".shared.")]) for n, t in given.items())
+
+
+def test_fine_tuning_of_two_examples_works() -> None:
+    setup = modal(ModalityTransformer(finetune_epochs=2), clients=modal_clients(0, (2, 20, 16)), rounds=1)
+    records, store, _ = run(setup)
+    assert len(records) == 2
+    assert not records[-1].errors
+    tuned, server = store.load("client-0").tensors["personal"], records[-1].servers["main"].params
+    assert not torch.equal(tuned["body.weight"], server["body.weight"])
+    assert all(bool(torch.isfinite(t).all()) for t in tuned.values())
+
+
+def test_the_transformer_refuses_bad_input() -> None:
+    for options, message in (({"lam": 1.5}, "lam must lie"), ({"finetune_epochs": -1}, "must not be negative")):
+        with pytest.raises(ValueError, match=message):
+            ModalityTransformer(**options)
+    for method in (ModalityTransformer(), ModalityDropout()):
+        with pytest.raises(ValueError, match="ToyModel"):
+            method.configure(toy_model(), toy_setup(FedAvg()).task)
+
+
+# Dropout --------------------------------------------------------------------------------------------------------
+
+
+def test_never_the_last_modality_and_the_right_share_of_the_others() -> None:
+    rng = torch.Generator().manual_seed(0)
+    drawn = [kept(("image", "text"), 0.5, rng) for _ in range(4000)]
+    assert all(drawn)
+    share = sum("image" in left for left in drawn) / len(drawn)
+    assert share == pytest.approx(0.5 + 0.25 / 2, abs=0.03)  # stays, or is the one that must
+    assert sum(len(left) == 2 for left in drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
+    assert kept(("audio",), 0.99, rng) == ("audio",)
+    assert kept(("image", "text", "audio"), 0.0, rng) == ("image", "text", "audio")
+    with pytest.raises(ValueError, match="rate must lie"):
+        ModalityDropout(rate=1.0)
+
+
+def test_training_batches_lose_modalities_and_evaluation_batches_do_not() -> None:
+    seen: list[set[str]] = []
+    setup = modal(ModalityDropout(rate=0.5), rounds=1, local=replace(SGD, epochs=8))
+    build = setup.build
+
+    def watched():
+        model = build()
+        model.register_forward_pre_hook(
+            lambda module, inputs: (
+                seen.append({m for m in ("image", "text", "audio") if m in inputs[0]})
+                if module.training
+                else seen.append({"evaluated", *inputs[0]})
+            )
+        )
+        return model
+
+    records, _, simulation = run(replace(setup, build=watched))
+    assert {frozenset(s) for s in seen} >= {frozenset({"image"}), frozenset({"text"}), frozenset({"image", "text"})}
+    assert all(seen)
+    seen.clear()
+    simulation.evaluate(records[-1].servers, 1, split="test")
+    assert all("evaluated" in s for s in seen)
+    assert any({"image", "text"} <= s for s in seen)

@@ -1,0 +1,165 @@
+"""pFedMMA: the middle projection is shared, what is around it is a client's own."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.algorithms.pfedmma import PFedMMA
+from confed.engines.local import InProcess, Simulation, simulate
+from confed.engines.perform import Members, Setup
+from confed.federation.client_info import ClientInfo
+from confed.federation.local import Local
+from confed.federation.messages import Call, Reply
+from confed.federation.protocols import Batch, Output
+from confed.federation.state import MemoryStore, Store
+from confed.models.adapters import AdapterBank, Host
+from confed.testing.toy import ToyModel, ToyTask, toy_clients
+
+WIDTH, RANK = 6, 3
+
+
+class Block(nn.Module):
+    """A linear layer with a place for adapters behind it."""
+
+    def __init__(self, rng: torch.Generator) -> None:
+        super().__init__()
+        self.output = nn.Linear(WIDTH, WIDTH)
+        nn.init.normal_(self.output.weight, generator=rng)
+        self.output.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(x)
+
+
+class Towers(nn.Module):
+    """Two towers of frozen blocks with adapters, and a head on both."""
+
+    answer_head = "head"
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(2)
+        self.text = nn.ModuleList(Block(rng) for _ in range(2))
+        self.image = nn.ModuleList(Block(rng) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 3)
+        nn.init.normal_(self.head.weight, generator=rng)
+        nn.init.zeros_(self.head.bias)
+        hosts: list[Any] = [block.output for tower in (self.text, self.image) for block in tower]
+        for host in hosts:
+            nn.init.zeros_(host.bias)
+        self.adapters = AdapterBank([Host(host, WIDTH) for host in hosts], WIDTH // RANK)
+        self.adapters.add("adapter", rng)
+
+    @property
+    def frozen(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+
+    def forward(self, batch: Batch) -> Output:
+        text, image = batch["x"], batch["x"]
+        for block in self.text:
+            text = block(text)
+        for block in self.image:
+            image = block(image)
+        return Output(self.head(text + image), text + image)
+
+
+def extended(method: PFedMMA) -> Towers:
+    model = Towers()
+    method.configure(model, ToyTask()).add_modules(model, torch.Generator().manual_seed(5))
+    return model
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_an_adapter_passes_through_the_shared_projection(scale: float) -> None:
+    model = extended(PFedMMA(scale=scale))
+    tensors = {name: value.double().numpy() for name, value in model.state_dict().items()}
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    for tower, block in (("text", 1), ("image", 2)):
+        place, middle = f"{tower}.{block}.output", f"shared_projection.{block}_{RANK}"
+
+        def linear(name: str, values: Any) -> Any:
+            return values @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+        base = linear(place, x.double().numpy())
+        inner = np.maximum(linear(f"{place}.adapter.down", base), 0)
+        inner = np.maximum(linear(middle, inner), 0)
+        wanted = base + scale * linear(f"{place}.adapter.up", inner)
+        assert np.abs(wanted - base).max() > 1e-4
+        np.testing.assert_allclose(model.get_submodule(place)(x).detach().numpy(), wanted, atol=1e-5)
+
+
+def test_blocks_of_the_same_depth_share_a_projection() -> None:
+    names = {name for name, _ in extended(PFedMMA()).named_parameters() if name.startswith("shared_projection")}
+    assert names == {f"shared_projection.{place}_3.{part}" for place in range(3) for part in ("weight", "bias")}
+    model = extended(PFedMMA())
+    # r x r and r values for each of the three depths: what travels, by name once.
+    assert sum(p.numel() for n, p in model.state_dict().items() if "shared" in n) == 3 * (RANK * RANK + RANK)
+    apart = extended(PFedMMA(towers="apart"))
+    assert sum(p.numel() for n, p in apart.state_dict().items() if "shared" in n) == 5 * (RANK * RANK + RANK)
+
+
+def test_both_towers_train_the_projection_they_share() -> None:
+    model = extended(PFedMMA())
+    shared = model.get_parameter("shared_projection.0_3.weight")
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    gradients = [torch.autograd.grad(tower[0](x).square().sum(), shared)[0] for tower in (model.text, model.image)]
+    assert all(gradient.any() for gradient in gradients)
+
+
+def test_a_copy_has_projections_of_its_own() -> None:
+    model = extended(PFedMMA())
+    other = copy.deepcopy(model)
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    before = model({"x": x}).logits
+    with torch.no_grad():
+        other.get_parameter("shared_projection.0_3.weight").fill_(9)
+    assert torch.equal(model({"x": x}).logits, before)
+    assert not torch.equal(other({"x": x}).logits, before)
+
+
+class Listener(InProcess):
+    """Answers calls, and remembers them."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.heard: list[tuple[Call, Reply]] = []
+
+    def __call__(self, calls: Any, store: Store, round: int) -> Any:
+        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
+            self.heard.append((call, reply))
+            yield reply
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
+    method = PFedMMA(weighting=weighting).configure(Towers(), ToyTask())
+    local = Local(epochs=1, batch_size=8, lr=0.01)
+    setup = Setup(method, Members(toy_clients()), ToyTask(), local, Towers, rounds=1)
+    listener, store = Listener(setup), MemoryStore()
+    simulation = Simulation(setup, store, listener)
+    (record,) = simulate(simulation, simulation.start(listener.workspace))
+    after = record.servers["main"].params
+    weights = [call.client.num_examples if weighting == "examples" else 1 for call, _ in listener.heard]
+    for name, value in after.items():
+        assert name.startswith("shared_projection.")
+        sent = [reply.message.tensors[name].double().numpy() for _, reply in listener.heard]
+        np.testing.assert_allclose(value.numpy(), np.average(sent, axis=0, weights=weights), atol=1e-6)
+    for call, reply in listener.heard:
+        assert set(call.message.tensors) == set(reply.message.tensors) == set(after)
+    own = [store.load(client.id).tensors["private"] for client in simulation.clients()]
+    for name in ("text.0.output.adapter.down.weight", "image.2.output.adapter.up.weight", "head.weight"):
+        assert not torch.equal(own[0][name], own[1][name])
+
+
+def test_refused() -> None:
+    with pytest.raises(ValueError, match=r"pFedMMA trains adapters, and ToyModel has none"):
+        PFedMMA().configure(ToyModel(False, torch.Generator()), ToyTask())
+    with pytest.raises(ValueError, match=r"algorithm.scale must be positive, got 0"):
+        PFedMMA(scale=0)
+    with pytest.raises(ValueError, match=r"algorithm.towers must be one of tied, apart, got 'one'"):
+        PFedMMA(towers="one")  # pyright: ignore[reportArgumentType]
+    assert PFedMMA().rules(ClientInfo("a", 1))["*"] == "private"

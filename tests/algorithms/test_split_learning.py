@@ -1,0 +1,544 @@
+"""Split learning: the cut network learns as the whole one, sessions and fresh processes agree, clients may die."""
+
+import copy
+import math
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from confed.algorithms.bicsl import BiCSL
+from confed.algorithms.split_learning import SplitLearning
+from confed.data.examples import TableData
+from confed.datasets.scenes import ANSWERS
+from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
+from confed.engines.perform import Setup, Workspace
+from confed.engines.workers import Workers
+from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
+from confed.federation.families.split import restored, steps_of, stored
+from confed.federation.local import Local
+from confed.federation.messages import Call, Message, Reply
+from confed.federation.params import named_tensors
+from confed.federation.state import MemoryStore, ServerState
+from confed.federation.wire import size
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun, TrainedModel
+from confed.models.contrastive import AnswerProjection
+from confed.privacy.cut import CutPrivacy
+from confed.recipes.recipe import load_recipe
+from confed.runs import run as experiment
+from confed.testing import trial
+from confed.testing.toy import toy_clients, toy_contrastive_model, toy_contrastive_task, toy_model, toy_setup
+
+SGD = Local(epochs=2, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
+
+
+class Recording(InProcess):
+    """Remembers what was said."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.said: list[tuple[Call, Reply]] = []
+
+    def __call__(self, calls: Any, store: Any, round: int) -> Iterator[Reply]:
+        for call, reply in zip(calls, super().__call__(calls, store, round), strict=True):
+            self.said.append((call, reply))
+            yield reply
+
+
+def run(setup: Setup, executor: Any = None) -> list[RoundRecord]:
+    executor = InProcess(setup) if executor is None else executor
+    with Simulation(setup, MemoryStore(), executor) as simulation:
+        workspace = executor.workspace if isinstance(executor, InProcess) else Workspace(setup.model())
+        return list(simulate(simulation, simulation.start(workspace)))
+
+
+def final(records: list[RoundRecord]) -> dict[str, Tensor]:
+    return {n: t for server in records[-1].servers.values() for n, t in server.params.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(t, other[n]) for n, t in one.items())
+
+
+def setup_of(algorithm: Algorithm, sizes: tuple[int, ...] = (12, 20, 16), **options: Any) -> Setup:
+    options = {"noisy": False, "local": SGD, "rounds": 2, **options}
+    return toy_setup(algorithm, clients=toy_clients(sizes=sizes), **options)
+
+
+def batches_of(setup: Setup, client: str, round: int) -> Iterator[dict[str, Tensor]]:
+    """The batches of a client's round in the documented order."""
+    from confed.federation.randomness import generator
+
+    for epoch in range(setup.local.epochs):
+        rng = generator(setup.seed, round, client, f"order/{epoch}")
+        yield from setup.population.data(client).train(setup.local.batch_size, rng)  # type: ignore[misc]
+
+
+def test_one_client_of_bicsl_learns_as_the_whole_network() -> None:
+    setup = setup_of(BiCSL(), sizes=(20,))
+    got = final(run(setup))
+    model, task = toy_contrastive_model(noisy=False), toy_contrastive_task(noisy=False)
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for round in range(2):
+        for batch in batches_of(setup, "client-0", round):
+            optimizer.zero_grad()
+            task.loss(model(batch), batch).backward()
+            optimizer.step()
+    for name, wanted in model.state_dict().items():
+        if name in got:
+            torch.testing.assert_close(got[name], wanted, rtol=1e-5, atol=1e-6)
+    assert {n.split(".")[0] for n in got} == {"mha", "apn", "nha", "lta"}
+
+
+def test_one_client_of_split_learning_learns_as_the_whole_network() -> None:
+    setup = setup_of(SplitLearning(hidden=5), sizes=(20,))
+    got = final(run(setup))
+    model = setup.model()
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for round in range(2):
+        for batch in batches_of(setup, "client-0", round):
+            optimizer.zero_grad()
+            setup.task.loss(model(batch), batch).backward()
+            optimizer.step()
+    state = model.state_dict()
+    assert "head.middle.0.weight" in got
+    for name, value in got.items():
+        torch.testing.assert_close(value, state[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_stale_gradient_is_that_of_the_weights_before_the_last_step() -> None:
+    """An independent loop: a batch's gradients are those of its own forward pass, one step before they are applied."""
+    setup = setup_of(BiCSL(staleness=1), sizes=(20,), rounds=1)
+    got = final(run(setup))
+    task = toy_contrastive_task(noisy=False)
+    client, server = toy_contrastive_model(noisy=False), toy_contrastive_model(noisy=False)
+    waiting: list[tuple[nn.Module, tuple[Tensor, Tensor]]] = []
+
+    def settle() -> None:
+        then, cut = waiting.pop(0)
+        leaves = [t.detach().requires_grad_() for t in cut]
+        for p in server.parameters():
+            p.grad = None
+        task.contrast(*server.project(*leaves)).backward()
+        torch.autograd.backward(list(cut), [leaf.grad for leaf in leaves])
+        with torch.no_grad():
+            for part in ("nha", "lta"):
+                for parameter in server.get_submodule(part).parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+            for part in ("mha", "apn"):
+                olds = then.get_submodule(part).parameters()
+                for parameter, old in zip(client.get_submodule(part).parameters(), olds, strict=True):
+                    if old.grad is not None:
+                        parameter.sub_(0.1 * old.grad)
+
+    for batch in batches_of(setup, "client-0", 0):
+        if len(waiting) == 2:
+            settle()
+        then = copy.deepcopy(client)
+        waiting.append((then, then.cut(batch)))
+    while waiting:
+        settle()
+    for name, value in got.items():
+        wanted = (client if name.startswith(("mha", "apn")) else server).state_dict()[name]
+        torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), BiCSL(staleness=1), SplitLearning(hidden=5)])
+def test_processes_give_the_bits_of_one_and_keep_their_sessions(algorithm: Algorithm) -> None:
+    setup = setup_of(algorithm, noisy=True, local=replace(SGD, optimizer="adamw"))
+    alone, beside = run(setup), run(setup, Workers(setup, 2))
+    assert same(final(alone), final(beside))
+    assert [r.losses for r in alone] == [r.losses for r in beside]
+    assert alone[0].traffic == beside[0].traffic
+    for records in (alone, beside):
+        parties = {span.party for span in records[0].timeline}
+        assert parties == {"client-0", "client-1", "client-2", "aux", "main"}
+        assert all(span.end >= span.start >= 0 for span in records[0].timeline)
+        assert not records[1].timeline
+
+
+def test_bytes_of_a_step_are_those_of_the_arithmetic() -> None:
+    """Up B (D + H) floats, down the same, and a safetensors header of less than 300 bytes beside them."""
+    setup = setup_of(BiCSL(), sizes=(8, 8))
+    recording = Recording(setup)
+    run(setup, recording)
+    hidden = toy_contrastive_model(noisy=False).apn.project.out_features
+    floats = 4 * 4 * (8 + hidden)
+    steps = [(size(c.message), size(r.message)) for c, r in recording.said if c.action == "step"]
+    up = [u for _, u in steps if u > 300]
+    down = [d for d, _ in steps if d > 300]
+    assert len(up) == len(down) == 2 * 2 * 2 * 2  # clients, rounds, epochs, batches
+    assert all(floats < value < floats + 300 for value in (*up, *down))
+
+
+def test_main_is_told_activations_only_and_no_label() -> None:
+    setup = setup_of(BiCSL())
+    recording = Recording(setup)
+    run(setup, recording)
+    for call, reply in recording.said:
+        if call.action == "step":
+            assert set(reply.message.tensors) <= {"v_mha", "v_apn"}
+            assert set(call.message.tensors) <= {"v_mha", "v_apn"}
+            assert set(reply.message.scalars) == {"done"}
+        else:
+            assert all(name.startswith(("mha.", "apn.")) for m in (call.message, reply.message) for name in m.tensors)
+
+
+class Dying(TableData):
+    """Examples that fail at a batch of a round."""
+
+    def __init__(self, data: TableData, epochs: tuple[int, ...], batch: int) -> None:
+        super().__init__(*data.tables)
+        self.epochs, self.at, self.asked = epochs, batch, 0
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        self.asked += 1
+        for number, batch in enumerate(super().train(batch_size, rng)):
+            if self.asked in self.epochs and number == self.at:
+                raise OSError("the disk is gone")
+            yield batch
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), BiCSL(staleness=1), SplitLearning(hidden=5)])
+def test_a_client_that_dies_between_two_steps_is_left_out_and_comes_back(algorithm: Algorithm) -> None:
+    clients = toy_clients()
+    dying = {**clients, "client-1": Dying(clients["client-1"], (1,), 2)}
+    records = run(toy_setup(algorithm, clients=dying, local=SGD, rounds=2, noisy=False))
+    assert records[0].errors == {"client-1": "OSError: the disk is gone"}
+    assert set(records[0].losses) == {"client-0", "client-2"}
+    assert not records[1].errors
+    assert set(records[1].losses) == set(clients)
+    # In the round without it the others' mean is what they alone would have made of it.
+    others = {name: data for name, data in clients.items() if name != "client-1"}
+    alone = run(toy_setup(algorithm, clients=others, local=SGD, rounds=2, noisy=False))
+    first = {n: t for s in records[0].servers.values() for n, t in s.params.items()}
+    assert same(first, {n: t for s in alone[0].servers.values() for n, t in s.params.items()})
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), SplitLearning(hidden=5)])
+def test_a_round_in_which_nobody_is_left_ends_the_run(algorithm: Algorithm) -> None:
+    clients = {name: Dying(data, (1, 2, 3), 1) for name, data in toy_clients().items()}
+    with pytest.raises(RuntimeError, match="no client is left in round 1; client-2: OSError: the disk is gone"):
+        run(toy_setup(algorithm, clients=clients, local=SGD, rounds=2))
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), BiCSL(staleness=1), SplitLearning(hidden=5)])
+def test_a_last_batch_of_one_example_is_left_out(algorithm: Algorithm) -> None:
+    records = run(setup_of(algorithm, sizes=(9, 5, 8), noisy=True))
+    assert not records[-1].errors
+    assert all(math.isfinite(loss) for loss in records[-1].losses.values())
+
+
+def test_steps_of_counts_batches_of_at_least_two() -> None:
+    wanted = {(9, 4): 2, (8, 4): 2, (10, 4): 3, (1, 4): 0, (3, 4): 1, (5, 1): 0}
+    for (examples, batch_size), steps in wanted.items():
+        assert steps_of(examples, replace(SGD, epochs=1, batch_size=batch_size)) == steps
+        assert steps_of(examples, replace(SGD, epochs=3, batch_size=batch_size)) == 3 * steps
+
+
+def test_a_client_with_one_example_is_told_so() -> None:
+    records = run(setup_of(BiCSL(), sizes=(8, 1, 8)))
+    assert "needs at least two examples per batch, client 'client-1' has 1" in records[0].errors["client-1"]
+
+
+def test_the_released_code_averages_the_backbone_only() -> None:
+    setup = setup_of(BiCSL(preset="code"))
+    recording = Recording(setup)
+    records = run(setup, recording)
+    sent = [(c.client.id, r.message.tensors) for c, r in recording.said if c.action == "send"]
+    last = dict(sent[-3:])
+    aux, main = records[-1].servers["aux"].params, records[-1].servers["main"]
+    assert torch.equal(aux["apn.project.weight"], last["client-0"]["apn.project.weight"])
+    assert not torch.equal(aux["apn.project.weight"], last["client-1"]["apn.project.weight"])
+    mean = torch.stack([last[c]["mha.body.weight"] for c in last]).mean(0)
+    torch.testing.assert_close(aux["mha.body.weight"], mean)
+    assert torch.equal(main.params["lta.weight"], main.slots["lta of client-0"]["lta.weight"])
+    assert not torch.equal(main.slots["lta of client-1"]["lta.weight"], main.slots["lta of client-0"]["lta.weight"])
+
+
+def test_moments_survive_a_round_where_they_are_kept() -> None:
+    local = replace(SGD, optimizer="adam", epochs=1, lr=0.01)
+    kept, fresh = (final(run(setup_of(BiCSL(keep_moments=k), sizes=(16,), local=local))) for k in (True, False))
+    model, task = toy_contrastive_model(noisy=False), toy_contrastive_task(noisy=False)
+    model.train()
+    setup = setup_of(BiCSL(), sizes=(16,), local=local)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for round in range(2):
+        for batch in batches_of(setup, "client-0", round):
+            optimizer.zero_grad()
+            task.loss(model(batch), batch).backward()
+            optimizer.step()
+    wanted = model.state_dict()
+    close = [torch.allclose(t, wanted[n], rtol=1e-3, atol=1e-4) for n, t in kept.items() if t.ndim > 1]
+    assert all(close)
+    assert not all(torch.allclose(t, wanted[n], rtol=1e-3, atol=1e-4) for n, t in fresh.items() if t.ndim > 1)
+
+
+def test_schedules_with_stairs_and_milestones() -> None:
+    local = Local(schedule="step", warmup=0.2, stairs=4, milestones=(0.5, 0.75), decay=0.2)
+    factors = [local.factor(p) for p in (0.0, 0.04, 0.05, 0.1, 0.19, 0.2, 0.49, 0.5, 0.74, 0.75, 1.0)]
+    assert factors == pytest.approx([0.25, 0.25, 0.5, 0.75, 1, 1, 1, 0.2, 0.2, 0.04, 0.04])
+    assert Local(schedule="step", warmup=0.2).factor(0.1) == pytest.approx(0.5)
+
+
+def test_equal_answers_are_masked_without_labels() -> None:
+    """Main finds equal answers in the activations; the loss is that of a mask made of labels."""
+    task = toy_contrastive_task(noisy=False, mask_same_answer=True)
+    model = toy_contrastive_model(noisy=False)
+    algorithm = BiCSL().configure(model, task)
+    setup = replace(setup_of(BiCSL(), sizes=(12,)), algorithm=algorithm, task=task)
+    records = run(setup)
+    batch = next(iter(batches_of(setup, "client-0", 0)))
+    label = batch["label"]
+    mask = label[:, None] == label[None]
+    fresh = toy_contrastive_model(noisy=False)
+    wanted = task.contrast(*fresh.project(*fresh.cut(batch)), mask)
+    assert torch.isfinite(wanted)
+    assert not records[0].errors
+    from confed.algorithms.bicsl import _same
+
+    assert torch.equal(_same(fresh.cut(batch)[1]), mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "both"}, "algorithm.preset must be one of paper, code, got 'both'"),
+        ({"staleness": 2}, "algorithm.staleness must be one of 0, 1, got 2"),
+        ({"averaged": "none"}, "algorithm.averaged must be one of all, backbone, got 'none'"),
+        ({"decorrelate": -1.0}, "algorithm.decorrelate must not be negative, got -1.0"),
+    ],
+)
+def test_faulty_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BiCSL(**options)
+
+
+def test_a_model_in_one_piece_is_refused_before_training() -> None:
+    from confed.testing.toy import ToyTask, toy_model
+
+    with pytest.raises(ValueError, match=r"BiCSL needs task.name = 'contrastive', got 'ToyTask'"):
+        BiCSL().configure(toy_model(), ToyTask())
+    with pytest.raises(ValueError, match="split learning needs a model with one answer head"):
+        SplitLearning().configure(toy_contrastive_model(), ToyTask())
+
+
+# Sessions in the engines ------------------------------------------------------------------------------------------
+
+
+def test_sampled_clients_leave_no_workspaces_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Workspace] = []
+    twin = Workspace._twin
+    monkeypatch.setattr(Workspace, "_twin", lambda self: made.append(twin(self)) or made[-1])
+    setup = setup_of(BiCSL(), sizes=(8,) * 9, rounds=5)
+    with Simulation(setup, MemoryStore(), cohort=2) as simulation:
+        workspace = simulation.executor.workspace  # type: ignore[union-attr]
+        asked = [set(r.losses) for r in simulate(simulation, simulation.start(workspace))]
+    assert all(len(cohort) == 2 for cohort in asked)
+    assert len(set.union(*asked)) > 4
+    assert len(made) == 2
+    assert not any(workspace.live for workspace in made)
+
+
+def test_an_unfinished_session_ends_with_its_round() -> None:
+    workspace = Workspace(toy_contrastive_model())
+    for client in ("a", "b"):
+        workspace.session(client, 0).live["half"] = client
+    twins = {id(workspace.session(client, 0)) for client in ("a", "b")}
+    again = workspace.session("c", 1)  # neither is asked again
+    assert id(again) in twins
+    assert not again.live
+    assert workspace.idle("a")
+    assert workspace.idle("b")
+
+
+class Killed(TableData):
+    """Examples whose reader's process is killed at a batch, once."""
+
+    def __init__(self, data: TableData, marker: Path, batch: int) -> None:
+        super().__init__(*data.tables)
+        self.marker, self.at = marker, batch
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        for number, batch in enumerate(super().train(batch_size, rng)):
+            if number == self.at and not self.marker.exists():
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(keep_moments=True), SplitLearning(hidden=5)])
+def test_a_process_that_dies_takes_its_own_clients_out_of_the_round_only(algorithm: Algorithm, tmp_path: Path) -> None:
+    clients = toy_clients()
+    dying = {**clients, "client-1": Killed(clients["client-1"], tmp_path / "dead", 2)}
+    setup = toy_setup(algorithm, clients=dying, local=SGD, rounds=2, noisy=False)
+    records = run(setup, Workers(setup, 3))
+    assert set(records[0].errors) == {"client-1"}
+    assert "worker died with exit code -9" in records[0].errors["client-1"]
+    assert not records[1].errors
+    assert set(records[1].losses) == set(clients)
+    others = {name: data for name, data in clients.items() if name != "client-1"}
+    alone = run(toy_setup(algorithm, clients=others, local=SGD, rounds=2, noisy=False))
+    assert same(final(records[:1]), final(alone[:1]))
+    # What a failure in one process does is the same.
+    in_one = run(toy_setup(algorithm, clients={**clients, "client-1": Dying(clients["client-1"], (1,), 2)},
+                           local=SGD, rounds=2, noisy=False))  # fmt: skip
+    assert same(final(records), final(in_one))
+
+
+class Signing(TableData):
+    """Examples that write down which process reads them."""
+
+    def __init__(self, data: TableData, file: Path) -> None:
+        super().__init__(*data.tables)
+        self.file = file
+
+    def train(self, batch_size: int, rng: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        self.file.write_text(f"{os.getpid()}")
+        return super().train(batch_size, rng)
+
+
+def test_sessions_are_spread_evenly_over_processes(tmp_path: Path) -> None:
+    clients = {name: Signing(data, tmp_path / name) for name, data in toy_clients(sizes=(8,) * 6).items()}
+    setup = toy_setup(BiCSL(), clients=clients, local=SGD, rounds=1, noisy=False)
+    run(setup, Workers(setup, 3))
+    assert sorted(Counter((tmp_path / name).read_text() for name in clients).values()) == [2, 2, 2]
+
+
+def test_the_answer_heads_own_statistics_outlive_a_process() -> None:
+    """With batch normalisation behind the server's layers, in a new process for every call as in a session."""
+    algorithm = SplitLearning(hidden=5)
+
+    def build() -> nn.Module:
+        model = toy_model(noisy=True)
+        model.head = nn.Sequential(model.head, nn.BatchNorm1d(3))
+        return model
+
+    setup = replace(setup_of(algorithm), build=build)
+    setup = replace(setup, algorithm=algorithm.configure(build(), setup.task))
+    kept = trial.run(setup)
+    trial.same("statistics", kept, trial.run(setup, trial.Bytes))
+
+
+# Optimisers and divergence ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_go_back_to_where_the_optimiser_keeps_them(fused: bool) -> None:
+    """On another device the counter of steps lies beside the parameter if a step is one kernel, else in main memory."""
+    here, there = torch.ones(3, requires_grad=True), torch.ones((), device="meta", requires_grad=True)
+    taught = torch.optim.Adam([here])
+    here.sum().backward()
+    taught.step()
+    moments = {k: v[0] if v.ndim else v for k, v in stored(taught, {"w": here}).items()}
+    fresh = torch.optim.Adam([there])
+    fresh.param_groups[0]["fused"] = fused
+    restored(fresh, {"w": there}, moments)
+    devices = {key: value.device.type for key, value in fresh.state[there].items()}
+    assert devices == {"step": "meta" if fused else "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
+def led(setup: Setup, scale: dict[str, float]) -> Any:
+    """What main makes of one batch of each client whose activations are that much too large."""
+    algorithm, model = setup.algorithm, toy_contrastive_model(noisy=False)
+    cohort = [ClientInfo(name, 8) for name in scale]
+    params = {n: t for n, t in named_tensors(model).items() if n.startswith(("nha", "lta"))}
+    flow = dict(algorithm.phases())["main"](ServerState(0, params, rounds=1, local=setup.local), cohort)
+    next(flow)
+    batch = next(iter(toy_clients()["client-0"].train(8, torch.Generator())))
+    v_mha, v_apn = (t.detach() for t in model.cut(batch))
+    replies = [Reply(c, Message({"v_mha": v_mha * scale[c.id], "v_apn": v_apn}, {"done": False})) for c in cohort]
+    flow.send(iter(replies))
+    with pytest.raises(StopIteration) as stop:
+        flow.send(iter([Reply(c, Message({}, {"done": True})) for c in cohort]))
+    return stop.value.value.params
+
+
+def test_adapters_that_diverge_in_a_last_step_are_not_averaged() -> None:
+    setup = setup_of(BiCSL())
+    alone, beside = led(setup, {"a": 1.0}), led(setup, {"a": 1.0, "b": 3e38})
+    assert all(torch.isfinite(t).all() for t in alone.values())
+    assert same(alone, beside)
+    with pytest.raises(RuntimeError, match="no client is left in round 1; b: its adapters diverged"):
+        led(setup, {"b": 3e38})
+
+
+@pytest.mark.parametrize("algorithm", [BiCSL(), SplitLearning(hidden=5)])
+def test_a_round_in_which_nobody_begins_says_why(algorithm: Algorithm) -> None:
+    with pytest.raises(RuntimeError, match=r"could begin round 1; client-2.*at least two examples per batch"):
+        run(setup_of(algorithm, local=replace(SGD, batch_size=1)))
+
+
+def test_gradients_that_nobody_sends_are_not_clipped() -> None:
+    with pytest.raises(ValueError, match=r"algorithm.privacy.gradient_clip must be left out"):
+        BiCSL(privacy=CutPrivacy(gradient_clip=1.0))
+
+
+# Models that are handed over ----------------------------------------------------------------------------------------
+
+RECIPE = """
+[model]
+name = "vilt_tiny"
+[data]
+name = "scenes"
+train = 8
+validation = 8
+test = 8
+unseen = []
+[local]
+epochs = 1
+batch_size = 4
+lr = 0.02
+[run]
+rounds = 1
+workers = 1
+gallery = 0
+evaluate_every = 0
+"""
+
+
+def exported(tmp_path: Path, rest: str) -> Path:
+    file = tmp_path / "recipe.toml"
+    file.write_text(RECIPE + rest)
+    experiment.run(load_recipe(file), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "export")
+    return tmp_path / "export"
+
+
+def same_scores(tmp_path: Path, loaded: TrainedModel) -> None:
+    run = FinishedRun(tmp_path / "run")
+    run.load()
+    batch = next(iter(run.setup.population.data(run.info(None).id).test(4)))
+    assert torch.equal(loaded(batch).logits, run.model(None)(batch).logits)
+
+
+def test_an_export_holds_the_servers_layers(tmp_path: Path) -> None:
+    folder = exported(tmp_path, '[algorithm]\nname = "split_learning"\nhidden = 8\n[task]\nname = "vqa"\n')
+    names = {name for file in (folder / "global").glob("*.safetensors") for name in load_file(file)}
+    assert "classifier.middle.0.weight" in names
+    same_scores(tmp_path, load_exported(folder))
+
+
+def test_an_export_needs_no_word_vectors(tmp_path: Path) -> None:
+    answers = AnswerProjection.vocabulary(ANSWERS, 8)
+    (tmp_path / "glove.txt").write_text("".join(f"{word} {row} 1 -1\n" for row, word in enumerate(answers, 1)))
+    task = f'name = "contrastive"\nwidth = 6\nhidden = 7\nglove = "{tmp_path / "glove.txt"}"\n'
+    folder = exported(tmp_path, f'[algorithm]\nname = "bicsl"\n[task]\n{task}')
+    (tmp_path / "glove.txt").rename(tmp_path / "away.txt")
+    loaded: Any = load_exported(folder)
+    assert loaded.model.apn.embedding.weight.shape[1] == 3
+    (tmp_path / "away.txt").rename(tmp_path / "glove.txt")
+    same_scores(tmp_path, loaded)

@@ -1,0 +1,449 @@
+"""Grids: what is missing is run, what is there is reused, what fails is marked; and the processes they run in."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from confed.cli.progress import GridDisplay
+from confed.federation.algorithm import Algorithm
+from confed.federation.checkpoint import write_atomically
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.registry import algorithms
+from confed.results.folder import is_run
+from confed.studies.grid import open_grid, rows_of, run_grid
+from confed.studies.pool import Event, carry_out
+from confed.studies.study import StudyWatch, create_study, read_study, resume
+from confed.system.folder_lock import exclusive
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+TINY = [
+    "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=40", "data.validation=20", "data.test=20",
+    "data.unseen=[]", "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=1", "run.gallery=0",
+]  # fmt: skip
+
+WORK = """
+import os, pathlib, time
+
+def work(job, watch):
+    if job["do"] == "refuse":
+        raise ValueError("cannot")
+    watch(Progress())
+    if job["do"] == "fail":
+        raise ValueError("broke")
+    if job["do"] == "die":
+        os._exit(7)
+    path = pathlib.Path(job["path"])
+    path.write_text(str(os.getpid()))
+    try:
+        while job["do"] == "wait":
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        path.write_text("in good order")
+        raise
+    return f"wrote {path.name}"
+
+class Progress:
+    round, rounds, text = 1, 2, "half"
+"""
+
+BREAKS = '''
+from dataclasses import dataclass
+from confed.federation.algorithm import Algorithm
+
+@dataclass(frozen=True)
+class Breaks(Algorithm):
+    """FedAvg whose server breaks."""
+
+    def aggregate(self, server, replies):
+        raise ZeroDivisionError("by design")
+
+@dataclass(frozen=True)
+class Unsuited(Algorithm):
+    """FedAvg with a mistake in its code."""
+
+    def configure(self, model, task):
+        return model.nothing
+
+@dataclass(frozen=True)
+class Late(Algorithm):
+    """FedAvg that raises a ValueError only when the first round is over."""
+
+    def aggregate(self, server, replies):
+        raise ValueError("too late for a refusal")
+'''
+
+
+def confed(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def tiny(rows: str, *more: str) -> Recipe:
+    recipe = load_recipe("fedvqa_scenes", [*TINY, *more])
+    return recipe.with_rows(rows.split(","))
+
+
+def silent(titles, there):
+    return lambda event: None
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "toy_work.py").write_text(WORK)
+    (folder / "breaking.py").write_text(BREAKS)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+# Processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_jobs_are_done_refused_or_failed_and_the_others_go_on(worker: Path, tmp_path: Path, workers: int) -> None:
+    does = ["write", "refuse", "fail", "write", "skip", "write"] + ["die", "write"] * (workers > 1)
+    jobs = [{"do": do, "path": str(tmp_path / f"{number}")} for number, do in enumerate(does)]
+    events: list[Event] = []
+    carry_out("toy_work:work", jobs, workers, events.append, lambda number: does[number] != "skip")
+    last = {event.job: event for event in events}
+    kinds = {"write": "done", "refuse": "refused", "fail": "failed", "die": "failed"}
+    assert {number: event.kind for number, event in last.items()} == {
+        number: kinds[do] for number, do in enumerate(does) if do != "skip"
+    }
+    assert last[0].text == "wrote 0"
+    assert last[1].text == "cannot"
+    assert last[2].text == "ValueError: broke"
+    assert any(e == Event("progress", 0, e.worker, 1, 2, "half") for e in events)
+    if workers > 1:
+        assert last[6].text == "its process died (exit code 7)"
+        assert len({(tmp_path / str(n)).read_text() for n in (0, 3, 5, 7)}) <= 4
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        carry_out("toy_work:work", jobs, 0, events.append)
+
+
+def test_a_process_that_cannot_start_says_why(worker: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"could not start: ModuleNotFoundError: .*nowhere"):
+        carry_out("nowhere:work", [{}, {}], 2, lambda event: None)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_processes_stop_with_their_parent(worker: Path, tmp_path: Path, kill: signal.Signals) -> None:
+    jobs = [{"do": "wait", "path": str(tmp_path / f"{number}")} for number in range(2)]
+    code = (
+        f"import sys; sys.path.insert(0, {str(worker)!r}); from confed.studies.pool import carry_out\n"
+        f"try: carry_out('toy_work:work', {jobs!r}, 2, lambda event: None)\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 60
+        files = [tmp_path / "0", tmp_path / "1"]
+        while time.monotonic() < until and not all(file.exists() and file.read_text() for file in files):
+            time.sleep(0.01)
+        children = [int(file.read_text()) for file in files]
+        process.send_signal(kill)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert errors == b""
+    assert process.returncode == (130 if kill == signal.SIGINT else -signal.SIGKILL)
+    while time.monotonic() < until and any(map(_alive, children)):
+        time.sleep(0.01)
+    assert not any(map(_alive, children))
+    if kill == signal.SIGINT:
+        assert [file.read_text() for file in files] == ["in good order"] * 2
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_the_display_has_a_line_per_process_on_a_terminal_and_per_job_elsewhere() -> None:
+    told = [Event("started", 0, 0), Event("started", 1, 1), Event("progress", 0, 0, 1, 2, "loss 1.5"),
+            Event("progress", 1, 1, 1, 2, "client 'a' left out of round 1"), Event("done", 0, 0, text="personal 50.0%"),
+            Event("started", 2, 0), Event("failed", 1, 1, text="broke"),
+            Event("refused", 2, 0, text="cannot")]  # fmt: skip
+    for terminal in (False, True):
+        shown = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with GridDisplay(shown) as display:
+            listen = display(["A, seed 0", "B, seed 0", "A, seed 1"], 4)
+            for event in told:
+                listen(event)
+        text = shown.file.getvalue()  # type: ignore[attr-defined]
+        lines = ["4 of 7 are there already", "[5/7] A, seed 0: personal 50.0%", "[6/7] B, seed 0: failed: broke",
+                 "[7/7] A, seed 1: refused: cannot", "B, seed 0: client 'a' left out"]  # fmt: skip
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        assert all(line in plain for line in lines)
+        assert ("left" in plain.replace("left out", "")) == terminal  # the time that is left
+
+
+# Rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_means_the_table_or_every_method(tmp_path: Path) -> None:
+    recipe = load_recipe("fedvqa_scenes")
+    assert rows_of(recipe, "all") == recipe.table == rows_of(recipe, None)
+    assert len(recipe.table) == 15
+    assert recipe.with_rows(recipe.table).methods == recipe.table  # every row is sound
+    bare = load_recipe("fedvqa_scenes", ["study.table=[]"])
+    assert rows_of(bare, "all") == tuple(algorithms.names())
+    assert rows_of(bare, None) == ("local", "fedavg", "fedprox", "fedp3", "central")
+    assert rows_of(bare, "fedavg, local,fedavg") == ("fedavg", "local")
+    with pytest.raises(ValueError, match="at least one method, got ' ,'"):
+        rows_of(bare, " ,")
+    with pytest.raises(ValueError, match="no algorithm is called 'fedavgg'"):
+        recipe.with_rows(["fedavgg"])
+    path = tmp_path / "mine.toml"
+    path.write_text(recipe.to_toml())
+    assert load_recipe(path).table == recipe.table
+    with pytest.raises(ValueError, match=r"unknown key methods\.ditto\.nu=1"):
+        load_recipe("fedvqa_scenes", ["methods.ditto.nu=1"])
+
+
+# Grids ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "grid"
+    open_grid(tiny("fedavg"), root, [0])
+    assert len(run_grid(root, 1, silent).summaries) == 1
+    before = (root / "fedavg/seed-0/summary.json").stat().st_mtime_ns
+    open_grid(tiny("fedavg,local"), root, [0, 1])
+    titles: list[str] = []
+
+    def note(found, there):
+        titles.extend(found)
+        assert there == 1
+        return silent(found, there)
+
+    grid = run_grid(root, 1, note)
+    assert titles == ["Local only, seed 0", "Local only, seed 1", "FedAvg, seed 1"]  # by seed, in the table's order
+    assert [(s["algorithm"], s["seed"]) for s in grid.summaries] == [
+        ("local", 0), ("fedavg", 0), ("local", 1), ("fedavg", 1),
+    ]  # fmt: skip
+    assert (root / "fedavg/seed-0/summary.json").stat().st_mtime_ns == before
+    index = json.loads((root / "summary.json").read_text())
+    assert index["methods"] == ["local", "fedavg"]
+    assert index["seeds"] == [0, 1]
+    for more, row, key in (
+        (["local.lr=0.5"], "local", r"local\.lr=0\.003, not 0\.5"),
+        (["run.rounds=2"], "fedprox", r"run\.rounds=1, not 2"),
+    ):
+        with pytest.raises(ValueError, match=rf"seed-0 was run with {key} \(and 3 more cells differ\)"):
+            open_grid(tiny(row, *more), root, [0])
+    open_grid(tiny("local", "run.workers=2", "run.gallery=3"), root, [0])  # these change no figure
+    changed = load_recipe("fedvqa_scenes", [*TINY, 'methods.slow.name="local"', "methods.slow.local.lr=1e-4",
+                                            'study.methods=["slow"]', "study.table=[]"])  # fmt: skip
+    open_grid(changed, root, [0])
+    assert json.loads((root / "summary.json").read_text())["methods"] == ["local", "fedavg", "slow"]
+    monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
+    with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
+        open_grid(changed, root, [0])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("")
+    with pytest.raises(ValueError, match="other exists already and is no grid"):
+        open_grid(tiny("local"), tmp_path / "other", [0])
+
+
+def test_the_command_marks_what_fails_and_finishes_the_others(
+    worker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "grid"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1"]
+    assert confed(*command, "--methods", "fedavg,fedbn,local", "--seeds", "2") == 0
+    out, err = capfd.readouterr()
+    assert "[4/4] Local only, seed 1: personal" in err
+    assert "without fedbn/seed-0, fedbn/seed-1: FedBN" in out
+    assert {f"compare.{ending}" for ending in ("md", "csv", "tex")} | {"report.html", "figures"} <= {
+        path.name for path in root.iterdir()
+    }
+    assert not (root / "fedbn").exists()
+    assert "FedBN, seeds 0, 1, cannot run here: FedBN" in (root / "table.md").read_text(encoding="utf-8")
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")  # it takes a while
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    assert confed(*command, "--methods", "breaking:Breaks,fedbn", "--json") == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["errors"]["breaking:Breaks/seed-0"] == "ZeroDivisionError: by design"
+    assert set(found["errors"]) == {"fedbn/seed-0", "fedbn/seed-1", "breaking:Breaks/seed-0"}
+    assert len(found["runs"]) == 4
+    assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
+    # Both are tried again the next time, also by `resume`.
+    monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
+    monkeypatch.setattr("confed.cli.compare.default_workers", lambda recipe: 1)
+    assert confed("resume", root, "--json") == 0
+    assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
+    assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()
+    assert confed(*command[:-4], "--out", tmp_path / "none", "--methods", "fedbn") == 2
+    assert "error: no run could be made: FedBN" in capfd.readouterr().err
+    assert confed("compare", root, "--methods", "all") == 2
+    assert "need --recipe" in capfd.readouterr().err
+
+
+def test_a_mistake_in_a_method_fails_its_cells_only(
+    worker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    root = tmp_path / "grid"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods"]
+    assert confed(*command, "breaking:Unsuited") == 1
+    assert "failed: no run could be made: AttributeError: " in capfd.readouterr().err
+    assert confed(*command, "local,breaking:Late", "--seeds", "1") == 1
+    out = capfd.readouterr().out
+    assert "without breaking:Unsuited/seed-0: AttributeError: " in out
+    assert "without breaking:Late/seed-0: ValueError: too late for a refusal" in out
+    for row in ("Unsuited", "Late"):
+        assert "Traceback" in (root / f"breaking%3A{row}/seed-0/error.txt").read_text()
+    assert f"{root}/table as .md, .csv and .tex" in out  # one method came to its end: nothing to compare
+
+
+def test_one_method_has_a_table_and_nothing_to_compare(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    root = tmp_path / "grid"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--out", root, "--workers", "1", "--methods", "local"]
+    assert confed(*command) == 0
+    assert f"{root}/table as .md, .csv and .tex" in capfd.readouterr().out
+    assert not (root / "compare.md").exists()
+
+
+def test_a_faulty_margin_is_found_before_anything_is_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for margin in ("0", "100", "nan"):
+        assert confed("compare", "--recipe", "fedvqa_scenes", *TINY, "--out", tmp_path / "g", "--margin", margin) == 2
+        assert f"--margin must lie between 0 and 100 points, got {margin}" in capfd.readouterr().err
+    assert not (tmp_path / "g").exists()
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
+    root, victim = tmp_path / "grid", tmp_path / "victim"
+    open_grid(tiny("local"), root, [0])
+    (victim / "seed-0").mkdir(parents=True)
+    (victim / "seed-0/file").write_text("mine")
+    index = json.loads((root / "summary.json").read_text())
+    for method, seed, folder in (
+        ("local", 0, str(victim)), ("local", 0, "../victim"), ("../victim", 0, "../victim/seed-0"),
+        ("local", "0/../../../victim", "local/seed-0/../../../victim"), ("fedavg", 0, "fedavg/seed-0"),
+    ):  # fmt: skip
+        runs = [{"method": method, "seed": seed, "folder": folder}]
+        (root / "summary.json").write_text(json.dumps({**index, "runs": runs}))
+        with pytest.raises(ValueError, match=r"a run must lie in ROW/seed-N with a row of local, got"):
+            run_grid(root, 1, silent)
+    (root / "summary.json").write_text(json.dumps(index))
+    (root / "local").symlink_to(victim)
+    assert "leads out of" in run_grid(root, 1, silent).errors["local/seed-0"]
+    assert (victim / "seed-0/file").read_text() == "mine"
+
+
+def test_two_commands_cannot_make_one_grid_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "grid"
+    root.mkdir()
+    monkeypatch.setattr("confed.system.folder_lock.PATIENCE", 0.0)
+    with exclusive(root), pytest.raises(ValueError, match="another process is working in"):
+        open_grid(tiny("local"), root, [0])
+    assert not list(root.iterdir())
+    with pytest.raises(ValueError, match=r"data|clients"):
+        open_grid(tiny("local", "data.clients=0"), tmp_path / "faulty", [0])
+    assert not (tmp_path / "faulty").exists()
+
+
+@pytest.mark.parametrize("grid", [True, False])
+def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: bool
+) -> None:
+    root, written = tmp_path / "study", list[str]()
+
+    def full(path: Path, data: bytes) -> None:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path.name)
+        write_atomically(path, data)
+
+    def make(rows: str) -> None:
+        open_grid(tiny(rows), root, [0]) if grid else create_study(tiny(rows), root)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("confed.studies.study.write_atomically", full)
+        with pytest.raises(OSError, match="No space"):
+            make("local")
+        with pytest.raises(ValueError, match=r"no recipe\.toml: making it was interrupted"):
+            resume(root, StudyWatch())
+        assert not is_run(root)
+    make("local")
+    assert read_study(root)[1]["methods"] == ["local"]
+    if grid:  # one that grows stays what it was
+        written.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("confed.studies.study.write_atomically", full)
+            with pytest.raises(OSError, match="No space"):
+                make("fedavg")
+        assert read_study(root)[1]["methods"] == ["local"]
+        make("fedavg")
+        assert read_study(root)[1]["methods"] == ["local", "fedavg"]
+
+
+def test_tuned_values_are_used_shown_and_give_way_to_the_command_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confed.report.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("confed.report.figures.save.save_figures", lambda folder: [])
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text("[tuning]\nseed = 100\n[methods.fedavg.local]\nlr = 0.5\n[methods.fedprox]\nmu = 0.25\n")
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "--workers", "1", "--tuned", tuned]
+    arguments = ["--out", tmp_path / "a", "--methods", "fedavg,fedprox", "methods.fedprox.mu=0.75"]
+    assert confed(*command, *arguments) == 0
+    assert "Tuned values: fedavg local.lr=0.5\n" in capfd.readouterr().out
+    assert load_recipe(tmp_path / "a/fedavg/seed-0/recipe.toml").local.lr == 0.5
+    assert load_recipe(tmp_path / "a/fedprox/seed-0/recipe.toml").sections["algorithm"]["mu"] == 0.75
+    # Without them the cells that are there are other runs.
+    assert confed(*command[:-2], "--out", tmp_path / "a", "--methods", "fedavg") == 2
+    assert "local.lr=0.5, not 0.003" in capfd.readouterr().err
+    assert confed(*command, "--out", tmp_path / "b", "--methods", "fedavg", "run.seed=99", "--seeds", "2") == 2
+    assert "seed 100 chose the values" in capfd.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def _bytes(root: Path) -> dict[str, bytes]:
+    files = [*root.glob("*/seed-*/metrics.jsonl"), *root.glob("*/seed-*/predictions.safetensors")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    open_grid(tiny("local,fedavg", "run.rounds=3"), tmp_path / "whole", [0, 1])
+    run_grid(tmp_path / "whole", 1, silent)
+    root = tmp_path / "cut"
+    command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "run.rounds=3", "--methods", "local,fedavg"]
+    code = "from confed.cli import main; main()"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command, "--seeds", "2", "--out", str(root), "--workers", "2"],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment,
+    ) as process:  # fmt: skip
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until and not list(root.glob("*/*/summary.json")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert 1 <= len(list(root.glob("*/*/summary.json"))) < 4
+    run_grid(root, 1, silent)
+    assert _bytes(root) == _bytes(tmp_path / "whole")
+    assert len(_bytes(root)) == 8
