@@ -111,7 +111,7 @@ def test_who_drops_out_at_any_moment_is_as_if_it_had_failed(action: str) -> None
 def test_with_too_few_left_the_run_ends_with_the_reason() -> None:
     away = {"client-2": "fit", "client-0": "secure_shares"}
     with pytest.raises(
-        RuntimeError, match="round 1 needs 3 clients to its end, and 2 are left after 'fit'; client-2: unp"
+        RuntimeError, match="round 1 needs 3 clients, and 2 are left after 'fit'; client-2: unp"
     ):
         outcome(FedAvg(secure_sum=SecureSum()), away)
 
@@ -272,7 +272,7 @@ def test_a_claim_that_leaves_too_few_bits_leaves_its_client_out() -> None:
 def test_where_no_sum_is_possible_nobody_is_to_blame() -> None:
     with pytest.raises(ValueError, match="weights that sum up to 200000 leaves 7 bits behind the point, and needs at"):
         next(claiming((50_000,) * 4, bits=32))
-    few = "needs 4 clients to its end, and 3 are left after 'secure_keys'; client-1: ValueError: update refused: its w"
+    few = "needs 4 clients, and 3 are left after 'secure_keys'; client-1: ValueError: update refused: its w"
     with pytest.raises(RuntimeError, match=few), pytest.warns(UserWarning, match="'client-1' is left out"):
         next(claiming((12, 2**20, 16, 8), bits=32, threshold=4))
 
