@@ -21,7 +21,7 @@ from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
 from confed.engines.remote.reply_checks import check_content
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Post, Timeouts
+from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.messages import Message
 from confed.recipes.recipe import Recipe
 from confed.tasks.multilabel import Multilabel
@@ -59,7 +59,7 @@ SURROGATE = with_header(
 )
 
 
-def post_of(transport: str, recipe: Recipe, root: Path) -> Post:
+def post_of(transport: str, recipe: Recipe, root: Path) -> Transport:
     if transport == "flower":
         file = root / "recipe.toml"
         file.write_text(recipe.to_toml())

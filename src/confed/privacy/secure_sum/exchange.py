@@ -227,8 +227,8 @@ class _Round:
             # Every coordinate of a client's is within reach; a sum with a mask still on it is anywhere.
             if largest > self.plan.reach + 2.0**-self.plan.fraction:
                 raise RuntimeError(
-                    f"secure aggregation of {self.title} is spoiled: a client sent a wrong share or vector. Start again "
-                    "to do the round once more; if it happens again, leave sites out one by one to find which"
+                    f"secure aggregation of {self.title} is spoiled: a client sent a wrong share or vector. Repeat "
+                    "the round by starting again; if it happens again, leave sites out one by one to find which"
                 )
             like = self.sent[senders[0]]
             means |= {n: (starts[n] + d).to(like[n].dtype) for n, d in zip(block.names, moved, strict=True)}
