@@ -1,5 +1,6 @@
 """FLARE as the transport: the post, a site's end, what a job says, kits that are closed, and jobs handed in again."""
 
+import importlib
 import json
 import stat
 import sys
@@ -33,15 +34,24 @@ from confed.algorithms.fedavg import FedAvg
 from confed.cli import main
 from confed.deployment.flare import processes as flare_processes
 from confed.deployment.flare import server as flare_serving
-from confed.deployment.flare.job import ServerSettings, SiteSettings, read_settings, write_settings
+from confed.deployment.flare.job import FlareSite, ServerSettings, SiteSettings, read_settings, write_settings
 from confed.deployment.flare.processes import SupervisedProcess, supervised
 from confed.deployment.flare.provision import close_kit, provision_flare
 from confed.deployment.flare.server import JobSupervisor
+from confed.deployment.flare.site import missing_class
 from confed.deployment.flare.status import StatusFile, StatusReader
 from confed.deployment.provision import Federation, read_sites
 from confed.engines.flare import transport as flare
 from confed.engines.flare.loopback import callees_in, transport_in
-from confed.engines.flare.transport import SITE_CLASSES, FlareTransport, SiteEndpoint, write_job
+from confed.engines.flare.transport import (
+    EXECUTOR,
+    MEMBER,
+    MEMBER_OF_0_1,
+    SITE_CLASSES,
+    FlareTransport,
+    SiteEndpoint,
+    write_job,
+)
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.server import Remote
@@ -244,11 +254,30 @@ def classes_in(config: Any) -> set[str]:
     return set[str]().union(*map(classes_in, cast(list[Any], config))) if isinstance(config, list) else set()
 
 
+def test_job_names_classes_that_a_kit_of_0_1_allows(tmp_path: Path) -> None:
+    config = json.loads((write_job(tmp_path / "confed", SITES, 2) / "member/config/config_fed_client.json").read_text())
+    assert classes_in(config) == {"nvflare.collab.runtime.executor.CollabExecutor", "confed.flare_apps.Member"}
+    assert importlib.import_module("confed.flare_apps").Member is FlareSite
+    (tmp_path / "local").mkdir()
+    resources = tmp_path / "local" / "resources.json"
+    resources.write_text(json.dumps({"class_allow_list": [EXECUTOR, MEMBER_OF_0_1]}))
+    assert f"add {MEMBER!r}" in (missing_class(tmp_path) or "")
+    resources.write_text(json.dumps({"class_allow_list": list(SITE_CLASSES)}))
+    assert missing_class(tmp_path) is None
+
+
+def test_flower_app_of_0_1_still_imports() -> None:
+    sys.modules.pop("confed.flower_apps", None)
+    with pytest.warns(FutureWarning, match=r"confed\.deployment\.flower_app"):
+        shim = importlib.import_module("confed.flower_apps")
+    assert shim.apps is importlib.import_module("confed.deployment.flower_app").apps
+
+
 def test_a_sites_kit_lets_a_job_name_our_classes_and_no_others(made: Path, tmp_path: Path) -> None:
     kit = Workspace(str(made / "sites" / "cold"), "cold")
     config = json.loads((write_job(tmp_path / "confed", SITES, 2) / "member/config/config_fed_client.json").read_text())
     named = classes_in(config)
-    assert named == set(SITE_CLASSES)
+    assert named == {EXECUTOR, MEMBER_OF_0_1} < set(SITE_CLASSES)
     context, authorizer = FLContext(), ComponentPathAuthorizer()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit, private=True, sticky=False)
 

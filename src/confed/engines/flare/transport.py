@@ -23,7 +23,17 @@ from confed.engines.remote.protocol import Answer, seal
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 
-__all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Callee", "FlareTransport", "SiteEndpoint", "write_job"]
+__all__ = [
+    "MEMBER",
+    "MEMBER_OF_0_1",
+    "SERVER",
+    "SERVER_CLASSES",
+    "SITE_CLASSES",
+    "Callee",
+    "FlareTransport",
+    "SiteEndpoint",
+    "write_job",
+]
 
 GRACE = 60.0
 """Seconds that FLARE waits longer for a reply than the server does."""
@@ -41,11 +51,13 @@ CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 LEADER = "confed.deployment.flare.job.FlareServer"
 MEMBER = "confed.deployment.flare.job.FlareSite"
+MEMBER_OF_0_1 = "confed.flare_apps.Member"
+"""The same class by the name that kits of confed 0.1 allow; jobs of this release name it."""
 
 SERVER_CLASSES = (CONTROLLER, LEADER)
 """What a job may name at the server."""
 
-SITE_CLASSES = (EXECUTOR, MEMBER)
+SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)
 """What a job may name at a site."""
 
 
@@ -220,7 +232,7 @@ def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
     member: dict[str, Any] = {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": once}}],
-        "components": [{"id": "member", "path": MEMBER, "args": {}}],
+        "components": [{"id": "member", "path": MEMBER_OF_0_1, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
     }
