@@ -100,7 +100,8 @@ class Runner:
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.watch = folder, watch
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
-        self.participation = participation_of(self.settings, () if setup.algorithm.traits.centralised else run_data.clients)
+        clients = () if setup.algorithm.traits.centralised else run_data.clients
+        self.participation = participation_of(self.settings, clients)
         before = {round - 1 for round in self.participation.joins.values()} - {0}
         self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)

@@ -35,9 +35,9 @@ def simulator_equals_flare(algorithm: Algorithm) -> None:
     """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
 
     def transport(setup: Setup, folder: Path) -> Transport:
-        from confed.engines.flare.loopback import post_in
+        from confed.engines.flare.loopback import transport_in
 
-        return post_in(setup, folder)
+        return transport_in(setup, folder)
 
     _same_through("simulator equals FLARE", algorithm, transport)
 
