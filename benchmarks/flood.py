@@ -24,13 +24,13 @@ from statistics import median
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.provision import SITES, Federation, found, read_sites
-from confed.engines.flower.superlink import link
+from confed.deployment.provision import SITES, Federation, provision, read_sites
+from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
-from confed.engines.flower.transport import GridPost
+from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import Simulation, simulate
 from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation.client_info import ClientInfo
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_setup
@@ -87,14 +87,14 @@ def main() -> None:
     names = ("site0", "site1", "site2")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        found(root / "made", Federation(names, "localhost", 8443, ""))
+        provision(root / "made", Federation(names, "localhost", 8443, ""))
         server = root / "made" / "server"
         keys = {read_public(key): name for name, key in read_sites(server / SITES).items()}
         setup = replace(
             toy_setup(FedAvg(), rounds=2 * given.rounds), build=lambda: model(given.megabytes),
             population=Registered([ClientInfo(name, 10) for name in names]),
         )  # fmt: skip
-        post = link(keys, certificate=server / "server.crt", key=server / "server.key", waiting=root / "post")
+        post = open_superlink(keys, certificate=server / "server.crt", key=server / "server.key", waiting=root / "post")
         here = Path(__file__)
         with post as (grid, port):
             echo = [sys.executable, str(here.with_name("server_memory.py"))]
@@ -104,8 +104,9 @@ def main() -> None:
             with subprocess.Popen(echo, stdin=subprocess.PIPE) as others:
                 flooding: subprocess.Popen[bytes] | None = None
                 try:
-                    remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.05), spool=root / "spool")
-                    remote.roll.gather(names, wait=300)
+                    transport = FlowerTransport(grid, keys)
+                    remote = Remote(setup, transport, timeouts=Timeouts(interval=0.05), spool=root / "spool")
+                    remote.sites.gather(names, wait=300)
                     simulation = Simulation(setup, MemoryStore(), remote)
                     seconds, memory, cpu = list[float](), list[int](), [time.process_time()]
                     for record in simulate(simulation, simulation.start(remote._local.workspace)):

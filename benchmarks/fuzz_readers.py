@@ -222,8 +222,8 @@ def _federations(root: Path) -> list[Reader]:
     from confed.deployment.manifest import _HEADING, MANIFEST, SIGNATURE, Manifest, sign, verified  # pyright: ignore
     from confed.deployment.provision import make_key, read_sites
     from confed.engines.flower.supernode import public_of, read_key, read_public
-    from confed.engines.remote.evaluation_record import EvaluationBook, kept_policy
-    from confed.engines.remote.journal import Diary
+    from confed.engines.remote.evaluation_record import EvaluationRecord, kept_policy
+    from confed.engines.remote.journal import Journal
     from confed.federation.update_privacy import UpdatePrivacy
     from confed.privacy.evaluation_policy import EvaluationPolicy
 
@@ -259,15 +259,15 @@ def _federations(root: Path) -> list[Reader]:
     evaluations = [{"time": 1.0, "run": "r", "round": number, "noise": 0.0, "sums": 3} for number in range(3)]
     privacy = UpdatePrivacy(clip=1.0, noise=2.0)
 
-    def diary(name: str) -> Callable[[bytes], str | None]:
+    def journal(name: str) -> Callable[[bytes], str | None]:
         folder = root / name
         folder.mkdir()
 
         def read(data: bytes) -> str | None:
             (folder / name).write_bytes(data)
-            book = Diary(folder, "r")
+            book = Journal(folder, "r")
             if name == "evaluations.jsonl":
-                EvaluationBook(folder, "r", EvaluationPolicy(), book, None).check(1)
+                EvaluationRecord(folder, "r", EvaluationPolicy(), book, None).check(1)
             if name == "privacy.jsonl" and not book.epsilon(privacy) >= 0:
                 return "an epsilon that is none"
             return None
@@ -285,9 +285,9 @@ def _federations(root: Path) -> list[Reader]:
         Reader("card", "json", (card.to_json().encode(),), _file(root / "card.json", read_card)),
         Reader("private_key", "bytes", ((root / "site.key").read_bytes(),), _file(root / "a.key", read_key)),
         Reader("public_key", "text", (public.encode(),), _told(lambda d: read_public(d.decode("latin-1")))),
-        Reader("used.jsonl", "json", (secrets,), diary("used.jsonl")),
-        Reader("privacy.jsonl", "json", (lines[0],), diary("privacy.jsonl")),
-        Reader("evaluations.jsonl", "json", (lines[1],), diary("evaluations.jsonl")),
+        Reader("used.jsonl", "json", (secrets,), journal("used.jsonl")),
+        Reader("privacy.jsonl", "json", (lines[0],), journal("privacy.jsonl")),
+        Reader("evaluations.jsonl", "json", (lines[1],), journal("evaluations.jsonl")),
         Reader("evaluation_policy", "text", (b"noise=4.0,per_round=1,least=2\n", b"off\n"), policy),
     ]
 

@@ -145,7 +145,7 @@ class Federation:
     def __init__(
         self, root: Path, *, method: str, model: str, known: float, users: int, rounds: int, keep: str = "true"
     ) -> None:
-        from confed.engines.local import InProcess, Presence, Simulation
+        from confed.engines.local import InProcess, Participation, Simulation
         from confed.engines.perform import Workspace
         from confed.engines.usage import keep_freed_memory
         from confed.federation.checkpoint import Checkpoints
@@ -163,8 +163,8 @@ class Federation:
         self.setup, _ = prepare(load_recipe(file))
         self.workspace = Workspace(self.setup.model())
         self.checkpoints = Checkpoints(root / "checkpoint")
-        store, answerer = self.checkpoints.store, InProcess(self.setup, self.workspace)
-        self.simulation = Simulation(self.setup, store, answerer, COHORT, Presence(), by_size=True)
+        store, executor = self.checkpoints.store, InProcess(self.setup, self.workspace)
+        self.simulation = Simulation(self.setup, store, executor, COHORT, Participation(), by_size=True)
         self.begun = 0
         if self.checkpoints.rounds():
             checkpoint, _ = self.checkpoints.latest()

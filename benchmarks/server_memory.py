@@ -22,14 +22,14 @@ import torch
 from torch import nn
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.provision import SITES, Federation, found, read_sites
-from confed.engines.flower.superlink import link
-from confed.engines.flower.supernode import Line, read_key, read_public
-from confed.engines.flower.transport import GridPost, client_app
+from confed.deployment.provision import SITES, Federation, provision, read_sites
+from confed.engines.flower.superlink import open_superlink
+from confed.engines.flower.supernode import SuperNode, read_key, read_public
+from confed.engines.flower.transport import FlowerTransport, client_app
 from confed.engines.local import Simulation, simulate
 from confed.engines.remote.protocol import GOODBYE, HELLO, Answer, Limits, Request, open_body, seal
 from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.engines.usage import peak_memory, reset_peak
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
@@ -58,7 +58,7 @@ def sites(root: Path, port: int) -> None:
     stop, threads = threading.Event(), list[threading.Thread]()
     for folder in sorted((root / "sites").iterdir()):
         echo = Echo(folder.name)
-        line = Line(f"localhost:{port}", read_key(folder / "key"), (folder / "ca.crt").read_bytes(), interval=0.2)
+        line = SuperNode(f"localhost:{port}", read_key(folder / "key"), (folder / "ca.crt").read_bytes(), interval=0.2)
         app = client_app(lambda _, echo=echo: echo)  # type: ignore[arg-type, return-value]
         threads.append(threading.Thread(target=line.serve, args=(app, stop), daemon=True))
         threads[-1].start()
@@ -81,20 +81,23 @@ def led(count: int, rounds: int, megabytes: float) -> tuple[list[int], list[int]
     names = tuple(f"site{i}" for i in range(count))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        found(root / "made", Federation(names, "localhost", 8443, ""))
+        provision(root / "made", Federation(names, "localhost", 8443, ""))
         server = root / "made" / "server"
         keys = {read_public(key): name for name, key in read_sites(server / SITES).items()}
         setup = replace(
             toy_setup(FedAvg(), rounds=rounds), build=lambda: model(megabytes),
             population=Registered([ClientInfo(name, 10) for name in names]),
         )  # fmt: skip
-        opened = link(keys, certificate=server / "server.crt", key=server / "server.key", waiting=root / "post")
+        opened = open_superlink(
+            keys, certificate=server / "server.crt", key=server / "server.key", waiting=root / "post"
+        )
         with opened as (grid, port):
             command = [sys.executable, __file__, "--echo", str(root / "made"), "--port", str(port)]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as others:
                 try:
-                    remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.05), spool=root / "spool")
-                    remote.roll.gather(names, wait=300)
+                    transport = FlowerTransport(grid, keys)
+                    remote = Remote(setup, transport, timeouts=Timeouts(interval=0.05), spool=root / "spool")
+                    remote.sites.gather(names, wait=300)
                     simulation = Simulation(setup, MemoryStore(), remote)
                     servers = simulation.start(remote._local.workspace)
                     after, peaks = list[int](), list[int]()

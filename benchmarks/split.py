@@ -88,10 +88,10 @@ def cost(count: int) -> tuple[list[float], int]:
     task = Contrastive(len(ANSWERS), width=64, hidden=128, embedding=64)
     algorithm = BiCSL().configure(build(), task)
     setup = Setup(algorithm, Members(clients), task, LOCAL, build, rounds=9)
-    answerer, models = InProcess(setup), [build() for _ in clients]
+    executor, models = InProcess(setup), [build() for _ in clients]
     ratios: list[float] = []
-    with Simulation(setup, MemoryStore(), answerer) as simulation:
-        records = simulate(simulation, simulation.start(answerer.workspace))
+    with Simulation(setup, MemoryStore(), executor) as simulation:
+        records = simulate(simulation, simulation.start(executor.workspace))
         for number in range(8):
             ours = timed(lambda: next(records))
             theirs = timed(lambda: plain(models, clients, task))

@@ -32,8 +32,8 @@ SIZES = (12, 20, 16)
 def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore, Simulation]:
     store = MemoryStore()
     simulation = Simulation(setup, store)
-    assert isinstance(simulation.answerer, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), store, simulation
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store, simulation
 
 
 def batches() -> list[dict[str, Tensor]]:
@@ -145,8 +145,8 @@ def test_fedrep_leaves_the_workspace_trainable_after_a_failure() -> None:
     clients = toy_clients()
     clients["client-0"] = Broken(*clients["client-0"].tables)
     _, store, simulation = run(toy_setup(FedRep(), clients=clients))
-    assert isinstance(simulation.answerer, InProcess)
-    assert all(p.requires_grad for n, p in simulation.answerer.workspace.model.named_parameters() if n[:4] != "stem")
+    assert isinstance(simulation.executor, InProcess)
+    assert all(p.requires_grad for n, p in simulation.executor.workspace.model.named_parameters() if n[:4] != "stem")
     assert not store.load("client-0")
 
 
@@ -305,9 +305,9 @@ def test_a_diverging_personal_model_keeps_the_one_before() -> None:
     _, store, simulation = run(setup)
     before = {name: store.load(name).tensors["personal"] for name in CLIENTS}
     worse = Simulation(replace(setup, algorithm=Ditto(1e6), rounds=2), store)
-    assert isinstance(simulation.answerer, InProcess)
+    assert isinstance(simulation.executor, InProcess)
     with pytest.warns(UserWarning, match="keeps the one before"):
-        (record, *_) = simulate(worse, worse.start(simulation.answerer.workspace), 1)
+        (record, *_) = simulate(worse, worse.start(simulation.executor.workspace), 1)
     assert not record.errors
     for name in CLIENTS:
         after = store.load(name).tensors["personal"]

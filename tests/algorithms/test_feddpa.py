@@ -122,9 +122,9 @@ def test_without_examples_the_global_adapter_answers() -> None:
 
 def test_sequential_makes_the_local_adapter_at_the_end() -> None:
     setup = toy_setup(FedDPA(schedule="sequential"), local=LOCAL, rounds=2, noisy=False)
-    store, answerer = MemoryStore(), InProcess(setup)
-    simulation = Simulation(setup, store, answerer)
-    records = list(simulate(simulation, simulation.start(answerer.workspace)))
+    store, executor = MemoryStore(), InProcess(setup)
+    simulation = Simulation(setup, store, executor)
+    records = list(simulate(simulation, simulation.start(executor.workspace)))
     server = records[-1].servers["main"].params
     state = store.load("client-0").tensors["private"]
     assert state["feddpa_examples.features"].any(1).all()

@@ -88,8 +88,8 @@ START = np.array([2.0, -1.0])
 def run(setup: Setup, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
     store = MemoryStore()
     with Simulation(setup, store, cohort=cohort) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), store
+        assert isinstance(simulation.executor, InProcess)
+        return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def bowls(method: Algorithm, rounds: int, local: Local = SGD, clients: int = 3, equal: bool = False) -> Setup:
@@ -267,8 +267,8 @@ def test_a_missing_scalar_is_an_error_of_the_protocol() -> None:
     for method in (FedDyn(0.1), FedDC(0.1)):
         setup = bowls(method, 1)
         with Simulation(setup, MemoryStore()) as simulation:
-            assert isinstance(simulation.answerer, InProcess)
-            server = simulation.start(simulation.answerer.workspace)["main"]
+            assert isinstance(simulation.executor, InProcess)
+            server = simulation.start(simulation.executor.workspace)["main"]
             info = simulation.clients()[0]
             for scalars, problem in (
                 ({}, "the message lacks the scalar 'share'; it has none"),
@@ -277,7 +277,7 @@ def test_a_missing_scalar_is_an_error_of_the_protocol() -> None:
                 ({"share": "x"}, "got 'x'"),
             ):
                 message = Message(setup.algorithm.broadcast(server, info).tensors, scalars)
-                (reply,) = simulation.answerer([Call(info, "fit", message)], simulation.store, 0)
+                (reply,) = simulation.executor([Call(info, "fit", message)], simulation.store, 0)
                 assert problem in str(reply.error)
             with pytest.raises(ValueError, match="needs the numbers of registered clients and of their examples"):
                 next(setup.algorithm.round(server, [info]))
@@ -344,8 +344,8 @@ class Overflowing(FedAvg):
 def test_a_server_state_that_is_not_finite_ends_the_run_before_it_is_kept() -> None:
     kept: list[int] = []
     with Simulation(bowls(Overflowing(), 4), MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        records = simulate(simulation, simulation.start(simulation.answerer.workspace))
+        assert isinstance(simulation.executor, InProcess)
+        records = simulate(simulation, simulation.start(simulation.executor.workspace))
         with pytest.raises(
             RuntimeError, match="server 'main': 'theta' of its g holds a NaN or an infinity after round 2"
         ):

@@ -11,7 +11,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedlgt import FedLGT
 from confed.data.examples import TableData
 from confed.data.table import Table
-from confed.engines.local import InProcess, Members, Presence, Setup, Simulation, simulate
+from confed.engines.local import InProcess, Members, Participation, Setup, Simulation, simulate
 from confed.engines.perform import Workspace
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
@@ -70,12 +70,12 @@ def examples(x, labels, known=None, kind: type[TableData] = InOrder):
     return kind(table, table, table)
 
 
-def run(method, clients, build, labels, rounds=1, local=PLAIN, presence=None):
+def run(method, clients, build, labels, rounds=1, local=PLAIN, participation=None):
     """The records of a run and the clients' states after it."""
     asked = Multilabel(labels, known=0.75)
     setup = Setup(method.configure(build(), asked), Members(clients), asked, local, build, rounds=rounds)
     store = MemoryStore()
-    with Simulation(setup, store, InProcess(setup), presence=presence) as simulation:
+    with Simulation(setup, store, InProcess(setup), participation=participation) as simulation:
         records = list(simulate(simulation, simulation.start(Workspace(setup.model()))))
     assert all(not record.errors for record in records)
     return records, {name: store.load(name) for name in clients}
@@ -239,8 +239,8 @@ def test_the_graph_of_two_clients_is_that_of_all_their_examples():
 
 def test_a_client_who_comes_later_is_added_and_nobody_counts_twice():
     truth, clients = two_clients()
-    presence = Presence(joins={"b": 2}, leaves={"a": 3})
-    records, _ = run(FedLGT(), clients, lambda: Told(4, graph=True), 4, rounds=4, presence=presence)
+    participation = Participation(joins={"b": 2}, leaves={"a": 3})
+    records, _ = run(FedLGT(), clients, lambda: Told(4, graph=True), 4, rounds=4, participation=participation)
     for record, parts, count in zip(records, (truth[:1], truth, truth, truth), (5, 8, 8, 8), strict=True):
         pairs, examples_seen = graph_of(record)
         np.testing.assert_allclose(pairs, shares(*parts), rtol=1e-6)

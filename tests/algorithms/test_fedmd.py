@@ -150,7 +150,7 @@ def test_nothing_but_scores_travels() -> None:
 
     setup = toy_setup(FedMD(), kind="modalities", rounds=2)
     simulation = Simulation(setup, MemoryStore(), Listening(setup))
-    records = list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+    records = list(simulate(simulation, simulation.start(simulation.executor.workspace)))
     assert sizes == {(PUBLIC, 3)}
     assert not records[-1].servers["main"].params
     assert set(simulation.evaluate(records[-1].servers, 2, split="test")["personal"]) == {

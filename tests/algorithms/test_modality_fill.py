@@ -29,8 +29,8 @@ STILL = Local(epochs=1, batch_size=7, lr=1e-12, optimizer="sgd", weight_decay=0.
 def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore]:
     store = MemoryStore()
     simulation = Simulation(setup, store)
-    assert isinstance(simulation.answerer, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), store
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def modal(method: ModalityFill, **options: Any) -> Setup:

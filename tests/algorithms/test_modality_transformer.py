@@ -22,8 +22,8 @@ SGD = Local(epochs=1, batch_size=4, lr=0.1, optimizer="sgd", weight_decay=0.0)
 def run(setup: Setup, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore, Simulation]:
     store = MemoryStore()
     simulation = Simulation(setup, store, cohort=cohort)
-    assert isinstance(simulation.answerer, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), store, simulation
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store, simulation
 
 
 def modal(method, **options):

@@ -81,8 +81,8 @@ class Same:
 def run(setup: Setup) -> tuple[list[RoundRecord], MemoryStore]:
     store = MemoryStore()
     with Simulation(setup, store) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), store
+        assert isinstance(simulation.executor, InProcess)
+        return list(simulate(simulation, simulation.start(simulation.executor.workspace))), store
 
 
 def bowls(method: Algorithm, rounds: int = 3, local: Local = SGD) -> Setup:

@@ -27,8 +27,8 @@ Z = torch.tensor([[3.0, 4.0], [-1.0, 0.0], [5.0, 5.0]])
 
 def run(setup: Setup) -> tuple[list[RoundRecord], Simulation]:
     simulation = Simulation(setup, MemoryStore())
-    assert isinstance(simulation.answerer, InProcess)
-    return list(simulate(simulation, simulation.start(simulation.answerer.workspace))), simulation
+    assert isinstance(simulation.executor, InProcess)
+    return list(simulate(simulation, simulation.start(simulation.executor.workspace))), simulation
 
 
 def extended(**options: Any) -> tuple[Any, Any]:

@@ -47,9 +47,9 @@ def _runs(name: str, protection: str) -> None:
             toy_setup(method)
         return
     setup = toy_setup(method, rounds=2, noisy=name == "fedbn")  # which is nothing without normalisation
-    answerer = InProcess(setup)
-    simulation = Simulation(setup, MemoryStore(), answerer)
-    start = servers = simulation.start(answerer.workspace)
+    executor = InProcess(setup)
+    simulation = Simulation(setup, MemoryStore(), executor)
+    start = servers = simulation.start(executor.workspace)
     if protection == "secure sum" and method.traits.made_for == "modalities":  # two of the toy clients own pictures
         with pytest.raises(ValueError, match="at least 3 clients that send a tensor, got 2"):
             next(simulate(simulation, servers))

@@ -355,7 +355,7 @@ def run(method: Algorithm, rounds: int, **clients: object) -> tuple[dict[str, Te
     local = Local(epochs=2, batch_size=4, lr=0.02)
     setup = toy_setup(method, local=local, rounds=rounds, noisy=False, **clients)  # type: ignore[arg-type]
     simulation = Simulation(setup, MemoryStore(), InProcess(setup))
-    servers = simulation.start(simulation.answerer.workspace)  # type: ignore[attr-defined]
+    servers = simulation.start(simulation.executor.workspace)  # type: ignore[attr-defined]
     for record in simulate(simulation, servers, 0):
         assert not record.errors
         servers = record.servers

@@ -56,10 +56,10 @@ class Recording(InProcess):
             yield reply
 
 
-def run(setup: Setup, answerer: Any = None) -> list[RoundRecord]:
-    answerer = InProcess(setup) if answerer is None else answerer
-    with Simulation(setup, MemoryStore(), answerer) as simulation:
-        workspace = answerer.workspace if isinstance(answerer, InProcess) else Workspace(setup.model())
+def run(setup: Setup, executor: Any = None) -> list[RoundRecord]:
+    executor = InProcess(setup) if executor is None else executor
+    with Simulation(setup, MemoryStore(), executor) as simulation:
+        workspace = executor.workspace if isinstance(executor, InProcess) else Workspace(setup.model())
         return list(simulate(simulation, simulation.start(workspace)))
 
 
@@ -345,7 +345,7 @@ def test_sampled_clients_leave_no_workspaces_behind(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Workspace, "_twin", lambda self: made.append(twin(self)) or made[-1])
     setup = setup_of(BiCSL(), sizes=(8,) * 9, rounds=5)
     with Simulation(setup, MemoryStore(), cohort=2) as simulation:
-        workspace = simulation.answerer.workspace  # type: ignore[union-attr]
+        workspace = simulation.executor.workspace  # type: ignore[union-attr]
         asked = [set(r.losses) for r in simulate(simulation, simulation.start(workspace))]
     assert all(len(cohort) == 2 for cohort in asked)
     assert len(set.union(*asked)) > 4

@@ -29,8 +29,8 @@ LOCAL = Local(epochs=2, batch_size=4, lr=0.05, weight_decay=0.1, schedule="cosin
 def trained(setup: Setup) -> dict[str, Tensor]:
     """What all servers hold after the last round."""
     with Simulation(setup, MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        records = list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+        assert isinstance(simulation.executor, InProcess)
+        records = list(simulate(simulation, simulation.start(simulation.executor.workspace)))
     assert not any(record.errors for record in records)
     return {n: t for server in records[-1].servers.values() for n, t in server.params.items()}
 

@@ -260,6 +260,6 @@ def test_a_run_samples_by_size_among_those_present() -> None:
     members = Members(toy_clients(sizes=(100, 1, 1)))
     setup = Setup(toy.algorithm, members, toy.task, toy.local, toy.build, rounds=6)
     with Simulation(setup, MemoryStore(), cohort=1, by_size=True) as simulation:
-        workspace_servers = simulation.start(simulation.answerer.workspace)
+        workspace_servers = simulation.start(simulation.executor.workspace)
         asked = [next(iter(record.bytes_down)) for record in simulate(simulation, workspace_servers)]
     assert asked.count("client-0") >= 5

@@ -15,7 +15,7 @@ from confed.algorithms.moon import MOON
 from confed.data.label_tables import LabelData, LabelTable, SparseLabels, encode_labels
 from confed.data.labelled import LabelDataset, LabelExamples, LabelSplit, lazy_clients
 from confed.data.ml_files.table import MultiLabelTable, PackedTexts
-from confed.engines.local import InProcess, Members, Presence, Setup, Simulation, simulate
+from confed.engines.local import InProcess, Members, Participation, Setup, Simulation, simulate
 from confed.engines.perform import Workspace
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client import Client
@@ -198,7 +198,7 @@ def test_only_users_that_took_part_are_made_and_have_files_and_a_run_resumes_amo
 def test_messages_about_users_name_a_few(tmp_path):
     names = [f"user {number}" for number in range(USERS)]
     with pytest.raises(ValueError, match=r"no client 'nobody'; there are user 0, .* and 2950 more") as caught:
-        Presence(joins={"nobody": 2, **dict.fromkeys(names[:100], 2)}).check(names, 3)
+        Participation(joins={"nobody": 2, **dict.fromkeys(names[:100], 2)}).check(names, 3)
     assert len(str(caught.value)) < 1000
     simulation, _, _ = federation(tmp_path, 1, [], method=replace(FedBN(norms=("norm",))))
     with pytest.raises(ValueError, match="and 2950 more"):

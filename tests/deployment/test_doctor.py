@@ -20,10 +20,10 @@ from confed.data.examples import FederatedDataset
 from confed.deployment.data_card import card_of_recipe, write_card
 from confed.deployment.demo import free_port
 from confed.deployment.doctor import Finding, check_data, check_server
-from confed.deployment.provision import SITES, Federation, found, make_key, read_sites
+from confed.deployment.provision import SITES, Federation, make_key, provision, read_sites
 from confed.engines.flower import probe as flower_visit
 from confed.engines.flower.probe import About
-from confed.engines.flower.superlink import link
+from confed.engines.flower.superlink import open_superlink
 from confed.engines.flower.supernode import read_public
 from confed.recipes.recipe import load_recipe
 from confed.registry import register_dataset
@@ -74,7 +74,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("federation") / "made"
-    found(root, Federation(("warm", "cold"), "localhost", 8443, "name = 'toy'\n"))
+    provision(root, Federation(("warm", "cold"), "localhost", 8443, "name = 'toy'\n"))
     return root
 
 
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def port(folder: Path) -> Iterator[int]:
     server = folder / "server"
     keys = [read_public(key) for key in read_sites(server / SITES).values()]
-    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (_, opened):
+    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (_, opened):
         yield opened
 
 
@@ -110,7 +110,7 @@ def test_who_is_not_on_the_list_or_trusts_another_is_told_what_to_do(folder: Pat
     stranger = check_server(server, tmp_path / "key", own / "ca.crt")
     assert marks(stranger)["listed"] == "bad"
     assert "into the server's sites.json" in one(stranger, "listed").advice
-    found(tmp_path / "other", Federation(("warm",), "localhost", 1, ""))
+    provision(tmp_path / "other", Federation(("warm",), "localhost", 1, ""))
     other = check_server(server, own / "key", tmp_path / "other" / "server" / "ca.crt")
     assert marks(other)["certificate"] == "bad"
     assert "of another federation" in one(other, "certificate").advice

@@ -10,7 +10,7 @@ import pytest
 from confed.cli import main
 from confed.deployment.doctor import check_signature
 from confed.deployment.manifest import MANIFEST, SIGNATURE, check_site, digest_of, verified
-from confed.deployment.provision import Federation, found, make_key, read_sites, sign_again, write_sites
+from confed.deployment.provision import Federation, make_key, provision, read_sites, sign_again, write_sites
 from confed.recipes.recipe import load_recipe
 
 pytest.importorskip("cryptography")
@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (card := root.parent / "terms.json").write_text("{}")
     (wheel := root.parent / "confed_vl-0.1.0-py3-none-any.whl").write_bytes(b"a wheel")
     recipe = load_recipe("fedvqa_scenes", RECIPE).method("fedavg").to_toml()
-    found(root, Federation(("warm", "cold"), "h.org", 8443, recipe, card=card, wheel=wheel))
+    provision(root, Federation(("warm", "cold"), "h.org", 8443, recipe, card=card, wheel=wheel))
     return root
 
 
@@ -68,7 +68,7 @@ def test_a_site_has_everybody_s_keys_and_the_digests(site: Path) -> None:
 
 
 def test_without_a_wheel_the_page_says_how_to_get_one_and_names_no_index(tmp_path: Path) -> None:
-    found(tmp_path / "fed", Federation(("a",), "h.org", 8443, ""))
+    provision(tmp_path / "fed", Federation(("a",), "h.org", 8443, ""))
     for page in (tmp_path / "fed").rglob("README.md"):
         text = " ".join(page.read_text().split())
         assert "pip install 'FILE.whl[flower]'" in text
@@ -100,7 +100,7 @@ def test_another_list_of_sites_is_refused(site: Path, capsys: pytest.CaptureFixt
 def test_another_federation_s_signature_is_refused(
     site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found(tmp_path / "other", Federation(("cold",), "h.org", 8443, (site / "recipe.toml").read_text()))
+    provision(tmp_path / "other", Federation(("cold",), "h.org", 8443, (site / "recipe.toml").read_text()))
     for name in (MANIFEST, SIGNATURE):
         shutil.copy(tmp_path / "other" / "sites" / "cold" / name, site / name)
     assert "is not signed by the authority that this site trusts" in refused(site, capsys)
@@ -153,9 +153,9 @@ def test_doctor_looks_at_the_signature(site: Path) -> None:
 def test_kits_of_flare_are_signed_too(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
     from confed.cli.federation import check_signed
-    from confed.deployment.flare.provision import found_flare
+    from confed.deployment.flare.provision import provision_flare
 
-    found_flare(root := tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "x = 1\n"))
+    provision_flare(root := tmp_path / "fed", Federation(("a", "b"), "localhost", 8443, "x = 1\n"))
     kit = root / "sites" / "b"
     given = (kit, kit / "startup" / "rootCA.pem", str(kit / "recipe.toml"), None, "")
     check_signed(*given)
@@ -184,6 +184,6 @@ def test_names_of_sites_are_clients_of_the_data(tmp_path: Path, capsys: pytest.C
 
 def test_a_signature_does_not_allow_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = f'[algorithm]\nname = "os:system"\ncommand = "touch {tmp_path / "proof"}"\n'
-    found(tmp_path / "fed", Federation(("cold",), "h.org", 8443, recipe))
+    provision(tmp_path / "fed", Federation(("cold",), "h.org", 8443, recipe))
     assert "code of the module 'os', which you have not allowed" in refused(tmp_path / "fed" / "sites" / "cold", capsys)
     assert not (tmp_path / "proof").exists()

@@ -17,8 +17,8 @@ pytest.importorskip("flwr")
 from confed.cli import main
 from confed.deployment.provision import SITES, make_key, read_sites
 from confed.engines.flower.loopback import LoopbackGrid
-from confed.engines.flower.supernode import Line, read_key
-from confed.engines.remote.sites import Roll
+from confed.engines.flower.supernode import SuperNode, read_key
+from confed.engines.remote.sites import SiteRegistry
 from confed.privacy.secure_sum.plan import Plan
 from confed.system import folder_lock
 from confed.system.folder_lock import exclusive
@@ -65,12 +65,12 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
     seen = set[str]()
 
     @contextmanager
-    def link(*_: Any, waiting: Path, **__: Any) -> Iterator[tuple[LoopbackGrid, int]]:
+    def open_superlink(*_: Any, waiting: Path, **__: Any) -> Iterator[tuple[LoopbackGrid, int]]:
         waiting.mkdir()  # as the real one does, which takes seconds to close
         yield LoopbackGrid({}), 1
 
-    def nobody_comes(roll: Roll, *_: Any) -> list[Any]:
-        roll.log("out", "warm", "fit", b"", b"")
+    def nobody_comes(sites: SiteRegistry, *_: Any) -> list[Any]:
+        sites.log("out", "warm", "fit", b"", b"")
         state = federation / "state"
         (state.with_name("state.replies") / "reply").write_bytes(b"")
         folders = [path for path in federation.iterdir() if path.name.startswith("state")]
@@ -78,8 +78,8 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
         modes.extend(open_to_others(*folders))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("confed.engines.flower.superlink.link", link)
-    monkeypatch.setattr(Roll, "gather", nobody_comes)
+    monkeypatch.setattr("confed.engines.flower.superlink.open_superlink", open_superlink)
+    monkeypatch.setattr(SiteRegistry, "gather", nobody_comes)
     before = os.umask(0o022)
     try:
         assert ended(server(federation)) == 130
@@ -92,11 +92,11 @@ def test_what_a_server_writes_is_its_owners_alone(federation: Path, monkeypatch:
 def test_what_a_site_writes_is_its_owners_alone(federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = federation / "own" / "private"
 
-    def served(line: Line, *_: Any) -> None:
+    def served(line: SuperNode, *_: Any) -> None:
         (private / "made while serving").mkdir()
         (private / "made while serving" / "file").write_bytes(b"")
 
-    monkeypatch.setattr(Line, "serve", served)
+    monkeypatch.setattr(SuperNode, "serve", served)
     arguments = ["client", str(federation / "recipe.toml"), "--insecure", "--site", "warm", "--private", str(private)]
     before = os.umask(0o022)
     try:
@@ -111,7 +111,7 @@ def test_a_second_server_is_told_who_works_in_the_folder(
     federation: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: list[object] = []
-    monkeypatch.setattr("confed.engines.flower.superlink.link", lambda *_, **__: touched.append("link"))
+    monkeypatch.setattr("confed.engines.flower.superlink.open_superlink", lambda *_, **__: touched.append("link"))
     with exclusive(federation / "state"):
         files = sorted(federation.rglob("*"))
         assert ended(server(federation)) == 2
@@ -153,6 +153,6 @@ def test_a_damaged_list_of_sites_is_named_in_one_line(content: str, tmp_path: Pa
     ],
 )  # fmt: skip
 def test_a_plan_of_another_form_is_named_in_one_line(text: str) -> None:
-    with pytest.raises(ValueError, match="secure sum") as caught:
+    with pytest.raises(ValueError, match="secure aggregation") as caught:
         Plan.from_json(text)
     assert "\n" not in str(caught.value)

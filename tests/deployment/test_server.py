@@ -14,10 +14,10 @@ from flwr.app import Context, RecordDict
 from confed.cli import main
 from confed.deployment.flower_app import apps
 from confed.deployment.provision import SITES, read_sites
-from confed.deployment.server import MEMBERS, lead
+from confed.deployment.server import MEMBERS, run_server
 from confed.engines.flower.loopback import LoopbackGrid
-from confed.engines.flower.transport import GridPost
-from confed.engines.remote.sites import Patience
+from confed.engines.flower.transport import FlowerTransport
+from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import load_recipe
 from confed.report.report import write_report
 from confed.runs.run import run
@@ -51,10 +51,10 @@ def test_the_apps_leave_the_run_folder_of_the_simulator(tmp_path: Path) -> None:
     assert (tmp_path / "warm" / "audit.jsonl").is_file()
     assert "personal models" in write_report(state).read_text()
     # Led again, a finished run asks for its last evaluation only; another recipe does not go on there.
-    lead(recipe, state, GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3))
+    run_server(recipe, state, FlowerTransport(grid_of(file, tmp_path)), timeouts=Timeouts(minimum=3))
     assert (state / "metrics.jsonl").read_bytes() == (tmp_path / "simulated" / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match="a run of another recipe"):
-        lead(recipe_of("fedavg", "run.seed=1"), state, GridPost(grid_of(file, tmp_path)))
+        run_server(recipe_of("fedavg", "run.seed=1"), state, FlowerTransport(grid_of(file, tmp_path)))
 
 
 @pytest.mark.parametrize("silent", [("cold",), SITES_OF], ids=["one", "all"])
@@ -64,7 +64,7 @@ def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
     recipe, file, state = recipe_of("fedavg", "run.rounds=1"), tmp_path / "recipe.toml", tmp_path / "state"
     file.write_text(recipe.to_toml())
     grid = grid_of(file, tmp_path, **dict.fromkeys(silent, "off"))
-    summary = lead(recipe, state, GridPost(grid), patience=Patience(minimum=3))
+    summary = run_server(recipe, state, FlowerTransport(grid), timeouts=Timeouts(minimum=3))
     lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     reason = "ValueError: this site answers no evaluations"
     for line in (line for line in lines if line["event"] == "evaluation"):
@@ -77,11 +77,11 @@ def test_cells_of_sites_that_answer_no_evaluations_are_missing_with_the_reason(
 
 
 def test_what_cannot_be_led_is_refused(tmp_path: Path) -> None:
-    post = GridPost(LoopbackGrid({}))
+    post = FlowerTransport(LoopbackGrid({}))
     with pytest.raises(ValueError, match="needs all data in one place"):
-        lead(recipe_of("central"), tmp_path / "a", post)
+        run_server(recipe_of("central"), tmp_path / "a", post)
     with pytest.raises(ValueError, match="no client 'nobody'"):
-        lead(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
+        run_server(recipe_of("fedavg"), tmp_path / "b", post, names=["warm", "nobody"])
 
 
 def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_twice(tmp_path: Path) -> None:
@@ -94,7 +94,8 @@ def test_noise_at_the_server_is_no_function_of_the_seed_and_no_round_is_shown_tw
     file.write_text(recipe.to_toml())
     models: list[bytes] = []
     for name in ("one", "other"):
-        lead(recipe, tmp_path / name, GridPost(grid_of(file, tmp_path / f"{name}-sites")), patience=Patience(minimum=3))
+        transport = FlowerTransport(grid_of(file, tmp_path / f"{name}-sites"))
+        run_server(recipe, tmp_path / name, transport, timeouts=Timeouts(minimum=3))
         models.append((tmp_path / name / "models/global/trained.safetensors").read_bytes())
         assert load_recipe(tmp_path / name / "recipe.toml").run.checkpoint_seconds == 0
     assert models[0] != models[1]

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from confed.cli import main
 from confed.deployment.flower_app import apps
-from confed.deployment.server import lead
+from confed.deployment.server import run_server
 from confed.deployment.site_models import site_of, write_site_run
 from confed.engines.flower.loopback import LoopbackGrid
-from confed.engines.flower.transport import GridPost
-from confed.engines.remote.sites import Patience
+from confed.engines.flower.transport import FlowerTransport
+from confed.engines.remote.sites import Timeouts
 from confed.inference.load import load_exported
 from confed.inference.predict import predict
 from confed.recipes.recipe import load_recipe
@@ -43,7 +43,7 @@ def federated(root: Path, method: str, *more: str, policy: str | None = None) ->
     own = {} if policy is None else {"evaluations": policy}
     configs = {number: {"site": name, "private": str(root / name), **own} for number, name in enumerate(SITES)}
     grid = LoopbackGrid(dict.fromkeys(configs, client), configs)
-    lead(recipe, root / "state", GridPost(grid), patience=Patience(minimum=3))
+    run_server(recipe, root / "state", FlowerTransport(grid), timeouts=Timeouts(minimum=3))
     run(recipe, root / "simulated")
 
 

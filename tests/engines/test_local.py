@@ -39,8 +39,8 @@ from method_contract import keep_contract, with_and_without_transports
 
 def _records(setup: Setup, workers: int = 0, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
     store = MemoryStore()
-    answerer = Workers(setup, workers) if workers else InProcess(setup)
-    with Simulation(setup, store, answerer, cohort) as simulation:
+    executor = Workers(setup, workers) if workers else InProcess(setup)
+    with Simulation(setup, store, executor, cohort) as simulation:
         return list(simulate(simulation, simulation.start(Workspace(setup.build())))), store
 
 
@@ -190,9 +190,9 @@ def test_a_leaking_reply_is_an_error() -> None:
     setup = toy_setup(PrivateHead())
     leaky = replace(setup, algorithm=_Leaky())
     with Simulation(leaky, MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
+        assert isinstance(simulation.executor, InProcess)
         with pytest.raises(RuntimeError, match="every client failed"):
-            list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+            list(simulate(simulation, simulation.start(simulation.executor.workspace)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.fedavg_ft import FedAvgFT
-from confed.engines.local import Presence, RoundRecord, Setup, Simulation, Workspace, simulate
+from confed.engines.local import Participation, RoundRecord, Setup, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.client_info import ClientInfo
@@ -34,22 +34,24 @@ def _tiny(*more: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [*TINY, *more])
 
 
-def _run(setup: Setup, presence: Presence, cohort: int | None = None) -> tuple[list[RoundRecord], MemoryStore]:
+def _run(
+    setup: Setup, participation: Participation, cohort: int | None = None
+) -> tuple[list[RoundRecord], MemoryStore]:
     store = MemoryStore()
-    with Simulation(setup, store, cohort=cohort, presence=presence) as simulation:
+    with Simulation(setup, store, cohort=cohort, participation=participation) as simulation:
         return list(simulate(simulation, simulation.start(Workspace(setup.model())))), store
 
 
 def test_clients_take_part_from_the_round_they_join_until_the_one_before_they_leave() -> None:
-    presence = Presence({"client-1": 2, "client-2": 4}, {"client-0": 3, "client-1": 4})
-    records, _ = _run(toy_setup(FedAvg(), rounds=5), presence)
+    participation = Participation({"client-1": 2, "client-2": 4}, {"client-0": 3, "client-1": 4})
+    records, _ = _run(toy_setup(FedAvg(), rounds=5), participation)
     asked = [sorted(record.bytes_down) for record in records]
     assert asked == [["client-0"], ["client-0", "client-1"], ["client-1"], ["client-2"], ["client-2"]]
 
 
 def test_a_round_averages_those_present_only() -> None:
     setup = toy_setup(FedAvg(), rounds=1)
-    (record,), store = _run(setup, Presence({}, {"client-1": 1}))
+    (record,), store = _run(setup, Participation({}, {"client-1": 1}))
     a, c = (store.load(client).tensors["personal"] for client in ("client-0", "client-2"))
     for name, value in record.servers["main"].params.items():
         if value.is_floating_point():
@@ -72,15 +74,15 @@ class Counting(Algorithm):
 
 def test_servers_are_told_how_many_clients_there_are() -> None:
     COUNTS.clear()
-    _run(toy_setup(Counting(), rounds=4), Presence({"client-2": 3}, {"client-0": 4}), cohort=1)
+    _run(toy_setup(Counting(), rounds=4), Participation({"client-2": 3}, {"client-0": 4}), cohort=1)
     assert COUNTS == [2, 2, 3, 2]
 
 
 def test_until_it_joins_a_client_changes_nothing_not_even_who_is_sampled() -> None:
     four = toy_clients(sizes=(12, 20, 16, 9))
     three = {name: data for name, data in four.items() if name != "client-1"}
-    late, _ = _run(toy_setup(FedAvg(), clients=four, rounds=8), Presence({"client-1": 6}), cohort=2)
-    never, _ = _run(toy_setup(FedAvg(), clients=three, rounds=8), Presence(), cohort=2)
+    late, _ = _run(toy_setup(FedAvg(), clients=four, rounds=8), Participation({"client-1": 6}), cohort=2)
+    never, _ = _run(toy_setup(FedAvg(), clients=three, rounds=8), Participation(), cohort=2)
     for a, b in zip(late[:5], never[:5], strict=True):
         assert a.losses == b.losses
         for name, value in a.servers["main"].params.items():
@@ -90,8 +92,8 @@ def test_until_it_joins_a_client_changes_nothing_not_even_who_is_sampled() -> No
 
 def test_only_those_present_are_evaluated_and_finish() -> None:
     setup = toy_setup(FedAvgFT(), rounds=3)
-    presence = Presence({"client-1": 2}, {"client-0": 3})
-    with Simulation(setup, MemoryStore(), presence=presence) as simulation:
+    participation = Participation({"client-1": 2}, {"client-0": 3})
+    with Simulation(setup, MemoryStore(), participation=participation) as simulation:
         servers = simulation.start(Workspace(setup.model()))
         seen = [sorted(simulation.evaluate(servers, 0, split="validation")["global"])]
         for record in simulate(simulation, servers):

@@ -41,8 +41,8 @@ def run(setup: Setup) -> tuple[list[RoundRecord], list[tuple[Call, Reply]], Simu
                 replies.append((call, reply))
                 yield reply
 
-    simulation = Simulation(setup, MemoryStore(), answerer := Listening(setup))
-    return list(simulate(simulation, simulation.start(answerer.workspace))), replies, simulation
+    simulation = Simulation(setup, MemoryStore(), executor := Listening(setup))
+    return list(simulate(simulation, simulation.start(executor.workspace))), replies, simulation
 
 
 def test_names_tell_their_modality() -> None:

@@ -124,9 +124,9 @@ class Liar(InProcess):
 
 def final(algorithm: Algorithm, liar: bool = False) -> Mapping[str, Tensor]:
     setup = toy_setup(algorithm, clients=toy_clients(sizes=(12, 20, 16, 12, 12)), rounds=1, noisy=False)
-    answerer = (Liar if liar else InProcess)(setup)
-    simulation = Simulation(setup, MemoryStore(), answerer)
-    (record, *_) = simulate(simulation, simulation.start(answerer.workspace))
+    executor = (Liar if liar else InProcess)(setup)
+    simulation = Simulation(setup, MemoryStore(), executor)
+    (record, *_) = simulate(simulation, simulation.start(executor.workspace))
     return record.servers["main"].params
 
 

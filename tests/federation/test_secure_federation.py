@@ -1,4 +1,4 @@
-"""The secure sum around methods: the same models as without, drop-outs, what travels, and what is refused."""
+"""Secure aggregation around methods: the same models as without, drop-outs, what travels, and what is refused."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,13 +65,13 @@ def outcome(
     algorithm: Algorithm, away: Mapping[str, str] | None = None, rounds: int = 2
 ) -> tuple[ServerState, Wire, MemoryStore]:
     setup = toy_setup(algorithm, clients=toy_clients(sizes=SIZES), rounds=rounds)
-    answerer, store = Wire(setup, away), MemoryStore()
-    simulation = Simulation(setup, store, answerer)
-    servers = simulation.start(answerer.workspace)
+    executor, store = Wire(setup, away), MemoryStore()
+    simulation = Simulation(setup, store, executor)
+    servers = simulation.start(executor.workspace)
     for record in simulate(simulation, servers):
         servers = dict(record.servers)
         assert set(record.errors) == set(away or {})
-    return servers["main"], answerer, store
+    return servers["main"], executor, store
 
 
 def closest(one: Params, other: Params) -> float:
@@ -110,9 +110,7 @@ def test_who_drops_out_at_any_moment_is_as_if_it_had_failed(action: str) -> None
 
 def test_with_too_few_left_the_run_ends_with_the_reason() -> None:
     away = {"client-2": "fit", "client-0": "secure_shares"}
-    with pytest.raises(
-        RuntimeError, match="round 1 needs 3 clients to its end, and 2 are left after 'fit'; client-2: unp"
-    ):
+    with pytest.raises(RuntimeError, match="round 1 needs 3 clients, and 2 are left after 'fit'; client-2: unp"):
         outcome(FedAvg(secure_sum=SecureSum()), away)
 
 
@@ -122,9 +120,9 @@ def test_a_client_gives_no_update_without_a_sum() -> None:
     shared = dict(workspace.initial)
     call = Call(ClientInfo("client-0", 12), "fit", Message(shared))
     reply = answer(setup, workspace, call, MemoryStore(), 0)
-    assert "gives its update to a secure sum only, and is asked for it bare" in str(reply.error)
+    assert "gives its update to secure aggregation only, and is asked for it bare" in str(reply.error)
     call = replace(call, message=Message({**shared, "secure sum/parcels": torch.zeros(3, 9, dtype=torch.uint8)}))
-    assert "in the middle of no secure sum" in str(answer(setup, workspace, call, MemoryStore(), 0).error)
+    assert "in the middle of no secure aggregation" in str(answer(setup, workspace, call, MemoryStore(), 0).error)
 
 
 def test_it_goes_with_noise_at_the_client_and_with_workers() -> None:
@@ -134,8 +132,8 @@ def test_it_goes_with_noise_at_the_client_and_with_workers() -> None:
     assert closest(plain.params, secure.params) < 1e-5
     setup = toy_setup(replace(method, secure_sum=SecureSum()), clients=toy_clients(sizes=SIZES), rounds=1)
     found: list[Mapping[str, ServerState]] = []
-    for answerer in (InProcess(setup), Workers(setup, 2)):
-        with Simulation(setup, MemoryStore(), answerer) as simulation:
+    for executor in (InProcess(setup), Workers(setup, 2)):
+        with Simulation(setup, MemoryStore(), executor) as simulation:
             servers = simulation.start(Workspace(setup.model()))
             found += [record.servers for record in simulate(simulation, servers)]
     one, other = (servers["main"].params for servers in found)
@@ -259,7 +257,7 @@ def test_a_claim_that_leaves_too_few_bits_leaves_its_client_out() -> None:
     honest = replace(toy_setup(FedAvg(accumulator="float64"), clients=toy_clients(sizes=SIZES), rounds=2))
     lost = rounds(honest, Without(honest, "client-1", 0), stop=0)[0].servers["main"].params
     with pytest.warns(
-        UserWarning, match=r"round \d: 'client-1' is left out of the secure sum: its weight of 1048576, by"
+        UserWarning, match=r"round \d: 'client-1' is left out of secure aggregation: its weight of 1048576, by"
     ):
         records = list(claiming((12, 2**20, 16, 8), bits=32))
     for record in records:
@@ -272,7 +270,7 @@ def test_a_claim_that_leaves_too_few_bits_leaves_its_client_out() -> None:
 def test_where_no_sum_is_possible_nobody_is_to_blame() -> None:
     with pytest.raises(ValueError, match="weights that sum up to 200000 leaves 7 bits behind the point, and needs at"):
         next(claiming((50_000,) * 4, bits=32))
-    few = "needs 4 clients to its end, and 3 are left after 'secure_keys'; client-1: ValueError: update refused: its w"
+    few = "needs 4 clients, and 3 are left after 'secure_keys'; client-1: ValueError: update refused: its w"
     with pytest.raises(RuntimeError, match=few), pytest.warns(UserWarning, match="'client-1' is left out"):
         next(claiming((12, 2**20, 16, 8), bits=32, threshold=4))
 

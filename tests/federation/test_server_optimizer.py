@@ -143,8 +143,8 @@ def test_running_statistics_are_averaged_not_optimised() -> None:
 
 def rounds(method: Algorithm) -> list[RoundRecord]:
     with Simulation(toy_setup(method), MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        return list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+        assert isinstance(simulation.executor, InProcess)
+        return list(simulate(simulation, simulation.start(simulation.executor.workspace)))
 
 
 def test_the_option_is_the_method() -> None:

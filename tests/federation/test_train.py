@@ -220,8 +220,8 @@ def test_clients_with_few_or_no_examples() -> None:
     clients = toy_clients(sizes=(12, 1, 0))
     setup = toy_setup(FedAvg(), clients=clients, noisy=False, rounds=2)
     with Simulation(setup, MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
-        records = list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+        assert isinstance(simulation.executor, InProcess)
+        records = list(simulate(simulation, simulation.start(simulation.executor.workspace)))
     assert [set(r.losses) for r in records] == [{"client-0", "client-1"}] * 2
     assert "has no training examples" in records[0].errors["client-2"]
 
@@ -229,9 +229,9 @@ def test_clients_with_few_or_no_examples() -> None:
 def test_when_everybody_fails_the_run_says_why() -> None:
     setup = toy_setup(FedAvg(), clients=toy_clients(sizes=(0, 0)))
     with Simulation(setup, MemoryStore()) as simulation:
-        assert isinstance(simulation.answerer, InProcess)
+        assert isinstance(simulation.executor, InProcess)
         with pytest.raises(RuntimeError, match=r"every client failed in round 1; client-0: .*no training examples"):
-            list(simulate(simulation, simulation.start(simulation.answerer.workspace)))
+            list(simulate(simulation, simulation.start(simulation.executor.workspace)))
 
 
 def test_zero_clients() -> None:

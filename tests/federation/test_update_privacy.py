@@ -180,9 +180,9 @@ heard: list[tuple[Call, Reply]] = []
 def federation(algorithm: Algorithm, **options: Any) -> tuple[dict[str, ServerState], list[tuple[Call, Reply]]]:
     heard.clear()
     setup = toy_setup(algorithm, noisy=False, rounds=2, **options)
-    answerer = Listening(setup)
-    simulation = Simulation(setup, MemoryStore(), answerer)
-    servers = simulation.start(answerer.workspace)
+    executor = Listening(setup)
+    simulation = Simulation(setup, MemoryStore(), executor)
+    servers = simulation.start(executor.workspace)
     for record in simulate(simulation, servers):
         servers = dict(record.servers)
         assert not record.errors

@@ -62,9 +62,9 @@ def one_round(method: Any, model: str, **options: Any) -> Any:
     method = method.configure(build(), task)
     clients = Members({"a": Asked(0), "b": Asked(1)}, ("image", "text"))
     setup = Setup(method, clients, task, Local(epochs=1, batch_size=4), build, rounds=1)
-    answerer = InProcess(setup)
-    with Simulation(setup, MemoryStore(), answerer) as simulation:
-        record = next(iter(simulate(simulation, simulation.start(answerer.workspace))))
+    executor = InProcess(setup)
+    with Simulation(setup, MemoryStore(), executor) as simulation:
+        record = next(iter(simulate(simulation, simulation.start(executor.workspace))))
         views = simulation.evaluate(record.servers, 1, split="test")
     assert not record.errors, record.errors
     return views

@@ -73,8 +73,8 @@ def test_the_four_run_together(folder: Path) -> None:
     setup, run_data = prepare(load_recipe(folder / "mine.toml"))
     assert run_data.dataset.answers == ("red", "orange", "blue", "cyan")
     simulation = Simulation(setup, MemoryStore())
-    assert isinstance(simulation.answerer, InProcess)
-    servers = simulation.start(simulation.answerer.workspace)
+    assert isinstance(simulation.executor, InProcess)
+    servers = simulation.start(simulation.executor.workspace)
     initial = servers["main"].params
     records = list(simulate(simulation, servers))
     assert len(records) == 2

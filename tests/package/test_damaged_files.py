@@ -15,9 +15,9 @@ from confed.cli.federation_status import StatusPage
 from confed.cli.progress import Display
 from confed.data.card_files import read_card
 from confed.engines.remote.handshake import Fingerprint
-from confed.engines.remote.journal import Diary
+from confed.engines.remote.journal import Journal
 from confed.engines.remote.protocol import Limits
-from confed.engines.remote.sites import Patience, Roll
+from confed.engines.remote.sites import SiteRegistry, Timeouts
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, remove_unfinished
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
@@ -142,7 +142,7 @@ def test_indexes_cards_and_recipes_of_another_form(content: str, tmp_path: Path)
 def test_a_book_with_another_line_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "privacy.jsonl").write_text(f"{line}\n")
     with pytest.raises(ValueError, match=r"privacy\.jsonl is damaged"):
-        Diary(tmp_path, "x")
+        Journal(tmp_path, "x")
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     if line[0] != "{":
         with pytest.raises(ValueError, match=r"metrics\.jsonl|object in every line"):
@@ -208,7 +208,7 @@ def test_status_pages_and_logs_hold_no_control_characters(tmp_path: Path) -> Non
         display(JobEnded(0, 0, "failed", HOSTILE))
     assert said.getvalue().count("u009b31m") >= 9
     assert not set(said.getvalue()) & set("\x1b\x9b\u202e\x00\ud800")
-    roll = Roll(NOBODY, Fingerprint("", "", "", ""), Patience(), Limits(), tmp_path / "audit.jsonl", ignore)
+    roll = SiteRegistry(NOBODY, Fingerprint("", "", "", ""), Timeouts(), Limits(), tmp_path / "audit.jsonl", ignore)
     roll.log("in", f"{HOSTILE}\x7f", HOSTILE, b"", b"")
     folder = RunFolder(tmp_path)
     folder.append(folder.metrics, {"errors": {HOSTILE: HOSTILE}})

@@ -21,8 +21,8 @@ from confed.data.region_files import RegionIndex, StoredRegions, write_regions
 from confed.datasets.sensor_series import sensor_series
 from confed.deployment.provision import read_sites
 from confed.engines.flower.supernode import read_public
-from confed.engines.remote.evaluation_record import EvaluationBook
-from confed.engines.remote.journal import Diary
+from confed.engines.remote.evaluation_record import EvaluationRecord
+from confed.engines.remote.journal import Journal
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, remove_unfinished
 from confed.federation.state import ClientState, ServerState
 from confed.federation.wire import _digest, decode, decode_state, encode_state  # pyright: ignore[reportPrivateUsage]
@@ -112,10 +112,10 @@ def test_scalars_of_a_message_that_are_none(scalars: str) -> None:
 def test_a_damaged_line_of_a_book_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "evaluations.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=r"evaluations\.jsonl is damaged"):
-        EvaluationBook(tmp_path, "r", EvaluationPolicy(), Diary(tmp_path, "r"), None)
+        EvaluationRecord(tmp_path, "r", EvaluationPolicy(), Journal(tmp_path, "r"), None)
     (tmp_path / "used.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=r"used\.jsonl is damaged"):
-        Diary(tmp_path, "r")
+        Journal(tmp_path, "r")
 
 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf"), -1.0, 1e300, 1e-300, 2**400, "2", True, None])
@@ -123,7 +123,7 @@ def test_noise_that_is_none_makes_no_update_look_cheap(tmp_path: Path, noise: ob
     line = {"run": "r", "round": 1, "action": "fit", "noise": noise}
     (tmp_path / "privacy.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(ValueError, match=r"privacy\.jsonl is damaged: noise must be a noise multiplier"):
-        Diary(tmp_path, "r")
+        Journal(tmp_path, "r")
 
 
 READERS: dict[str, tuple[Callable[[Path], Any], str]] = {

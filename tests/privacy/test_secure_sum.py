@@ -1,4 +1,4 @@
-"""The secure sum: exact sums, recovery from drop-outs, and what the server sees."""
+"""Secure aggregation: exact sums, recovery from drop-outs, and what the server sees."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -106,7 +106,7 @@ def test_tensors_with_other_senders_are_summed_by_themselves() -> None:
 def test_too_few_that_stay_are_no_sum() -> None:
     plan = plan_of()
     values = vectors(plan)
-    with pytest.raises(ValueError, match="only 2 clients sent a masked vector for the secure sum 'round 1', 3 must"):
+    with pytest.raises(ValueError, match="only 2 clients sent a masked vector for the aggregation 'round 1', 3 must"):
         summed(plan, values, no_vector=("ann", "ben", "cat"))
     with pytest.raises(ValueError, match="only 2 clients took the masks off"):
         summed(plan, values, no_answer=("ann", "ben", "cat"))
@@ -244,14 +244,14 @@ def test_what_cannot_be_encoded_is_refused() -> None:
     ("members", "threshold", "blocks", "message"),
     [
         (("a", "b", "c", "d"), 2, None, "must be more than half of them, got 2"),
-        (("a", "b", "c", "c"), 3, None, "every client may be in a secure sum once"),
+        (("a", "b", "c", "c"), 3, None, "every client may be in secure aggregation once"),
         (
             ("a", "b", "c"),
             2,
             [("a", "b", "c"), ("a", "c")],
             "at least 3 clients that send a tensor, got 2 for 'w1': a, c",
         ),
-        (("a", "b", "c"), 2, [("a", "b", "x")], "clients that are not in the secure sum"),
+        (("a", "b", "c"), 2, [("a", "b", "x")], "clients that are not in secure aggregation"),
     ],
 )
 def test_faulty_plans_are_refused_by_everyone(
@@ -265,7 +265,7 @@ def test_a_plan_survives_its_text() -> None:
     plan = plan_of(blocks=[NAMES, NAMES[:3]])
     assert Plan.from_json(plan.to_json()) == plan
     for text in ("{}", "[]", "no", plan.to_json().replace("4.0", '"4"'), plan.to_json().replace("bits", "bots")):
-        with pytest.raises(ValueError, match="not the plan of a secure sum"):
+        with pytest.raises(ValueError, match="not the plan of secure aggregation"):
             Plan.from_json(text)
 
 

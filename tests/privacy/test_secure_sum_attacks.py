@@ -1,4 +1,4 @@
-"""What a server with bad intentions asks of the members of a secure sum, and does not get."""
+"""What a server with bad intentions asks of the members of secure aggregation, and does not get."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from confed.algorithms.fedavg import FedAvg
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Message
 from confed.federation.secure_sum import SecureSum
@@ -28,7 +28,7 @@ from confed.testing.toy import toy_setup
 from memory_transport import Letters, remote_of, rounds, same
 
 NAMES = ("ann", "ben", "cat", "dan")
-SURE = Patience(deadline=60, away=60, interval=1e-4)
+SURE = Timeouts(deadline=60, away=60, interval=1e-4)
 PLAN = Plan("round 1", NAMES, 3, 64, 40, 64.0, (Block(("v",), NAMES), Block(("w",), NAMES)))
 OTHERS = [
     {"label": "round 2"}, {"threshold": 4}, {"fraction": 0}, {"reach": 1.0}, {"members": NAMES[::-1]},
@@ -92,7 +92,7 @@ def test_a_digest_is_that_of_the_plan_however_it_was_written() -> None:
     assert Plan.from_json(text).digest == PLAN.digest
     assert len({PLAN.digest, *(replace(PLAN, **changes).digest for changes in OTHERS)}) == 1 + len(OTHERS)  # type: ignore[arg-type]
     for key, value in (("threshold", True), ("reach", float("nan")), ("reach", float("inf")), ("bits", 64.0)):
-        with pytest.raises(ValueError, match=r"a secure sum must be positive|not the plan of a secure sum"):
+        with pytest.raises(ValueError, match=r"secure aggregation must be positive|not the plan of secure aggregation"):
             Plan.from_json(json.dumps({**json.loads(PLAN.to_json()), key: value}))
 
 

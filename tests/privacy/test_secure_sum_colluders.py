@@ -1,4 +1,4 @@
-"""A server and members of a secure sum that work together against one other member."""
+"""A server and members of secure aggregation that work together against one other member."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.provision import SITES, Federation, found, read_sites, write_sites
+from confed.deployment.provision import SITES, Federation, provision, read_sites, write_sites
 from confed.deployment.site import signer_by_kit, signer_by_list
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, open_body, seal
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
@@ -35,7 +35,7 @@ from confed.recipes.recipe import load_recipe
 from confed.testing.toy import toy_clients, toy_setup
 from memory_transport import CLIENTS, Letters, remote_of, rounds, same
 
-SURE = Patience(deadline=60, away=60, interval=1e-4)
+SURE = Timeouts(deadline=60, away=60, interval=1e-4)
 
 
 def colluders_shares(colluder: Member, parcel: bytes, target: str) -> tuple[bytes, bytes]:
@@ -220,7 +220,7 @@ def test_a_signature_is_for_one_member_one_sum_and_one_pair_of_keys() -> None:
 
 
 def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path: Path) -> None:
-    found(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
+    provision(tmp_path / "f", Federation(("a", "b", "c"), "localhost", 8443, ""))
     folder, server = tmp_path / "f" / "sites" / "a", tmp_path / "f" / "server"
     recipe = load_recipe("fedvqa_scenes", ["study.methods=[]", "study.table=[]"])
     assert signer_by_list(recipe, "a", folder / "key", None) is None
@@ -240,7 +240,7 @@ def test_a_site_of_a_secure_sum_needs_the_list_that_it_was_founded_with(tmp_path
     with pytest.raises(ValueError, match=r"sites\.json must have this site's own public key for 'a'"):
         signer_by_list(summed, "a", tmp_path / "f" / "sites" / "b" / "key", folder / "sites.json")
     (folder / "sites.json").unlink()
-    with pytest.raises(ValueError, match=r"the recipe has a secure sum, .* --members must name the coordinator's list"):
+    with pytest.raises(ValueError, match=r"has secure aggregation, .* --members must name the coordinator's list"):
         signer_by_list(summed, "a", folder / "key", None)
 
 
@@ -290,9 +290,9 @@ def test_certificates_of_the_federations_authority_say_who_signed(tmp_path: Path
 
 def test_kits_of_flares_sign_for_each_other(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from confed.deployment.flare.provision import found_flare
+    from confed.deployment.flare.provision import provision_flare
 
-    found_flare(tmp_path / "f", Federation(("a", "b", "c"), "server.example.org", 8443, ""))
+    provision_flare(tmp_path / "f", Federation(("a", "b", "c"), "server.example.org", 8443, ""))
     recipe = load_recipe("fedvqa_scenes", ["algorithm.secure_sum={}", "study.methods=[]", "study.table=[]"])
     a, b = (signer_by_kit(recipe, tmp_path / "f" / "sites" / name) for name in "ab")
     assert a is not None
@@ -339,7 +339,7 @@ def different_stories(plan: Plan, update: np.ndarray, *, confirming: bool) -> np
         if confirming:
             heard[colluder.name] = colluder.confirm(told)[name]
         if confirming:
-            with pytest.raises(ValueError, match="were told the same survivors of the secure sum 'round 1', 7 must"):
+            with pytest.raises(ValueError, match="were told the same survivors of the aggregation 'round 1', 7 must"):
                 members[name].unmask(told, heard)
             continue
         given = members[name].unmask(told)
@@ -376,7 +376,7 @@ def test_members_confirm_survivors_where_they_send_different_tensors(tmp_path: P
         setup = toy_setup(method, clients=toy_clients(sizes=(12, 20, 16, 8)), rounds=1)
         letters = Letters(setup, tmp_path / f"{asked}", (*CLIENTS, "client-3"))
         remote = remote_of(letters, SURE)
-        remote.roll.gather((*CLIENTS, "client-3"), wait=5)
+        remote.sites.gather((*CLIENTS, "client-3"), wait=5)
         (record,) = rounds(setup, remote)
         assert not record.errors
         assert same(record.servers, rounds(setup, InProcess(setup))[0].servers)

@@ -12,7 +12,7 @@ from repository import SUPPORT
 pytest.importorskip("flwr")
 
 from confed.deployment.demo import demonstrate, free_port, parties, started
-from confed.deployment.provision import Federation, found, make_key, read_sites, write_sites
+from confed.deployment.provision import Federation, make_key, provision, read_sites, write_sites
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import read_jsonl
 from real_processes import (
@@ -41,7 +41,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:
     port = free_port()
-    found(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
+    provision(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
     commands = parties(root, port)
     lead, where = commands["server"]
     commands["server"] = ([*lead, *options], where)

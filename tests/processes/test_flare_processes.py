@@ -14,7 +14,7 @@ pytest.importorskip("nvflare")
 import psutil
 
 from confed.deployment.demo import demonstrate, free_port, started
-from confed.deployment.flare.provision import found_flare
+from confed.deployment.flare.provision import provision_flare
 from confed.deployment.provision import Federation
 from confed.recipes.recipe import Recipe, load_recipe
 from real_processes import (
@@ -43,7 +43,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(root: Path, recipe: Recipe, sites: Sequence[str], *options: str) -> Commands:
-    found_flare(root, Federation(tuple(sites), "localhost", free_port(), recipe.to_toml()))
+    provision_flare(root, Federation(tuple(sites), "localhost", free_port(), recipe.to_toml()))
     confed = [sys.executable, "-m", "confed.cli"]
     lead = ["server", "recipe.toml", "--engine", "flare", "--state", "state", "--tls", ".", *options]
     commands: Commands = {"server": ([*confed, *lead], root / "server")}

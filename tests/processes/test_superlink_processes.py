@@ -12,7 +12,7 @@ from repository import SUPPORT
 pytest.importorskip("flwr")
 
 from confed.deployment.demo import free_port, started
-from confed.deployment.provision import Federation, found
+from confed.deployment.provision import Federation, provision
 from real_processes import SITES, recipe_of, same_as_simulated, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -31,7 +31,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda recipe: recipe.sections["algorithm"]["name"],
 )  # fmt: skip
 def test_flwr_run_gives_the_simulators_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe) -> None:
-    found(tmp_path, Federation(SITES, "localhost", free_port(), recipe.to_toml()))
+    provision(tmp_path, Federation(SITES, "localhost", free_port(), recipe.to_toml()))
     home = tmp_path / "flwr"
     home.mkdir()
     monkeypatch.setenv("FLWR_HOME", str(home))

@@ -143,8 +143,8 @@ def test_rounds_are_evaluated_over_all_places_together(finished: Path) -> None:
 def test_counts_of_places_add_up_to_the_metrics_of_all_their_examples(tmp_path: Path) -> None:
     setup, run_data = prepare(recipe(tmp_path))
     with Simulation(setup, MemoryStore()) as simulation:
-        model = simulation.answerer.workspace.model
-        servers = simulation.start(simulation.answerer.workspace)
+        model = simulation.executor.workspace.model
+        servers = simulation.start(simulation.executor.workspace)
         pooled = PooledCounts(setup.task, setup.algorithm, run_data.unseen)
         simulation.evaluate(servers, 0, split="test", counted=pooled.add)
     batches = [batch for client in run_data.clients.values() for batch in client.test(100)]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confed.deployment.provision import SITES, read_sites
-from confed.engines.flower.supernode import Line, read_key, read_public
+from confed.engines.flower.supernode import SuperNode, read_key, read_public
 from confed.engines.flower.transport import client_app
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
@@ -34,7 +34,7 @@ def on_line(folder: Path, setup: Setup, port: int, private: Path, said: list[str
     for name in CLIENTS:
         own = folder / "sites" / name
         site = Serial(setup, client_named(setup, name), private / name)
-        line = Line(
+        line = SuperNode(
             f"localhost:{port}",
             read_key(own / "key"),
             (own / "ca.crt").read_bytes(),
@@ -56,6 +56,6 @@ def keys_of(folder: Path) -> dict[bytes, str]:
     return {read_public(key): name for name, key in read_sites(folder / "server" / SITES).items()}
 
 
-def rounds(setup: Setup, answerer: Remote | InProcess) -> list[RoundRecord]:
-    simulation = Simulation(setup, MemoryStore(), answerer)
+def rounds(setup: Setup, executor: Remote | InProcess) -> list[RoundRecord]:
+    simulation = Simulation(setup, MemoryStore(), executor)
     return list(simulate(simulation, simulation.start(InProcess(setup).workspace)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from confed.engines.remote.sites import Connection, Post
+from confed.engines.remote.sites import Connection, Transport
 from led_recipe import SITES_OF
 
 COLD = SITES_OF.index("cold")
@@ -14,7 +14,7 @@ Tamper = Callable[[bytes, bytes], tuple[bytes, bytes]]
 class Tampering:
     """A post that puts other replies in the place of one site's: the next of a list for every call of an action."""
 
-    def __init__(self, inner: Post, site: int, tampers: Mapping[str, list[Tamper]]) -> None:
+    def __init__(self, inner: Transport, site: int, tampers: Mapping[str, list[Tamper]]) -> None:
         self.inner, self.site, self.tampers = inner, site, {kind: list(given) for kind, given in tampers.items()}
         self.kinds: dict[str, str] = {}
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import torch
 
-from confed.engines.local import Answerer, InProcess, RoundRecord, Simulation, simulate
+from confed.engines.local import Executor, InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import HELLO, Request, seal, version_of
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Connection, Patience
+from confed.engines.remote.sites import Connection, Timeouts
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import MemoryStore, ServerState, Store
 
-QUICK = Patience(deadline=0.05, away=0.02, interval=1e-4)
+QUICK = Timeouts(deadline=0.05, away=0.02, interval=1e-4)
 CLIENTS = ("client-0", "client-1", "client-2")
 Tamper = Callable[[str, bytes, bytes], tuple[bytes, bytes]]
 
@@ -59,16 +59,16 @@ class Letters:
         return self.tamper[to](kind, *reply) if to in self.tamper and kind != HELLO else reply
 
 
-def remote_of(letters: Letters, patience: Patience = QUICK) -> Remote:
-    remote = Remote(letters.setup, letters, patience=patience)
-    remote.roll.gather(CLIENTS, wait=5)
+def remote_of(letters: Letters, timeouts: Timeouts = QUICK) -> Remote:
+    remote = Remote(letters.setup, letters, timeouts=timeouts)
+    remote.sites.gather(CLIENTS, wait=5)
     return remote
 
 
 def rounds(
-    setup: Setup, answerer: Answerer, servers: Mapping[str, ServerState] | None = None, start: int = 0, stop: int = 99
+    setup: Setup, executor: Executor, servers: Mapping[str, ServerState] | None = None, start: int = 0, stop: int = 99
 ) -> list[RoundRecord]:
-    simulation = Simulation(setup, MemoryStore(), answerer)
+    simulation = Simulation(setup, MemoryStore(), executor)
     if servers is None:
         servers = simulation.start(InProcess(setup).workspace)
     records: list[RoundRecord] = []

@@ -208,7 +208,7 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"
     fill(workspace, load_file(file))
     task: Task = setup.task_of(client) if client else setup.task
-    workspace.turn_to(task)
+    workspace.set_task(task)
     summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
     row = name_of_file(folder.parent.name) if is_study(folder.parent.parent) else ""
     network = setup.algorithm.deployed_model(workspace.model).eval()

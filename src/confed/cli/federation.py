@@ -77,7 +77,7 @@ def server(
     "flare", and --tls is the folder that `confed federation new --engine flare` made, which knows address and port.
     """
     from confed.cli.federation_status import StatusPage
-    from confed.engines.remote.sites import Patience
+    from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
 
     bounds = Bounds(update_bound, weight_bound)
@@ -86,16 +86,16 @@ def server(
 
         if insecure or (host, port) != ("127.0.0.1", 8443):
             raise ValueError("with --engine flare the kit says address and port, and TLS is always on")
-        loaded, patience = _led(recipe, list(overrides or []), method, card), Patience(minimum, deadline, away)
+        loaded, timeouts = _led(recipe, list(overrides or []), method, card), Timeouts(minimum, deadline, away)
         with _private():
-            federating_flare.serve(loaded, tls, sites, state, patience, wait, whole, as_json, bounds)
+            federating_flare.serve(loaded, tls, sites, state, timeouts, wait, whole, as_json, bounds)
         return
     need_flower()
     from confed.deployment.provision import SITES, read_sites
-    from confed.deployment.server import lead
-    from confed.engines.flower.superlink import link
+    from confed.deployment.server import run_server
+    from confed.engines.flower.superlink import open_superlink
     from confed.engines.flower.supernode import read_public
-    from confed.engines.flower.transport import GridPost
+    from confed.engines.flower.transport import FlowerTransport
 
     if (tls is None) != insecure:
         raise ValueError("give either --tls DIR, or --insecure to go without")
@@ -107,7 +107,7 @@ def server(
     if len(keys) < len(named):
         raise ValueError(f"every site has a key of its own; in {listed} some have the same")
     loaded = _led(recipe, list(overrides or []), method, card)
-    patience = Patience(minimum=minimum, deadline=deadline, away=away)
+    timeouts = Timeouts(minimum=minimum, deadline=deadline, away=away)
     certificate, key = (None, None) if tls is None else (tls / "server.crt", tls / "server.key")
     with _private(), exclusive(state):
         pass  # a second server on the state is refused before it touches the first one's messages
@@ -115,13 +115,13 @@ def server(
     with (
         _private(),
         interruptible(state, "the same command"),
-        link(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
+        open_superlink(keys, host, port, certificate=certificate, key=key, waiting=waiting) as (grid, opened),
         StatusPage(console, state, quiet=as_json) as page,
     ):
         page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
-        summary = lead(
-            loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
-            bounds=bounds, progress=page,
+        summary = run_server(
+            loaded, state, FlowerTransport(grid, keys), names=list(keys.values()), wait=wait, timeouts=timeouts,
+            whole=whole, bounds=bounds, progress=page,
         )  # fmt: skip
     show(state, [summary], as_json)
 
@@ -137,7 +137,7 @@ def client(
     members: Annotated[
         Path | None,
         typer.Option(
-            help="The list of sites and their public keys, for secure sums. [default: sites.json beside --key]"
+            help="The list of sites and their public keys, for secure aggregation. [default: sites.json beside --key]"
         ),
     ] = None,
     private: Annotated[Path, typer.Option(help="Folder for what must not leave this machine.")] = Path("private"),
@@ -191,7 +191,7 @@ def client(
         return
     need_flower()
     from confed.deployment.site import open_site, signer_by_list
-    from confed.engines.flower.supernode import Line, public_of, read_key
+    from confed.engines.flower.supernode import SuperNode, public_of, read_key
     from confed.engines.flower.transport import client_app
 
     if (ca is None) != insecure:
@@ -213,7 +213,7 @@ def client(
             loaded, site, private, progress, limit=epsilon, evaluations=evaluations,
             signer=signer_by_list(loaded, site, key, members, signed), over=stop.set if once else lambda: None,
         )  # fmt: skip
-        line = Line(server, secret, root, largest=opened.largest, progress=progress)
+        line = SuperNode(server, secret, root, largest=opened.largest, progress=progress)
         with _stopping(stop):
             line.serve(client_app(lambda _: opened), stop)
     if opened.problem is not None:
@@ -244,10 +244,10 @@ def new(
     from confed.deployment.provision import Federation, names_of_data
 
     if engine is Engine.flare:
-        from confed.cli.federation_flare import check_names, found
+        from confed.cli.federation_flare import check_names, provision
     else:
         need_flower()
-        from confed.deployment.provision import found
+        from confed.deployment.provision import provision
 
         def check_names(federation: Federation) -> None:
             del federation
@@ -261,7 +261,7 @@ def new(
         say("[yellow]the names of sites were not checked:[/] the recipe's data are not here, and no --card is given")
     elif strange := [name for name in names if name not in there]:
         raise ValueError(f"--sites: the recipe's data have no client {strange[0]!r}; there are {', '.join(there)}")
-    found(folder, federation)
+    provision(folder, federation)
     if as_json:
         print_json({"folder": str(folder), "sites": list(names)})
         return

@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     import threading
 
     from confed.deployment.provision import Federation
-    from confed.engines.remote.sites import Patience
+    from confed.engines.remote.sites import Timeouts
     from confed.engines.remote.update_bounds import Bounds
     from confed.recipes.recipe import Recipe
 
-__all__ = ["check_names", "found", "join", "need_flare", "serve"]
+__all__ = ["check_names", "join", "need_flare", "provision", "serve"]
 
 
 def serve(
-    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, patience: "Patience", wait: float, whole: bool,
+    recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
     as_json: bool, bounds: "Bounds",
 ) -> None:  # fmt: skip
     """Leads a federation: ``confed server --engine flare``.
@@ -27,7 +27,7 @@ def serve(
         kit: the server's folder, as ``confed federation new --engine flare`` made it.
         sites: the list of sites and FLARE's names of them; None for that in the kit.
         state: the run folder.
-        patience: how long to wait for whom.
+        timeouts: how long to wait for whom.
         wait: seconds to wait for all sites before the first round.
         whole: evaluate split methods too.
         as_json: print nothing but the result.
@@ -35,16 +35,16 @@ def serve(
     """
     need_flare()
     from confed.cli.federation_status import StatusPage
-    from confed.deployment.flare.job import LeaderSettings
+    from confed.deployment.flare.job import ServerSettings
     from confed.deployment.flare.server import serve
     from confed.deployment.provision import SITES, read_sites
 
     if kit is None or not (kit / "startup" / "fed_server.json").is_file():
         raise ValueError("with --engine flare, --tls must be the server's folder, with startup/fed_server.json in it")
     kit = kit.resolve()
-    settings = LeaderSettings(
+    settings = ServerSettings(
         recipe="run/recipe.toml", state=str(state.resolve()), bulletin="run", sites=read_sites(sites or kit / SITES),
-        minimum=patience.minimum, deadline=patience.deadline, away=patience.away, wait=wait, whole=whole,
+        minimum=timeouts.minimum, deadline=timeouts.deadline, away=timeouts.away, wait=wait, whole=whole,
         update_bound=bounds.update, weight_bound=bounds.weight,
     )  # fmt: skip
     with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
@@ -85,12 +85,12 @@ def check_names(federation: "Federation") -> None:
     check_names(federation)
 
 
-def found(folder: Path, federation: "Federation") -> None:
+def provision(folder: Path, federation: "Federation") -> None:
     """Makes the folders of a federation: ``confed federation new --engine flare``."""
     need_flare()
-    from confed.deployment.flare.provision import found_flare
+    from confed.deployment.flare.provision import provision_flare
 
-    found_flare(folder, federation)
+    provision_flare(folder, federation)
 
 
 def need_flare() -> None:

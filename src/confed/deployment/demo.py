@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from confed.deployment.provision import Federation, found
+from confed.deployment.provision import Federation, provision
 from confed.deployment.site_models import KEPT
 from confed.recipes.recipe import Recipe
 from confed.runs.build import prepare
@@ -33,7 +33,7 @@ def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
     """The commands of a founded federation's server and sites, and where each is run.
 
     Args:
-        root: what :func:`confed.deployment.provision.found` made.
+        root: what :func:`confed.deployment.provision.provision` made.
         port: the server's.
     """
     confed = [sys.executable, "-m", "confed.cli"]
@@ -59,7 +59,7 @@ def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
     """The same of a federation over FLARE, whose kits know the port.
 
     Args:
-        root: what :func:`confed.deployment.flare.provision.found_flare` made.
+        root: what :func:`confed.deployment.flare.provision.provision_flare` made.
     """
     confed, flare = [sys.executable, "-m", "confed.cli"], ["recipe.toml", "--engine", "flare"]
     lead = [*confed, "server", *flare, "--state", "state", "--tls", "."]
@@ -120,11 +120,11 @@ def demonstrate(
     port = free_port()
     federation = Federation(names[:sites], "localhost", port, recipe.to_toml())
     if engine == "flare":
-        from confed.deployment.flare.provision import found_flare
+        from confed.deployment.flare.provision import provision_flare
 
-        found_flare(root, federation)
+        provision_flare(root, federation)
     else:
-        found(root, federation)
+        provision(root, federation)
     progress(Note(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}"))
     commands = flare_parties(root) if engine == "flare" else parties(root, port)
     lead, where = commands["server"]

@@ -8,11 +8,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from confed.deployment.data_card import with_card
-from confed.deployment.server import lead
+from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signer_by_list, site_recipe
-from confed.engines.flower.transport import GridPost, client_app, server_app
+from confed.engines.flower.transport import FlowerTransport, client_app, server_app
 from confed.engines.remote.client import Site
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.report.report import write_report
 
 __all__ = ["apps"]
@@ -29,8 +29,8 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
     answer), ``wait`` and ``deadline`` (seconds), and ``card`` (a file) where the server holds no examples. A
     SuperNode's own configuration: ``site`` (which client it is), ``private`` (the folder for what stays there),
     ``evaluations`` (which ones it answers, see :func:`confed.deployment.site.open_site`), ``epsilon`` (what its updates
-    may cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, with which secure sums are
-    signed), and ``data-KEY`` for keys of the recipe's section ``[data]``.
+    may cost), ``key`` and ``members`` (a private key and the list of all sites' public keys, which sign secure
+    aggregation), and ``data-KEY`` for keys of the recipe's section ``[data]``.
 
     Args:
         recipe: a single-run recipe's file.
@@ -56,11 +56,11 @@ def apps(recipe: Path) -> tuple[ServerApp, ClientApp]:
 
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
-        patience = Patience(minimum=int(config.get("sites", 1)), deadline=float(config.get("deadline", 3600.0)))
+        timeouts = Timeouts(minimum=int(config.get("sites", 1)), deadline=float(config.get("deadline", 3600.0)))
         state = Path(str(config.get("state", "federation-state")))
         led, card = site_recipe(recipe), str(config.get("card", ""))
         led = with_card(led, Path(card)) if card else led
-        lead(led, state, GridPost(grid), wait=float(config.get("wait", 600.0)), patience=patience)
+        run_server(led, state, FlowerTransport(grid), wait=float(config.get("wait", 600.0)), timeouts=timeouts)
         write_report(state)
 
     return server_app(main), client_app(site)

@@ -27,8 +27,16 @@ from confed.runs.build import load_data
 from confed.system.release import VERSION
 
 __all__ = [
-    "SITES", "Federation", "found", "hand_out", "make_key", "names_of_data", "read_sites", "sign_again",
-    "write_from_template", "write_sites",
+    "SITES",
+    "Federation",
+    "hand_out",
+    "make_key",
+    "names_of_data",
+    "provision",
+    "read_sites",
+    "sign_again",
+    "write_from_template",
+    "write_sites",
 ]  # fmt: skip
 
 SITES = "sites.json"
@@ -80,7 +88,7 @@ class Federation:
             )
 
 
-def found(root: Path, federation: Federation) -> None:
+def provision(root: Path, federation: Federation) -> None:
     """Makes the folders ``server``, ``sites/NAME`` and ``flower``.
 
     Raises:
@@ -101,7 +109,7 @@ def found(root: Path, federation: Federation) -> None:
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
         write_from_template(folder / "README.md", "site.md", federation, name)
     write_sites(server / SITES, keys)
-    for name in federation.sites:  # by these the members of a secure sum know each other, whatever the server says
+    for name in federation.sites:  # members of secure aggregation know each other by these alone
         write_sites(root / "sites" / name / SITES, keys)
     hand_out(root, federation, keys, (server / "ca.key").read_bytes())
     write_from_template(server / "README.md", "server.md", federation)

@@ -18,7 +18,7 @@ from confed.engines.local import InProcess, RoundRecord, Simulation
 from confed.engines.perform import Setup, Workspace, listed
 from confed.engines.remote.protocol import Schema, schema_of
 from confed.engines.remote.server import Registered, Remote
-from confed.engines.remote.sites import Patience, Post
+from confed.engines.remote.sites import Timeouts, Transport
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
@@ -42,7 +42,7 @@ from confed.system.events import Caution, Progress, RunProgress, ignore
 from confed.system.folder_lock import alone
 from confed.tasks.vqa import summarise
 
-__all__ = ["common_ground", "lead"]
+__all__ = ["common_ground", "run_server"]
 
 MEMBERS = "members.json"
 """Who took part so far; a site that is away when a run goes on still belongs to it."""
@@ -73,15 +73,15 @@ def common_ground(recipe: Recipe, run_data: RunData) -> str:
 
 
 @alone
-def lead(
+def run_server(
     recipe: Recipe,
     root: Path,
-    post: Post,
+    transport: Transport,
     *,
     names: Sequence[str] = (),
     wait: float = 600.0,
     coming: Sequence[str] = (),
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     whole: bool = False,
     bounds: Bounds | None = None,
     progress: Progress = ignore,
@@ -92,13 +92,13 @@ def lead(
         recipe: a single-run recipe; :func:`confed.deployment.data_card.with_card` makes it one for a server without
             data.
         root: the run folder; where it holds a part of this run, that is continued.
-        post: the transport.
+        transport: the transport.
         names: the clients that may take part; empty for all of the recipe's data.
         wait: seconds to wait for all of them before the first round; then those that are there are enough, if there
-            are as many as ``patience.minimum``.
+            are as many as ``timeouts.minimum``.
         coming: clients that are known to be on their way, where the transport knows: then these are waited for, also
             when a run goes on, and no others.
-        patience: how long to wait for whom.
+        timeouts: how long to wait for whom.
         whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
         bounds: how much one site may count; None for the default.
         progress: called with every progress event of the run, and with the sites' states after every message.
@@ -129,8 +129,8 @@ def lead(
     folder = _folder(root, recipe)
     progress(RunProgress(0, setup.rounds, "starting", f"waiting for {len(expected)} sites"))
     remote = Remote(
-        setup, post, patience=patience, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
-        progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
+        setup, transport, timeouts=timeouts, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
+        progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=EvaluationValidator(setup),
         bounds=Bounds() if bounds is None else bounds,
     )  # fmt: skip
     with closing(remote):
@@ -154,16 +154,16 @@ def _led(
     root = folder.root
     known = _members(root)
     if coming:
-        remote.roll.gather(coming, wait)
-    there = {info.id: info for info in remote.roll.gather(expected, 0.0 if known or coming else wait)}
+        remote.sites.gather(coming, wait)
+    there = {info.id: info for info in remote.sites.gather(expected, 0.0 if known or coming else wait)}
     # Weights and shares stay those that the run began with, whatever a site says later.
     members = [{**there, **known}[name] for name in expected if name in there or name in known]
     _write_members(root, members)
     counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
     for name, said in heavy.items():
-        remote.roll.note(name, remote.roll.status[name].state, f"it {said}")
+        remote.sites.note(name, remote.sites.status[name].state, f"it {said}")
         progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {said}"))
-    remote.roll.members = frozenset(info.id for info in members)
+    remote.sites.members = frozenset(info.id for info in members)
     here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
     leader = _Leader(recipe, here, run_data, folder, progress, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
@@ -171,14 +171,14 @@ def _led(
     leader.examples = {info.id: {"train": info.num_examples} for info in members}
     leader.bounded.update({name: f"it {said}" for name, said in heavy.items()})
     summary = leader.run()
-    remote.roll.farewell(10.0)
+    remote.sites.farewell(10.0)
     return summary
 
 
 def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
     """The bound on weights, or 0 where a site and the server must go by the same number of examples.
 
-    Under a secure sum a site checks its weight; in sessions the number of its batches follows from its examples.
+    Under secure aggregation a site checks its weight; in sessions its number of batches follows from its examples.
     """
     return 0.0 if algorithm.secure_sum is not None or algorithm.traits.in_sessions else bounds.weight
 
@@ -189,7 +189,7 @@ def _secretly(algorithm: Algorithm) -> Algorithm:
     return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
 
 
-class _Judge:
+class EvaluationValidator:
     """Finds out whether the server's books can be kept with what a site says of its examples.
 
     Args:
@@ -298,14 +298,14 @@ class _Leader(Runner):
         if jump is not None:
             self.progress(Caution(jump + ("" if sound is None else f"; {self._way_back(sound)}")))
 
-    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+    def executor(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """The sites."""
         del workspace
         return self.remote
 
-    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+    def simulation(self, store: Store, executor: InProcess | Workers | Remote) -> Simulation:
         """A federation in which sites may be away."""
-        simulation = super().simulation(store, answerer)
+        simulation = super().simulation(store, executor)
         simulation.lenient = True
         simulation.attempt = self.remote.attempt
         return simulation
@@ -367,7 +367,7 @@ class _Leader(Runner):
         self.folder.write_tensors(self.folder.predictions, {})
         if self.run_data.dataset.elsewhere is not None:
             summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
-        summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
+        summary["federation"] = {name: asdict(status) for name, status in self.remote.sites.status.items()}
         self.folder.write_json(self.folder.summary, summary)
         self._report(self.setup.rounds, "done", "done")
         return summary

@@ -45,7 +45,7 @@ def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None
 def signer_by_list(
     recipe: Recipe, site: str, key: Path, members: Path | None, signed: Mapping[str, str] | None = None
 ) -> Signer | None:
-    """By what the sites of a secure sum know each other: their keys, and the coordinator's list of them.
+    """By what the sites of secure aggregation know each other: their keys, and the coordinator's list of them.
 
     Args:
         recipe: the federation's.
@@ -55,7 +55,7 @@ def signer_by_list(
         signed: sites and public keys as the coordinator signed them.
 
     Returns:
-        None where the recipe has no secure sum.
+        None where the recipe has no secure aggregation.
 
     Raises:
         ValueError: it has, and there is no list, or one with another key for this site.
@@ -68,7 +68,7 @@ def signer_by_list(
     listed = signed if members is None else None
     if listed is None and not path.is_file():
         raise ValueError(
-            "the recipe has a secure sum, for which this site must know the keys of the others: --members must name "
+            "the recipe has secure aggregation, for which a site must know the others' keys: --members must name "
             f"the coordinator's list of sites and public keys ({SITES} of the federation); there is no file {path}"
         )
     signer = ListedKeys(read_key(key), read_sites(path) if listed is None else listed)
@@ -89,7 +89,7 @@ def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
             there is none every site is called as its client. Where there is a signed manifest, both must agree.
 
     Returns:
-        None where the recipe has no secure sum.
+        None where the recipe has no secure aggregation.
 
     Raises:
         ValueError: it has, and the kit has no keys, or ``sites.json`` differs from what the coordinator signed.

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from confed.engines.participation import Presence
+from confed.engines.participation import Participation
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
@@ -27,15 +27,27 @@ from confed.privacy.guards import first_non_finite
 from confed.privacy.protections import protect
 
 __all__ = [
-    "Answerer", "InProcess", "Ledger", "Members", "Population", "Presence", "RoundRecord", "Setup", "Simulation",
-    "Traffic", "Workspace", "check_finite", "perform", "simulate",
+    "Executor",
+    "InProcess",
+    "Ledger",
+    "Members",
+    "Participation",
+    "Population",
+    "RoundRecord",
+    "Setup",
+    "Simulation",
+    "Traffic",
+    "Workspace",
+    "check_finite",
+    "perform",
+    "simulate",
 ]  # fmt: skip
 
 MOST = 10_000
 """So many clients are enough to meet every kind of client in any sensible federation."""
 
 
-class Answerer(Protocol):
+class Executor(Protocol):
     """Computes replies to calls, in their order; processes or machines may do it ahead of time.
 
     Attributes:
@@ -58,7 +70,7 @@ class InProcess:
         self.timeline = Timeline(0)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
-        """See :class:`Answerer`."""
+        """See :class:`Executor`."""
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)
@@ -116,9 +128,9 @@ class Simulation(AbstractContextManager["Simulation"]):
     Args:
         setup: the run.
         store: client states.
-        answerer: who computes replies; by default this process.
+        executor: who computes replies; by default this process.
         cohort: clients per round, at most those present, or a function of their number; all by default.
-        presence: who joins late and who leaves; nobody by default.
+        participation: who joins late and who leaves; nobody by default.
         by_size: draw cohorts with probabilities proportional to numbers of training examples.
         lenient: clients whose evaluation fails are left out of it; otherwise it ends the run.
 
@@ -131,9 +143,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         self,
         setup: Setup,
         store: Store,
-        answerer: "InProcess | Answerer | None" = None,
+        executor: "InProcess | Executor | None" = None,
         cohort: int | Callable[[int], int] | None = None,
-        presence: Presence | None = None,
+        participation: Participation | None = None,
         by_size: bool = False,
         lenient: bool = False,
     ) -> None:
@@ -142,10 +154,10 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.setup, self.store, self.lenient = setup, store, lenient
         self.unanswered = dict[str, str]()
         self.attempt: Callable[[Callable[[], _Part]], _Part] = lambda part: part()
-        self.answerer = InProcess(setup) if answerer is None else answerer
+        self.executor = InProcess(setup) if executor is None else executor
         size = len(setup.population) if cohort is None else cohort
         self.cohort: Callable[[int], int] = size if callable(size) else lambda present: min(size, present)
-        self.presence = Presence() if presence is None else presence
+        self.participation = Participation() if participation is None else participation
         self.sizes: Tensor | None = None
         self._sum: tuple[Sequence[int], int] | None = None
         if by_size:  # asked for once: a population may have to look at every client's data for it
@@ -153,7 +165,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             self.sizes = torch.tensor([info.num_examples for info in infos], dtype=torch.int64)
 
     def __exit__(self, *exception: object) -> None:
-        close = getattr(self.answerer, "close", None)
+        close = getattr(self.executor, "close", None)
         if close is not None:
             close()
 
@@ -188,7 +200,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             round: counted from 1; before the first round it is that one, after the last round the last.
             most: how many at most.
         """
-        numbers = self.presence.members(self.setup.population, min(max(round, 1), self.setup.rounds))
+        numbers = self.participation.members(self.setup.population, min(max(round, 1), self.setup.rounds))
         return [self.setup.population.info(number) for number in numbers[:most]]
 
     def sample(self, round: int) -> tuple[int, list[ClientInfo]]:
@@ -197,7 +209,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         Args:
             round: number of finished rounds.
         """
-        members = self.presence.members(self.setup.population, round + 1)
+        members = self.participation.members(self.setup.population, round + 1)
         there = len(members)
         sizes = self.sizes
         if sizes is not None and there < len(sizes):
@@ -213,7 +225,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """
         if not self.setup.algorithm.traits.counts_examples:
             return 0
-        members = self.presence.members(self.setup.population, round + 1)
+        members = self.participation.members(self.setup.population, round + 1)
         if self._sum is None or self._sum[0] != members:  # a population may have to look at every client's data for it
             self._sum = (members, sum(self.setup.population.info(number).num_examples for number in members))
         return self._sum[1]
@@ -232,7 +244,7 @@ class Simulation(AbstractContextManager["Simulation"]):
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
             # Asked for before the flow reads a reply, so that processes are at work while it does other things.
-            answers = self.answerer(calls, self.store, round)
+            answers = self.executor(calls, self.store, round)
             return book(calls, answers, time.perf_counter())
 
         def book(calls: Sequence[Call], answers: Iterator[Reply], asked: float) -> Iterator[Reply]:
@@ -288,7 +300,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
         result: dict[str, dict[str, Tallies]] = {"global": {}, "personal": {}, "unseen": {}}
         self.unanswered = {}
-        for call, reply in zip(calls, self.answerer(calls, self.store, round), strict=True):
+        for call, reply in zip(calls, self.executor(calls, self.store, round), strict=True):
             if reply.error is not None:
                 if self.lenient:
                     self.unanswered[call.client.id] = reply.error
@@ -329,7 +341,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             RuntimeError: a job failed.
         """
         calls = [Call(ClientInfo(place, 0), "examine", Message(tensors, how)) for place, tensors, how in jobs]
-        for reply in self.answerer(calls, self.store, round):
+        for reply in self.executor(calls, self.store, round):
             if reply.error is not None:
                 raise RuntimeError(f"evaluation on {reply.client.id!r} failed: {reply.error}")
             yield reply.message
@@ -353,7 +365,7 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         books = _Books()
         # Of a session's many short calls a reader wants to see who waits for whom; the first of them show it.
         timeline = Timeline(SPANS if round == 0 and len(setup.algorithm.phases()) > 1 else 0)
-        simulation.answerer.timeline = timeline
+        simulation.executor.timeline = timeline
         if round < setup.rounds:
             there, cohort = simulation.sample(round)
             known = {"clients": there, "examples": simulation.examples(round), "rounds": setup.rounds}

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from confed.engines.perform import Population, listed
 
-__all__ = ["Presence"]
+__all__ = ["Participation"]
 
 
 @dataclass(frozen=True)
-class Presence:
+class Participation:
     """When clients belong to the federation; whoever is not named always does.
 
     A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from confed.federation.algorithm import Algorithm
-from confed.federation.client import Client, Diary, Signer
+from confed.federation.client import Client, Journal, Signer
 from confed.federation.client_info import ClientInfo
 from confed.federation.local import Local
 from confed.federation.messages import Call, Message, Reply
@@ -165,7 +165,7 @@ class Workspace:
             self._scopes[key] = layout(self.tensors, rules, frozen=frozen)
         return self._scopes[key]
 
-    def turn_to(self, task: Task) -> None:
+    def set_task(self, task: Task) -> None:
         """Tells a model with several heads, or with answers of each client's own, whose task comes next."""
         begin = getattr(self.model, "begin", None)
         if begin is not None:
@@ -189,7 +189,7 @@ class Setup:
         device: where clients compute.
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
-        diary: see :class:`confed.federation.client.Client`.
+        journal: see :class:`confed.federation.client.Client`.
         signer: as well.
     """
 
@@ -205,7 +205,7 @@ class Setup:
     device: str = "cpu"
     tasks: Mapping[str, Task] = field(default_factory=dict[str, Task])
     public: ClientData | None = None
-    diary: Diary | None = None
+    journal: Journal | None = None
     signer: Signer | None = None
 
     def __post_init__(self) -> None:
@@ -258,7 +258,7 @@ def perform(
         workspace, lasting = workspace.session(call.client.id, round), workspace.lasting
         live = workspace.live if lasting else None
     scopes, task = workspace.scopes(setup.algorithm, call.client), setup.task_of(call.client.id)
-    workspace.turn_to(task)
+    workspace.set_task(task)
     client = Client(
         info=call.client,
         data=setup.data(call.client.id),
@@ -276,7 +276,7 @@ def perform(
         session=live,
         initial_private=setup.algorithm.initial_private,
         public=setup.public,
-        diary=setup.diary,
+        journal=setup.journal,
         signer=setup.signer,
     )
     with isolated(derive(setup.seed, round, call.client.id, call.action)):

@@ -37,7 +37,7 @@ def free_cores() -> int:
 
 
 class Workers:
-    """Answers calls in ``count`` processes; see :class:`confed.engines.local.Answerer`.
+    """Answers calls in ``count`` processes; see :class:`confed.engines.local.Executor`.
 
     Args:
         setup: the run.

@@ -15,10 +15,10 @@ from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import generator
 from confed.federation.state import ClientState
 
-__all__ = ["Client", "Diary", "Signer"]
+__all__ = ["Client", "Journal", "Signer"]
 
 
-class Diary(Protocol):
+class Journal(Protocol):
     """What a client remembers for good: unlike its state, no server can have it go back to an earlier page."""
 
     def use(self, secret: bytes, what: bytes = b"") -> None:
@@ -76,7 +76,7 @@ class Client:
             a new process for every call, so that everything must be in ``state``.
         initial_private: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
-        diary: what a site of a federation across machines remembers for good; None in the simulator.
+        journal: what a site of a federation across machines remembers for good; None in the simulator.
         signer: by what a site is known to other sites; None where nobody signs anything.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
@@ -97,7 +97,7 @@ class Client:
     session: dict[str, Any] | None = None
     initial_private: Callable[[Params], Params] = lambda shared: {}
     public: ClientData | None = None
-    diary: Diary | None = None
+    journal: Journal | None = None
     signer: Signer | None = None
     incoming: Params = None  # type: ignore[assignment]
 
@@ -111,7 +111,7 @@ class Client:
         As :meth:`rng` in the simulator, whose runs are repeatable; None, the operating system, at a site of a
         federation across machines: the other parties know the seed.
         """
-        return self.rng(purpose) if self.diary is None else None
+        return self.rng(purpose) if self.journal is None else None
 
     def names(self, *wanted: Scope) -> list[str]:
         """The model's tensor names of the wanted scopes."""

@@ -1,4 +1,4 @@
-"""Options of the secure sum: the server learns the sum of the clients' updates and none of them.
+"""Options of secure aggregation: the server learns the sum of the clients' updates and none of them.
 
 The protocol is in :mod:`confed.privacy.secure_sum`; what it computes is here: with d_k client k's update, w_k its
 weight (an integer), and f bits behind the point,

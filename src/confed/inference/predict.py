@@ -260,7 +260,7 @@ class FinishedRun:
         self._fill(tensors)
         run_data = self._materials
         known = client if client is not None else next(iter(run_data.dataset.clients))
-        self.workspace.turn_to(task := self.task(client))
+        self.workspace.set_task(task := self.task(client))
         return TrainedModel(
             self.network,
             run_data.tokenizer,

@@ -83,7 +83,7 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
 
     Raises:
         ValueError: noise would fall on running statistics of normalisation layers, where a variance could become
-            negative; or a tensor has too few senders for a secure sum.
+            negative; or a tensor has too few senders for secure aggregation.
     """
     clients = Counter(tuple(n for n, scope in scopes.items() if scope is Scope.SHARED) for scopes in layouts)
     senders: Counter[str] = Counter()
@@ -116,9 +116,9 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
 
 
 def actions(algorithm: Algorithm) -> dict[str, Action]:
-    """What a client offers: the method's actions, each as the protections demand, and those of the secure sum.
+    """What a client offers: the method's actions, each as the protections demand, and those of secure aggregation.
 
-    With noise at the client, or with a secure sum, no other action than ``fit`` may send tensors, and none a loss.
+    With noise at the client, or secure aggregation, no other action than ``fit`` may send tensors, and none a loss.
     """
     offered = dict(algorithm.actions())
     privacy = algorithm.update_privacy

@@ -19,7 +19,7 @@ from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
 from confed.data.pooling import pool
 from confed.data.table import Table
-from confed.engines.local import Members, Presence, Setup
+from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -42,7 +42,7 @@ from confed.runs.encode import (
 )
 from confed.runs.ineffective import warn_of_ignored
 
-__all__ = ["check_device", "load_data", "prepare", "presence_of", "tasks_of"]
+__all__ = ["check_device", "load_data", "participation_of", "prepare", "tasks_of"]
 
 EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
@@ -68,10 +68,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
             thing).
     """
     run, run_data = recipe.run, load_data(recipe)
-    Presence(run.joins, run.leaves).check(list(run_data.clients), 0)
+    Participation(run.joins, run.leaves).check(list(run_data.clients), 0)
     run_data = _without(run_data, run.without)
     warn_of_ignored(recipe.sections["data"], run, run_data)
-    presence_of(run, run_data.clients).check(list(run_data.clients), run.rounds)
+    participation_of(run, run_data.clients).check(list(run_data.clients), run.rounds)
     dataset, name = run_data.dataset, recipe.sections["model"]["name"]
     task, tasks = tasks_of(recipe, run_data)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
@@ -328,15 +328,15 @@ def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
     return replace(table, columns=columns, targets=None)
 
 
-def presence_of(run: Run, clients: Collection[str]) -> Presence:
+def participation_of(run: Run, clients: Collection[str]) -> Participation:
     """Who joins late and who leaves, of the clients that there are."""
-    return Presence(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
+    return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
 
 
 def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
     """Raises ValueError where a method cannot work with the section ``[run]``."""
     name = algorithm.title
-    leaves = presence_of(run, clients).leaves
+    leaves = participation_of(run, clients).leaves
     if leaves and not algorithm.traits.clients_may_leave:
         raise ValueError(
             f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "

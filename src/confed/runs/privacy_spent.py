@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confed.engines.local import Presence
+from confed.engines.local import Participation
 from confed.federation.algorithm import Algorithm
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.ledger import PrivacyLedger
@@ -25,7 +25,7 @@ def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[s
     privacy = algorithm.update_privacy
     if privacy is None or not privacy.noise > 0:
         return None
-    ledger = PrivacyLedger(privacy, run.sampling == "uniform", Presence(run.joins, run.leaves).holds)
+    ledger = PrivacyLedger(privacy, run.sampling == "uniform", Participation(run.joins, run.leaves).holds)
     for line in history:
         if FIELD in line:
             ledger.add(line["round"], line[FIELD]["asked"], line[FIELD]["present"])

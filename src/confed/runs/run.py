@@ -22,7 +22,7 @@ from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, Run, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.build import check_device, load_data, prepare, presence_of
+from confed.runs.build import check_device, load_data, participation_of, prepare
 from confed.runs.data_fingerprint import check_same_data, note_data
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
@@ -102,8 +102,9 @@ class Runner:
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.progress = folder, progress
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
-        self.presence = presence_of(self.settings, () if setup.algorithm.traits.centralised else run_data.clients)
-        before = {round - 1 for round in self.presence.joins.values()} - {0}
+        clients = () if setup.algorithm.traits.centralised else run_data.clients
+        self.participation = participation_of(self.settings, clients)
+        before = {round - 1 for round in self.participation.joins.values()} - {0}
         self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
         self.cpu, self.resumed = cpu_seconds(), False
@@ -117,8 +118,8 @@ class Runner:
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
         workspace = Workspace(self.setup.model()) if self.workspace is None else self.workspace
-        with closing(self.answerer(workspace)) as answerer:
-            simulation = self.simulation(store, answerer)
+        with closing(self.executor(workspace)) as executor:
+            simulation = self.simulation(store, executor)
             servers, start = self._start(simulation, workspace)
             self.ledger = ledger_of(self.setup.algorithm, self.settings, read_jsonl(self.folder.metrics))
             whole: Checkpoint | None = None
@@ -137,19 +138,19 @@ class Runner:
             examined = self.examine(simulation, servers)
             examined.notes.extend(self.notes)
             self._write_models(servers, examined.personal)
-            peak = peak_memory(answerer.processes() if isinstance(answerer, Workers) else ())
+            peak = peak_memory(executor.processes() if isinstance(executor, Workers) else ())
         return self._finish(examined, workspace, peak)
 
     # What is different where clients are on other machines ------------------------------------------------------
 
-    def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
+    def executor(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """Who computes replies."""
         return _answerer(self.setup, self.settings, workspace)
 
-    def simulation(self, store: Store, answerer: InProcess | Workers | Remote) -> Simulation:
+    def simulation(self, store: Store, executor: InProcess | Workers | Remote) -> Simulation:
         """The federation's rounds."""
         by_size = self.settings.sampling == "size"
-        return Simulation(self.setup, store, answerer, self.settings.cohort_size, self.presence, by_size=by_size)
+        return Simulation(self.setup, store, executor, self.settings.cohort_size, self.participation, by_size=by_size)
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
@@ -273,7 +274,7 @@ class Runner:
         tried = examples_tried(self.run_data, examined)
         self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
         if self.settings.gallery and isinstance(self.run_data.dataset, FederatedDataset):
-            workspace.turn_to(self.setup.task)
+            workspace.set_task(self.setup.task)
             samples = gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
                 network=self.setup.algorithm.deployed_model(workspace.model),

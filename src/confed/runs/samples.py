@@ -138,7 +138,7 @@ def gallery(
         answers = run_data.dataset.answers
         if task is not None:
             answers = run_data.dataset.pool(name)
-            workspace.turn_to(task)
+            workspace.set_task(task)
         personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
         if own_heads and not seen:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from confed.data.examples import FederatedDataset
-from confed.engines.local import Presence
+from confed.engines.local import Participation
 from confed.engines.perform import Setup, Workspace, count_parameters
 from confed.federation.families.public_data import UsesPublicData
 from confed.recipes.recipe import Recipe
@@ -232,7 +232,7 @@ def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _left(recipe: Recipe, run_data: RunData) -> list[str]:
     """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
-    presence = Presence(recipe.run.joins, recipe.run.leaves)
+    presence = Participation(recipe.run.joins, recipe.run.leaves)
     return [name for name in run_data.clients if not presence.holds(name, recipe.run.rounds)]
 
 

@@ -37,7 +37,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     import torch
 
     from confed.data.label_tables import Both, LazyTables
-    from confed.engines.local import Presence, Simulation, Workspace, simulate
+    from confed.engines.local import Participation, Simulation, Workspace, simulate
     from confed.federation.protocols import Counting
     from confed.federation.state import MemoryStore
     from confed.results.headline import VALIDATION
@@ -67,10 +67,11 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         observers = clients if pooled else {}
     setup = replace(setup, population=population, observers=observers)
     there = {} if pooled else clients
-    presence = Presence(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
+    participation = Participation(*({n: r for n, r in who.items() if n in there} for who in (run.joins, run.leaves)))
     workspace = Workspace(setup.model(), setup.device)
     by_size = run.sampling == "size"
-    with Simulation(setup, MemoryStore(), cohort=run.cohort_size, presence=presence, by_size=by_size) as simulation:
+    store, cohort = MemoryStore(), run.cohort_size
+    with Simulation(setup, store, cohort=cohort, participation=participation, by_size=by_size) as simulation:
         for record in simulate(simulation, simulation.start(workspace)):
             for client, error in record.errors.items():
                 raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")

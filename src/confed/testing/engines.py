@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from confed.engines.perform import Setup
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience, Post
+from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.messages import Call, Reply
@@ -22,31 +22,31 @@ def survives_the_wire(algorithm: Algorithm) -> None:
 def simulator_equals_flower(algorithm: Algorithm) -> None:
     """Through Flower's own application objects and messages, with states in the sites' folders: the same bits."""
 
-    def post(setup: Setup, folder: Path) -> Post:
+    def transport(setup: Setup, folder: Path) -> Transport:
         from confed.engines.flower.loopback import sites_in
-        from confed.engines.flower.transport import GridPost
+        from confed.engines.flower.transport import FlowerTransport
 
-        return GridPost(sites_in(setup, folder))
+        return FlowerTransport(sites_in(setup, folder))
 
-    _same_through("simulator equals Flower", algorithm, post)
+    _same_through("simulator equals Flower", algorithm, transport)
 
 
 def simulator_equals_flare(algorithm: Algorithm) -> None:
     """Through FLARE's own Collab objects and serialiser, with states in the sites' folders: the same bits."""
 
-    def post(setup: Setup, folder: Path) -> Post:
-        from confed.engines.flare.loopback import post_in
+    def transport(setup: Setup, folder: Path) -> Transport:
+        from confed.engines.flare.loopback import transport_in
 
-        return post_in(setup, folder)
+        return transport_in(setup, folder)
 
-    _same_through("simulator equals FLARE", algorithm, post)
+    _same_through("simulator equals FLARE", algorithm, transport)
 
 
-def _same_through(check: str, algorithm: Algorithm, post: Callable[[Setup, Path], Post]) -> None:
+def _same_through(check: str, algorithm: Algorithm, transport: Callable[[Setup, Path], Transport]) -> None:
     setup = toy(algorithm)
     with TemporaryDirectory() as folder:
         sites = Path(folder)
-        through = run(setup, lambda s: _ThroughSites(s, post(s, sites)), store=_SitesStore(sites))
+        through = run(setup, lambda s: _ThroughSites(s, transport(s, sites)), store=_SitesStore(sites))
     here = undisturbed(algorithm)
     same(check, here, through)
     if here.losses != through.losses or here.errors != through.errors:
@@ -56,11 +56,11 @@ def _same_through(check: str, algorithm: Algorithm, post: Callable[[Setup, Path]
 class _ThroughSites(Recording):
     """Asks sites in this process, as if they were on other machines."""
 
-    def __init__(self, setup: Setup, post: Post) -> None:
+    def __init__(self, setup: Setup, transport: Transport) -> None:
         super().__init__(setup)
         names = [setup.population.info(number).id for number in range(len(setup.population))]
-        self.remote = Remote(setup, post, patience=Patience(interval=1e-4))
-        self.remote.roll.gather(names, wait=60)
+        self.remote = Remote(setup, transport, timeouts=Timeouts(interval=1e-4))
+        self.remote.sites.gather(names, wait=60)
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         for call, reply in zip(calls, self.remote(calls, store, round), strict=True):

@@ -53,9 +53,9 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
     """
     check = "servers see their own part only"
     setup = toy(algorithm)
-    answerer = Recording(setup)
-    simulation = Simulation(setup, MemoryStore(), answerer)
-    servers = simulation.start(answerer.workspace)
+    executor = Recording(setup)
+    simulation = Simulation(setup, MemoryStore(), executor)
+    servers = simulation.start(executor.workspace)
     if len(servers) == 1:
         return
     cohort = simulation.clients()
@@ -64,12 +64,12 @@ def servers_see_their_own_part(algorithm: Algorithm) -> None:
         raise ContractViolation(f"{check}: two servers hold the same tensor")
     seen: list[tuple[str, str, Tensor]] = []
     for name, flow in setup.algorithm.phases():
-        answerer.replies.clear()
+        executor.replies.clear()
         given = replace(servers[name], clients=len(cohort), rounds=ROUNDS, local=setup.local)
-        servers[name] = drive(flow(given, cohort), lambda calls: answerer(calls, simulation.store, 0))
+        servers[name] = drive(flow(given, cohort), lambda calls: executor(calls, simulation.store, 0))
         others = set.union(*(part for other, part in parts.items() if other != name))
         values = [t for other, s in servers.items() if other != name for t in s.params.values()]
-        for client, call, reply in answerer.replies:
+        for client, call, reply in executor.replies:
             for tensor_name, tensor in (*call.message.tensors.items(), *reply.message.tensors.items()):
                 where = f"{tensor_name} in {call.action} of {client}"
                 seen.append((name, where, tensor))

@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Recording:
-    """An answerer that remembers what was said, and may disturb the workspace first."""
+    """An executor that remembers what was said, and may disturb the workspace first."""
 
     def __init__(self, setup: Setup, before: Callable[[Workspace], None] | None = None) -> None:
         self.inner, self.before = InProcess(setup), before
@@ -108,9 +108,9 @@ def run(
         stop: the round to stop after; the last one if None.
     """
     store = MemoryStore() if store is None else store
-    answerer = recording(setup)
-    simulation = Simulation(setup, store, answerer)
-    servers, begin = start or (simulation.start(answerer.workspace), 0)
+    executor = recording(setup)
+    simulation = Simulation(setup, store, executor)
+    servers, begin = start or (simulation.start(executor.workspace), 0)
     records: list[RoundRecord] = []
     for record in simulate(simulation, servers, begin):
         records.append(record)
@@ -123,8 +123,8 @@ def run(
         {name: store.load(name) for name in names},
         [record.losses for record in records],
         [record.errors for record in records],
-        answerer.replies,
-        {n: t for n, t in answerer.workspace.tensors.items() if n not in answerer.workspace.initial},
+        executor.replies,
+        {n: t for n, t in executor.workspace.tensors.items() if n not in executor.workspace.initial},
     )
 
 

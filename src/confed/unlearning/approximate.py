@@ -145,7 +145,7 @@ def _unlearn(
     }
     state = ClientState({"private": {n: t for n, t in own.items() if scopes.get(n) is Scope.PRIVATE}})
     task = setup.task_of(client)
-    workspace.turn_to(task)
+    workspace.set_task(task)
     person = Client(
         info, setup.data(client), workspace.model, workspace.tensors, task, setup.local, state, scopes,
         workspace.initial, setup.rounds, setup.rounds, setup.seed,

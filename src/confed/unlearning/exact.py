@@ -214,7 +214,7 @@ def _figures(
         return found
     params = {name: t for name, t in load_file(path).items() if name in workspace.tensors}
     task = setup.task_of(client)
-    workspace.turn_to(task)
+    workspace.set_task(task)
     predict = teacher(workspace.model, params)
     members = example_losses(predict, task, data.train(size, generator(setup.seed, 0, client, "attack")))
     others = example_losses(predict, task, data.test(size))

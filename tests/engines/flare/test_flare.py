@@ -1,5 +1,6 @@
 """FLARE as the transport: the post, a site's end, what a job says, kits that are closed, and jobs handed in again."""
 
+import importlib
 import json
 import stat
 import sys
@@ -33,19 +34,28 @@ from confed.algorithms.fedavg import FedAvg
 from confed.cli import main
 from confed.deployment.flare import processes as flare_processes
 from confed.deployment.flare import server as flare_serving
-from confed.deployment.flare.job import LeaderSettings, MemberSettings, read_settings, write_settings
-from confed.deployment.flare.processes import Kept, kept
-from confed.deployment.flare.provision import close_kit, found_flare
-from confed.deployment.flare.server import Serving
-from confed.deployment.flare.status import Bulletin, BulletinReader
+from confed.deployment.flare.job import FlareSite, ServerSettings, SiteSettings, read_settings, write_settings
+from confed.deployment.flare.processes import SupervisedProcess, supervised
+from confed.deployment.flare.provision import close_kit, provision_flare
+from confed.deployment.flare.server import JobSupervisor
+from confed.deployment.flare.site import missing_class
+from confed.deployment.flare.status import StatusFile, StatusReader
 from confed.deployment.provision import Federation, read_sites
 from confed.engines.flare import transport as flare
-from confed.engines.flare.loopback import callees_in, post_in
-from confed.engines.flare.transport import SITE_CLASSES, Answering, CollabPost, write_job
+from confed.engines.flare.loopback import callees_in, transport_in
+from confed.engines.flare.transport import (
+    EXECUTOR,
+    MEMBER,
+    MEMBER_OF_0_1,
+    SITE_CLASSES,
+    FlareTransport,
+    SiteEndpoint,
+    write_job,
+)
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.recipes.recipe import load_recipe
 from confed.system.events import Event, Note, RunProgress, SiteStates, SiteStatus
 from confed.testing.toy import toy_setup
@@ -79,7 +89,7 @@ def echo(head: bytes, body: bytes) -> list[bytes]:
     return [head, body]
 
 
-def received(post: CollabPost, sent: str | None) -> tuple[bytes, bytes] | str:
+def received(post: FlareTransport, sent: str | None) -> tuple[bytes, bytes] | str:
     assert sent is not None
     replies: list[Any] = []
     soon(lambda: replies.append(post.receive(sent)) or replies[-1] is not None)
@@ -88,7 +98,7 @@ def received(post: CollabPost, sent: str | None) -> tuple[bytes, bytes] | str:
 
 def test_replies_come_back_as_they_were_sent_from_sites_that_may_take_part() -> None:
     here, stranger = Fake("site-b", echo), Fake("site-a", echo)
-    post = CollabPost([here, stranger], {"site-b": "cold"})
+    post = FlareTransport([here, stranger], {"site-b": "cold"})
     assert {n: c.name for n, c in post.connections().items()} == {0: "cold"}
     assert received(post, post.send(0, "fit", b"head", b"\x00body", 5.0)) == (b"head", b"\x00body")
     # FLARE gives up after the server, which knows better what that means.
@@ -97,7 +107,7 @@ def test_replies_come_back_as_they_were_sent_from_sites_that_may_take_part() -> 
 
 @pytest.mark.parametrize("reply", [None, "head", [b"x"], [b"x", "y"], [b"x", b"y", b"z"], {"head": b"x"}])
 def test_what_is_no_reply_is_refused_where_heads_are_read(reply: object) -> None:
-    post = CollabPost([Fake("a", lambda head, body: reply)], {"a": "a"})
+    post = FlareTransport([Fake("a", lambda head, body: reply)], {"a": "a"})
     assert received(post, post.send(0, "fit", b"", b"", 5.0)) == (b"", b"")
 
 
@@ -105,7 +115,7 @@ def test_a_site_whose_call_failed_is_away_and_then_there_anew(monkeypatch: pytes
     def fail(head: bytes, body: bytes) -> list[bytes]:
         raise CollabCallError("a", "answer", "gone")
 
-    post = CollabPost([Fake("a", fail)], {"a": "a"})
+    post = FlareTransport([Fake("a", fail)], {"a": "a"})
     before = post.connections()[0]
     assert "gone" in received(post, post.send(0, "fit", b"", b"", 5.0))
     assert post.connections() == {}
@@ -121,7 +131,7 @@ def test_nobody_hears_of_a_reply_that_was_forgotten() -> None:
         answered.set()
         return [head, body]
 
-    post = CollabPost([Fake("a", late)], {"a": "a"})
+    post = FlareTransport([Fake("a", late)], {"a": "a"})
     sent = post.send(0, "fit", b"", b"", 5.0)
     assert sent is not None
     assert post.receive(sent) is None
@@ -136,7 +146,7 @@ def test_when_flare_ends_the_job_everything_says_so() -> None:
     def aborted(head: bytes, body: bytes) -> list[bytes]:
         raise RunAborted("ended")
 
-    post = CollabPost([Fake("a", aborted)], {"a": "a"})
+    post = FlareTransport([Fake("a", aborted)], {"a": "a"})
     post.send(0, "fit", b"", b"", 5.0)
 
     def says() -> bool:
@@ -148,7 +158,7 @@ def test_when_flare_ends_the_job_everything_says_so() -> None:
     soon(says)
     with pytest.raises(RunAborted):
         post.send(0, "fit", b"", b"", 5.0)
-    ended = CollabPost([Fake("a", echo)], {"a": "a"}, lambda: True)
+    ended = FlareTransport([Fake("a", echo)], {"a": "a"}, lambda: True)
     for question in (ended.connections, lambda: ended.receive("0")):
         with pytest.raises(RunAborted):
             question()
@@ -163,7 +173,7 @@ def test_a_site_that_cannot_open_its_data_says_so_without_details() -> None:
     def opened() -> Site:
         raise ValueError("no pictures in /home/somebody/pictures")
 
-    [callee] = callees_in({"a": Answering(opened, lambda event: said.append(event.text))})
+    [callee] = callees_in({"a": SiteEndpoint(opened, lambda event: said.append(event.text))})
     head, _ = callee(timeout=9.0).answer(b"", b"")
     answer = Answer.from_bytes(head, Limits())
     assert answer.error is not None
@@ -174,10 +184,10 @@ def test_a_site_that_cannot_open_its_data_says_so_without_details() -> None:
 
 def test_a_site_answers_nobody_but_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = toy_setup(FedAvg(), rounds=1)
-    remote = Remote(setup, post_in(setup, tmp_path), patience=Patience(interval=1e-3))
-    assert len(remote.roll.gather([f"client-{n}" for n in range(3)], wait=20)) == 3
+    remote = Remote(setup, transport_in(setup, tmp_path), timeouts=Timeouts(interval=1e-3))
+    assert len(remote.sites.gather([f"client-{n}" for n in range(3)], wait=20)) == 3
     opened: list[str] = []
-    [callee] = callees_in({"a": Answering(lambda: opened.append("opened") or cast(Site, None))})
+    [callee] = callees_in({"a": SiteEndpoint(lambda: opened.append("opened") or cast(Site, None))})
     monkeypatch.setattr(flare, "SERVER", "another")  # the caller of the loopback is called "server"
     head, _ = callee(timeout=9.0).answer(b"", b"")
     assert "its server and nobody else" in str(Answer.from_bytes(head, Limits()).error)
@@ -198,7 +208,7 @@ def test_calls_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
             return head, body
 
     site = Slow(setup, client_named(setup, "client-0"), tmp_path)
-    end = Answering(lambda: site)
+    end = SiteEndpoint(lambda: site)
     from nvflare.collab.api.app import ClientApp
     from nvflare.collab.api.context import Context, set_call_context
 
@@ -222,7 +232,7 @@ def test_calls_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("flare") / "made"
-    found_flare(root, Federation(SITES, "localhost", 8443, "name = 'toy'\n"))
+    provision_flare(root, Federation(SITES, "localhost", 8443, "name = 'toy'\n"))
     return root
 
 
@@ -244,11 +254,30 @@ def classes_in(config: Any) -> set[str]:
     return set[str]().union(*map(classes_in, cast(list[Any], config))) if isinstance(config, list) else set()
 
 
+def test_job_names_classes_that_a_kit_of_0_1_allows(tmp_path: Path) -> None:
+    config = json.loads((write_job(tmp_path / "confed", SITES, 2) / "member/config/config_fed_client.json").read_text())
+    assert classes_in(config) == {"nvflare.collab.runtime.executor.CollabExecutor", "confed.flare_apps.Member"}
+    assert importlib.import_module("confed.flare_apps").Member is FlareSite
+    (tmp_path / "local").mkdir()
+    resources = tmp_path / "local" / "resources.json"
+    resources.write_text(json.dumps({"class_allow_list": [EXECUTOR, MEMBER_OF_0_1]}))
+    assert f"add {MEMBER!r}" in (missing_class(tmp_path) or "")
+    resources.write_text(json.dumps({"class_allow_list": list(SITE_CLASSES)}))
+    assert missing_class(tmp_path) is None
+
+
+def test_flower_app_of_0_1_still_imports() -> None:
+    sys.modules.pop("confed.flower_apps", None)
+    with pytest.warns(FutureWarning, match=r"confed\.deployment\.flower_app"):
+        shim = importlib.import_module("confed.flower_apps")
+    assert shim.apps is importlib.import_module("confed.deployment.flower_app").apps
+
+
 def test_a_sites_kit_lets_a_job_name_our_classes_and_no_others(made: Path, tmp_path: Path) -> None:
     kit = Workspace(str(made / "sites" / "cold"), "cold")
     config = json.loads((write_job(tmp_path / "confed", SITES, 2) / "member/config/config_fed_client.json").read_text())
     named = classes_in(config)
-    assert named == set(SITE_CLASSES)
+    assert named == {EXECUTOR, MEMBER_OF_0_1} < set(SITE_CLASSES)
     context, authorizer = FLContext(), ComponentPathAuthorizer()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit, private=True, sticky=False)
 
@@ -261,7 +290,7 @@ def test_a_sites_kit_lets_a_job_name_our_classes_and_no_others(made: Path, tmp_p
     for path in (
         "os.system",
         "nvflare.app_common.np.np_trainer.NPTrainer",
-        "confed.deployment.flare.job.Leader",
+        "confed.deployment.flare.job.FlareServer",
         "confed.cli.main",
     ):
         with pytest.raises(UnsafeComponentError, match="not in allow_list"):
@@ -284,7 +313,7 @@ def test_every_party_gets_its_folder_and_its_secrets_only(made: Path) -> None:
     for name in SITES:
         folder = made / "sites" / name
         assert stat.S_IMODE((folder / "startup" / "client.key").stat().st_mode) == 0o600
-        assert read_settings(MemberSettings, folder).site == name
+        assert read_settings(SiteSettings, folder).site == name
         assert "localhost:8443" in (folder / "README.md").read_text()
         resources = json.loads((folder / "local" / "resources.json").read_text())
         assert resources["allow_log_streaming"] is False
@@ -294,13 +323,13 @@ def test_every_party_gets_its_folder_and_its_secrets_only(made: Path) -> None:
     assert read_sites(made / "server" / "sites.json") == {name: name for name in SITES}
     assert not list((made / "sites").rglob("server.key"))
     with pytest.raises(ValueError, match="is not empty"):
-        found_flare(made, Federation(SITES, "localhost", 8443, ""))
+        provision_flare(made, Federation(SITES, "localhost", 8443, ""))
 
 
 @pytest.mark.parametrize(("name", "says"), [("a.b", "letters, digits, - and _"), ("localhost", "is the server's name")])
 def test_names_that_flare_cannot_have_are_refused(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        found_flare(tmp_path / "new", Federation((name,), "localhost", 8443, ""))
+        provision_flare(tmp_path / "new", Federation((name,), "localhost", 8443, ""))
 
 
 def test_what_is_no_kit_is_not_closed(tmp_path: Path) -> None:
@@ -314,23 +343,23 @@ def test_what_is_no_kit_is_not_closed(tmp_path: Path) -> None:
 def test_settings_come_back_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     for settings in (
-        MemberSettings("r.toml", "/p", None, ("root=/x", "train=8"), "cpu"),
-        LeaderSettings("r", "s", "b", {"warm": "site-1"}, minimum=2, deadline=1.5, whole=True),
+        SiteSettings("r.toml", "/p", None, ("root=/x", "train=8"), "cpu"),
+        ServerSettings("r", "s", "b", {"warm": "site-1"}, minimum=2, deadline=1.5, whole=True),
     ):
         write_settings(settings, tmp_path)
         assert read_settings(type(settings), tmp_path) == settings
     (tmp_path / "local" / "confed_site.toml").write_text("priavte = 'x'\n")
     with pytest.raises(ValueError, match=r"confed_site.priavte.*did you mean 'private'"):
-        read_settings(MemberSettings, tmp_path)
+        read_settings(SiteSettings, tmp_path)
     (tmp_path / "local" / "confed_site.toml").unlink()
     with pytest.raises(ValueError, match="settings as TOML"):
-        read_settings(MemberSettings, tmp_path)
+        read_settings(SiteSettings, tmp_path)
 
 
 def test_a_bulletin_tells_another_process_what_is_new(tmp_path: Path) -> None:
-    bulletin = Bulletin(tmp_path)
+    bulletin = StatusFile(tmp_path)
     bulletin(Note("old"))
-    reader = BulletinReader(tmp_path)
+    reader = StatusReader(tmp_path)
     bulletin(RunProgress(1, 3, "training", "loss 1"))
     bulletin(Note("two\nlines"))
     bulletin(SiteStates({"cold": SiteStatus("idle", "late", 3, 4)}))
@@ -353,7 +382,7 @@ def test_a_process_that_dies_is_started_again_and_ended_with_its_children(tmp_pa
     import psutil
 
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    with kept([sys.executable, "-c", code + "time.sleep(60)"], tmp_path / "log", pause=0.01) as process:
+    with supervised([sys.executable, "-c", code + "time.sleep(60)"], tmp_path / "log", pause=0.01) as process:
         first = psutil.Process(int((tmp_path / "log.pid").read_text()))
         soon(lambda: len(first.children()) == 1)
         orphan = first.children()[0]
@@ -370,15 +399,15 @@ def test_a_process_that_dies_is_started_again_and_ended_with_its_children(tmp_pa
 
 def test_what_a_killed_predecessor_left_is_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    left = Kept(command, tmp_path / "log", 0.01)
+    left = SupervisedProcess(command, tmp_path / "log", 0.01)
     left._stop.set()  # its owner was killed and looks after it no more
-    with kept(command, tmp_path / "log", pause=0.01):
+    with supervised(command, tmp_path / "log", pause=0.01):
         soon(lambda: left._process.poll() is not None)
 
 
 def test_a_process_that_never_lives_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flare_processes, "HARDLY", 2)
-    with kept([sys.executable, "-c", "print('no such port')"], tmp_path / "log", pause=0.01) as process:
+    with supervised([sys.executable, "-c", "print('no such port')"], tmp_path / "log", pause=0.01) as process:
         soon(lambda: process._failed)
         with pytest.raises(RuntimeError, match="no such port"):
             process.check()
@@ -387,7 +416,7 @@ def test_a_process_that_never_lives_is_given_up(tmp_path: Path, monkeypatch: pyt
 class Admin:
     """FLARE's administrator, with a script: what becomes of each job that is handed in."""
 
-    def __init__(self, bulletin: Bulletin, *script: str) -> None:
+    def __init__(self, bulletin: StatusFile, *script: str) -> None:
         self.bulletin, self.script = bulletin, script
         self.jobs: list[str] = []
         self.aborted: list[str] = []
@@ -421,7 +450,7 @@ class Admin:
     def close(self) -> None: ...
 
 
-Scripted = Callable[..., tuple[Admin, Serving, list[str]]]
+Scripted = Callable[..., tuple[Admin, JobSupervisor, list[str]]]
 
 
 @pytest.fixture
@@ -429,17 +458,17 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     monkeypatch.setattr(flare_serving, "LOOK", 0.0)
     monkeypatch.setattr(flare_serving, "STRAY", 0.0)
 
-    def with_script(*script: str) -> tuple[Admin, Serving, list[str]]:
-        admin, said = Admin(Bulletin(tmp_path / "run"), *script), list[str]()
+    def with_script(*script: str) -> tuple[Admin, JobSupervisor, list[str]]:
+        admin, said = Admin(StatusFile(tmp_path / "run"), *script), list[str]()
         monkeypatch.setattr(flare_serving, "new_secure_session", lambda *args, **kwargs: admin)
 
         def keep(event: Event) -> None:
             if isinstance(event, Note):
                 said.append(event.text)
 
-        server = cast(Kept, SimpleNamespace(starts=1, check=lambda: None))
-        settings = LeaderSettings("run/recipe.toml", "state", "run", {name: name for name in SITES}, minimum=2)
-        return admin, Serving(tmp_path, settings, server, keep), said
+        server = cast(SupervisedProcess, SimpleNamespace(starts=1, check=lambda: None))
+        settings = ServerSettings("run/recipe.toml", "state", "run", {name: name for name in SITES}, minimum=2)
+        return admin, JobSupervisor(tmp_path, settings, server, keep), said
 
     return with_script
 
@@ -471,16 +500,16 @@ def test_a_run_that_ended_while_nobody_watched_is_not_led_again(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe("fedvqa_scenes").method("fedavg")
-    settings = LeaderSettings("run/recipe.toml", str(tmp_path), "run", {name: name for name in SITES})
+    settings = ServerSettings("run/recipe.toml", str(tmp_path), "run", {name: name for name in SITES})
     led: list[str] = []
     monkeypatch.setattr(
         flare_serving, "server_command", lambda kit: [sys.executable, "-c", "import time; time.sleep(9)"]
     )
-    monkeypatch.setattr(Serving, "until_done", lambda self: led.append("led"))
+    monkeypatch.setattr(JobSupervisor, "until_done", lambda self: led.append("led"))
     (tmp_path / "summary.json").write_text('{"rounds": 3}')
     kit = made / "server"
     assert flare_serving.serve(recipe, kit, settings) == {"rounds": 3}
-    Bulletin(kit / "run").ended()
+    StatusFile(kit / "run").ended()
     assert flare_serving.serve(recipe, kit, settings) == {"rounds": 3}
     assert led == ["led"]
     flare_serving.serve(load_recipe("fedvqa_scenes").method("fedprox"), kit, settings)

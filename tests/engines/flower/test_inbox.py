@@ -26,10 +26,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confed.engines.flower.inbox import Inbox, Notices, TurnedAway
+from confed.engines.flower.inbox import Inbox, RejectionLog, RequestRejected
 from confed.engines.flower.objects import DEPTH, PieceStore, pieces_of
-from confed.engines.flower.superlink import LinkGrid, _state
-from confed.engines.flower.transport import GridPost
+from confed.engines.flower.superlink import SuperLinkGrid, _state
+from confed.engines.flower.transport import FlowerTransport
 
 LIMIT = 2**20
 KEYS = (b"one", b"two")
@@ -46,9 +46,9 @@ class Door:
     def __init__(self, root: Path | None = None, largest: int = LIMIT) -> None:
         self.root, self.store = root, PieceStore(root)
         self.state = _state(KEYS, self.store).state()
-        self.grid = LinkGrid(self.state, self.store, largest)
+        self.grid = SuperLinkGrid(self.state, self.store, largest)
         self.inbox: Inbox = self.grid.inbox
-        self.post = GridPost(self.grid)
+        self.post = FlowerTransport(self.grid)
         self.nodes = [self.state.get_node_id_by_public_key(key) or 0 for key in KEYS]
         for node in self.nodes:
             self.state.activate_node(node, 1e6)
@@ -128,7 +128,7 @@ def test_a_tree_whose_paths_multiply_is_turned_away(door: Door) -> None:
     request, _ = door.reply(asked)
     request.message_object_trees[0].CopyFrom(levels(20))
     request.messages_list[0].metadata.message_id = number("root")
-    with pytest.raises(TurnedAway, match="the same parts wherever"):
+    with pytest.raises(RequestRejected, match="the same parts wherever"):
         door.inbox.announce(request, "one")
     began = time.perf_counter()
     assert door.post.receive(sent) is None
@@ -211,7 +211,7 @@ def test_what_is_no_reply_is_turned_away_and_the_reply_still_comes(door: Door, c
     faulty = PushMessagesRequest()
     faulty.CopyFrom(honest)
     change(faulty)
-    with pytest.raises(TurnedAway) as turned:
+    with pytest.raises(RequestRejected) as turned:
         door.inbox.announce(faulty, "one")
     assert turned.value.status_code == status
     out = door.inbox.announce(honest, "one")
@@ -234,19 +234,19 @@ def test_one_site_cannot_fill_the_disk(door: Door) -> None:
         node=request.node, messages_list=request.messages_list, message_object_trees=[other]
     )  # fmt: skip
     for repeated in (again, request):
-        with pytest.raises(TurnedAway, match="one reply"):
+        with pytest.raises(RequestRejected, match="one reply"):
             door.inbox.announce(repeated, "one")
     kept = door.bytes()
     second, asked = door.ask()
     request, parts = door.reply(asked, bytes([1]) * (LIMIT // 2))
     out = door.inbox.announce(request, "one")
-    with pytest.raises(TurnedAway, match="more bytes"):
+    with pytest.raises(RequestRejected, match="more bytes"):
         [door.send(out, name, content) for name, content in parts.items()]
     assert door.bytes() < LIMIT
     assert door.bytes() >= kept
-    with pytest.raises(TurnedAway, match="not announced"):
+    with pytest.raises(RequestRejected, match="not announced"):
         door.send(out, number("more"), b"x")
-    with pytest.raises(TurnedAway, match="not what it says"):
+    with pytest.raises(RequestRejected, match="not what it says"):
         door.send(out, next(reversed(parts)), b"x")
     for one in (sent, second):
         door.post.forget(one)
@@ -310,12 +310,12 @@ def test_a_site_answers_and_deletes_for_itself_only(door: Door) -> None:
     sent, asked = door.ask(1)
     request, parts = door.reply(asked)
     request.node.node_id = request.messages_list[0].metadata.src_node_id = door.nodes[0]
-    with pytest.raises(TurnedAway, match="by whom it was for"):
+    with pytest.raises(RequestRejected, match="by whom it was for"):
         door.inbox.announce(request, "one")
     request, parts = door.reply(asked)
     out = door.inbox.announce(request, "two")
     name, content = next(iter(parts.items()))
-    with pytest.raises(TurnedAway, match="by whom the reply is from"):
+    with pytest.raises(RequestRejected, match="by whom the reply is from"):
         door.send(out, name, content, node=0)
     for one in (sent, request.messages_list[0].metadata.message_id):
         door.inbox.confirm(ConfirmMessageReceivedRequest(node=Node(node_id=door.nodes[0]), message_object_id=one))
@@ -327,7 +327,7 @@ def test_a_site_answers_and_deletes_for_itself_only(door: Door) -> None:
 
 
 def test_notices_are_few(caplog: pytest.LogCaptureFixture) -> None:
-    notices = Notices(logging.getLogger("door"))
+    notices = RejectionLog(logging.getLogger("door"))
     for _ in range(1000):
         notices.add("a", "too much")
     notices.add("b", "too much")

@@ -19,14 +19,14 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from confed.algorithms.fedper import FedPer
-from confed.deployment.provision import SITES, Federation, found, make_key, read_sites
+from confed.deployment.provision import SITES, Federation, make_key, provision, read_sites
 from confed.engines.flower.objects import PieceStore, check_expansion
-from confed.engines.flower.superlink import PIECE, link
-from confed.engines.flower.supernode import Line, read_key, read_public
-from confed.engines.flower.transport import GridPost
+from confed.engines.flower.superlink import PIECE, open_superlink
+from confed.engines.flower.supernode import SuperNode, read_key, read_public
+from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.testing.toy import toy_setup
 from flower_sites import CLIENTS, keys_of, on_line, rounds
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("federation") / "made"
-    found(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
+    provision(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
     return root
 
 
@@ -46,14 +46,17 @@ def test_a_federation_over_tls_gives_the_simulators_bits(folder: Path, tmp_path:
     keys = keys_of(folder)
     server = folder / "server"
     with (
-        link(keys, certificate=server / "server.crt", key=server / "server.key", waiting=tmp_path / "post") as (
+        open_superlink(
+            keys, certificate=server / "server.crt", key=server / "server.key", waiting=tmp_path / "post"
+        ) as (
             grid,
             port,
         ),
         on_line(folder, setup, port, tmp_path, said),
     ):
-        remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.02), audit=tmp_path / "audit.jsonl")
-        infos = remote.roll.gather(CLIENTS, wait=120)
+        transport, audit = FlowerTransport(grid, keys), tmp_path / "audit.jsonl"
+        remote = Remote(setup, transport, timeouts=Timeouts(interval=0.02), audit=audit)
+        infos = remote.sites.gather(CLIENTS, wait=120)
         assert [info.num_examples for info in infos] == [12, 20, 16]
         through = rounds(setup, remote)
     here = rounds(setup, InProcess(setup))
@@ -72,10 +75,10 @@ def test_the_door_lets_in_supernodes_on_the_list_and_nothing_else(folder: Path, 
     keys = {key: name for key, name in keys_of(folder).items() if name != "client-1"}
     trusted = ssl.create_default_context(cafile=str(server / "ca.crt"))
     setup = toy_setup(FedPer(), rounds=1)
-    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port):
+    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port):
         with on_line(folder, setup, port, tmp_path, said):
-            remote = Remote(setup, GridPost(grid, keys), patience=Patience(interval=0.02, minimum=2))
-            assert [info.id for info in remote.roll.gather(CLIENTS, wait=3)] == ["client-0", "client-2"]
+            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=Timeouts(interval=0.02, minimum=2))
+            assert [info.id for info in remote.sites.gather(CLIENTS, wait=3)] == ["client-0", "client-2"]
         assert any("not on the server's list" in text for text in said)
         base = f"https://localhost:{port}"
         with httpx.Client(verify=trusted, base_url=base) as client:
@@ -106,7 +109,7 @@ def test_certificates_are_for_the_host_and_keys_are_their_owners(folder: Path, t
     with pytest.raises(ValueError, match="never overwritten"):
         make_key(folder / "sites" / "client-0" / "key")
     with pytest.raises(ValueError, match="is not empty"):
-        found(folder, Federation(CLIENTS, "localhost", 1, ""))
+        provision(folder, Federation(CLIENTS, "localhost", 1, ""))
 
 
 def read_public_of(key: object) -> bytes:
@@ -140,12 +143,16 @@ def test_faulty_keys_and_certificates_are_named(folder: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match="sites' names and public keys"):
         read_sites(tmp_path / "sites.json")
     server = folder / "server"
-    with pytest.raises(ValueError, match="belong together"), link([], certificate=server / "server.crt"):
+    with pytest.raises(ValueError, match="belong together"), open_superlink([], certificate=server / "server.crt"):
         pass
-    pair = link([], certificate=server / "server.crt", key=server / "ca.key")
+    pair = open_superlink([], certificate=server / "server.crt", key=server / "ca.key")
     with pytest.raises(ValueError, match="no certificate and its key"), pair:
         pass
-    with link([]) as (_, port), pytest.raises(RuntimeError, match="cannot listen"), link([], port=port):
+    with (
+        open_superlink([]) as (_, port),
+        pytest.raises(RuntimeError, match="cannot listen"),
+        open_superlink([], port=port),
+    ):
         pass
 
 
@@ -166,9 +173,9 @@ def test_pieces_that_would_become_more_than_was_sent_are_refused() -> None:
 def test_a_door_is_as_wide_as_the_runs_replies_are_large(folder: Path, tmp_path: Path) -> None:
     keys, setup = keys_of(folder), toy_setup(FedPer(), rounds=1)
     server = folder / "server"
-    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, _):
+    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, _):
         before = grid.pieces
-        Remote(setup, GridPost(grid, keys))
+        Remote(setup, FlowerTransport(grid, keys))
         assert grid.pieces < before / 4
 
 
@@ -196,8 +203,8 @@ def test_pieces_wait_on_disk_and_are_gone_with_their_message(tmp_path: Path) -> 
 def test_a_reply_in_anothers_name_is_turned_away(folder: Path) -> None:
     server, keys = folder / "server", keys_of(folder)
     own = read_key(folder / "sites" / "client-0" / "key")
-    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (_, port):
-        line = Line(f"localhost:{port}", own, (folder / "sites" / "client-0" / "ca.crt").read_bytes())
+    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (_, port):
+        line = SuperNode(f"localhost:{port}", own, (folder / "sites" / "client-0" / "ca.crt").read_bytes())
         with line._client() as client:
             node = line._enter(client)
             for source, status in ((node.node_id, 400), (node.node_id + 1, 403)):

@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from confed.deployment.provision import make_key
 from confed.engines.flower.objects import PIECE
-from confed.engines.flower.supernode import Line, read_key
+from confed.engines.flower.supernode import SuperNode, read_key
 from confed.engines.flower.transport import pack
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -100,7 +100,7 @@ class Sitting:
         make_key(root / "key")
         self.said: list[str] = []
         self.stop = threading.Event()
-        line = Line(
+        line = SuperNode(
             f"127.0.0.1:{port}", read_key(root / "key"), None, interval=0.05, largest=LIMIT,
             progress=lambda event: self.said.append(event.text),
         )  # fmt: skip

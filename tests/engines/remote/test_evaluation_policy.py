@@ -18,7 +18,7 @@ from confed.engines.local import Simulation
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Request, open_body, seal, version_of
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
 from confed.federation.params import Params
 from confed.federation.state import ClientState, MemoryStore
@@ -171,7 +171,7 @@ def test_noised_evaluations_and_updates_cost_together_what_one_mechanism_would(t
     assert last["epsilon"] == pytest.approx(epsilon_of((3 / 3**2 + 2**2 / 4**2) ** -0.5), rel=1e-6)
     # A new process knows all of it, and so does one with another recipe.
     again = opened(toy_setup(FedAvg(update_privacy=replace(NOISY, noise=8.0)), noisy=False), tmp_path)
-    assert again.diary.epsilon(NOISY) == last["epsilon"]
+    assert again.journal.epsilon(NOISY) == last["epsilon"]
     assert str(again.evaluations.policy) == "noise=3.0"
 
 
@@ -234,7 +234,7 @@ def test_a_server_goes_on_without_the_cells_of_sites_that_answer_none(tmp_path: 
     setup = toy_setup(FedAvg(), rounds=1, noisy=False)
     letters = Letters(setup, tmp_path)
     letters.sites[0] = opened(setup, tmp_path / "client-0", "off")
-    remote = remote_of(letters, Patience(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
     (record,) = rounds(setup, remote)
     assert not record.errors
     simulation = Simulation(setup, MemoryStore(), remote, lenient=True)
@@ -288,11 +288,11 @@ def test_a_kept_policy_that_was_damaged_is_named(tmp_path: Path) -> None:
 
 def test_a_flare_sites_settings_keep_a_policy(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from confed.deployment.flare.job import MemberSettings, read_settings, write_settings
+    from confed.deployment.flare.job import SiteSettings, read_settings, write_settings
 
     (tmp_path / "local").mkdir()
-    write_settings(MemberSettings(evaluations="off"), tmp_path)
-    assert read_settings(MemberSettings, tmp_path).evaluations == "off"
+    write_settings(SiteSettings(evaluations="off"), tmp_path)
+    assert read_settings(SiteSettings, tmp_path).evaluations == "off"
 
 
 def test_the_command_line_and_a_flower_app_hand_a_policy_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

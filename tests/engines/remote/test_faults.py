@@ -18,16 +18,16 @@ pytest.importorskip("flwr")
 import torch
 
 from confed.algorithms.fedper import FedPer
-from confed.deployment.provision import SITES, Federation, found, read_sites
-from confed.engines.flower.superlink import link
-from confed.engines.flower.supernode import Line, read_key, read_public
-from confed.engines.flower.transport import GridPost, client_app
+from confed.deployment.provision import SITES, Federation, provision, read_sites
+from confed.engines.flower.superlink import open_superlink
+from confed.engines.flower.supernode import SuperNode, read_key, read_public
+from confed.engines.flower.transport import FlowerTransport, client_app
 from confed.engines.local import InProcess, RoundRecord
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, open_body, seal
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation import checkpoint
 from confed.federation.messages import Message
 from confed.testing.toy import toy_setup
@@ -41,7 +41,7 @@ Change = Callable[[int, bytes, bytes], tuple[bytes, bytes]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("federation") / "made"
-    found(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
+    provision(root, Federation(CLIENTS, "localhost", 8443, "name = 'toy'\n"))
     return root
 
 
@@ -66,18 +66,18 @@ def federation(
     folder: Path,
     setup: Setup,
     sites: Sequence[Site],
-    patience: Patience,
+    timeouts: Timeouts,
     watch: Callable[[Remote], None] = lambda remote: None,
 ) -> Iterator[tuple[Remote, Callable[[Site, float], threading.Event]]]:
     """A server with its sites, each in a thread; and what sends one more on its way, after so many seconds."""
     server = folder / "server"
     keys = {read_public(key): name for name, key in read_sites(server / SITES).items()}
     running: list[tuple[threading.Event, threading.Thread]] = []
-    with link(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port):
+    with open_superlink(keys, certificate=server / "server.crt", key=server / "server.key") as (grid, port):
 
         def dial(site: Site, after: float = 0.0) -> threading.Event:
             own, stop = folder / "sites" / site.client.id, threading.Event()
-            line = Line(f"localhost:{port}", read_key(own / "key"), (own / "ca.crt").read_bytes(), interval=0.05)
+            line = SuperNode(f"localhost:{port}", read_key(own / "key"), (own / "ca.crt").read_bytes(), interval=0.05)
             running.append((stop, threading.Timer(after, line.serve, args=(client_app(lambda _: site), stop))))
             running[-1][1].start()
             return stop
@@ -85,7 +85,7 @@ def federation(
         for site in sites:
             dial(site)
         try:
-            remote = Remote(setup, GridPost(grid, keys), patience=patience, progress=lambda _: watch(remote))
+            remote = Remote(setup, FlowerTransport(grid, keys), timeouts=timeouts, progress=lambda _: watch(remote))
             yield remote, dial
         finally:
             for stop, _ in running:
@@ -132,8 +132,8 @@ def test_who_is_late_or_sends_what_is_no_update_is_left_out_of_that_round_only(
     folder: Path, tmp_path: Path, change: Change, says: str
 ) -> None:
     setup = toy_setup(FedPer(), rounds=3)
-    with federation(folder, setup, sites_of(setup, tmp_path, change), Patience(interval=0.02)) as (remote, _):
-        remote.roll.gather(CLIENTS, wait=60)
+    with federation(folder, setup, sites_of(setup, tmp_path, change), Timeouts(interval=0.02)) as (remote, _):
+        remote.sites.gather(CLIENTS, wait=60)
         records = rounds(setup, remote)
     assert_left_out_once(setup, records, says)
 
@@ -152,14 +152,14 @@ def test_who_is_slow_does_not_hold_the_others_past_the_deadline(
 
     def watch(remote: Remote) -> None:
         """When the others' replies are there, an hour goes by."""
-        states.append([remote.roll.status[name].state for name in CLIENTS if name in remote.roll.status])
+        states.append([remote.sites.status[name].state for name in CLIENTS if name in remote.sites.status])
         if ["round 1: fit"] * 3 in states and states[-1] == ["idle", "round 1: fit", "idle"]:
             later[0] = 3600.0
 
     states: list[list[str]] = []
-    patience = Patience(deadline=1800.0, interval=0.02)
-    with federation(folder, setup, sites_of(setup, tmp_path, slow), patience, watch) as (remote, _):
-        remote.roll.gather(CLIENTS, wait=60)
+    timeouts = Timeouts(deadline=1800.0, interval=0.02)
+    with federation(folder, setup, sites_of(setup, tmp_path, slow), timeouts, watch) as (remote, _):
+        remote.sites.gather(CLIENTS, wait=60)
         records = rounds(setup, remote, stop=1)
         over.set()  # its reply comes all the same, and counts for nothing
         records += rounds(setup, remote, records[-1].servers, 1)
@@ -184,8 +184,8 @@ def test_a_full_disk_costs_a_site_its_part_in_the_round(
         real(path, data, sync=sync)
 
     monkeypatch.setattr(checkpoint, "write_atomically", write)
-    with federation(folder, setup, sites_of(setup, tmp_path), Patience(interval=0.02)) as (remote, _):
-        remote.roll.gather(CLIENTS, wait=60)
+    with federation(folder, setup, sites_of(setup, tmp_path), Timeouts(interval=0.02)) as (remote, _):
+        remote.sites.gather(CLIENTS, wait=60)
         records = rounds(setup, remote, stop=1)
         full[0] = False
         records += rounds(setup, remote, records[-1].servers, 1)
@@ -206,30 +206,30 @@ def test_another_version_recipe_or_backbone_is_told_on_both_sides_and_left_out(f
     recipe = sites_of(replace(setup, seed=7), tmp_path / "seed")[1]
     backbone = sites_of(replace(setup, build=other), tmp_path / "build")[2]
     wrong = {"client-0": "the version of confed", "client-1": "the recipe", "client-2": "frozen backbone"}
-    with federation(folder, setup, [version, recipe, backbone], Patience(interval=0.02)) as (remote, _):
+    with federation(folder, setup, [version, recipe, backbone], Timeouts(interval=0.02)) as (remote, _):
         began = time.monotonic()
-        while len(remote.roll.status) < 3 or not all(status.note for status in remote.roll.status.values()):
-            remote.roll.look(always=True)
+        while len(remote.sites.status) < 3 or not all(status.note for status in remote.sites.status.values()):
+            remote.sites.look(always=True)
             assert time.monotonic() - began < 60
             time.sleep(0.05)
-        assert not remote.roll.lines
+        assert not remote.sites.lines
     for site in (version, recipe, backbone):
-        assert wrong[site.client.id] in remote.roll.status[site.client.id].note
+        assert wrong[site.client.id] in remote.sites.status[site.client.id].note
         assert wrong[site.client.id] in str(site.problem)
 
 
 def test_below_the_minimum_a_round_waits_and_loses_nothing(folder: Path, tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=2)
-    patience = Patience(minimum=3, away=0.0, interval=0.02)
+    timeouts = Timeouts(minimum=3, away=0.0, interval=0.02)
     sites = sites_of(setup, tmp_path)
-    with federation(folder, setup, [sites[0], sites[2]], patience) as (remote, dial):
+    with federation(folder, setup, [sites[0], sites[2]], timeouts) as (remote, dial):
         first = dial(sites[1], 0.0)
-        remote.roll.gather(CLIENTS, wait=60)
+        remote.sites.gather(CLIENTS, wait=60)
         records = rounds(setup, remote, stop=1)
         first.set()
         began = time.monotonic()
-        while "client-1" in remote.roll.lines:
-            remote.roll.look(always=True)
+        while "client-1" in remote.sites.lines:
+            remote.sites.look(always=True)
             assert time.monotonic() - began < 60
             time.sleep(0.05)
         again = Turn(setup, sites[1].client, tmp_path / "client-1")  # a new process with the old folder

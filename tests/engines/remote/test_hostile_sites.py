@@ -58,13 +58,13 @@ def test_an_evaluation_that_is_none_is_left_out(tmp_path: Path, scalars: dict[st
     setup = toy_setup(FedAvg(), rounds=1)
     letters = Letters(setup, tmp_path)
 
-    remote = Remote(setup, letters, patience=QUICK)
-    remote.roll.gather(CLIENTS, wait=5)
+    remote = Remote(setup, letters, timeouts=QUICK)
+    remote.sites.gather(CLIENTS, wait=5)
     letters.tamper[2] = reply_with(**scalars)
     simulation = Simulation(setup, MemoryStore(), remote, lenient=True)
     found = simulation.evaluate(simulation.start(InProcess(setup).workspace), 0, split="test")
     assert set(found["global"]) == {"client-0", "client-1"}
-    note = remote.roll.status["client-2"].note
+    note = remote.sites.status["client-2"].note
     assert "must be a number" in note or "came without its weight" in note
 
 
@@ -199,8 +199,8 @@ def test_the_end_of_a_run_is_told_to_every_site(tmp_path: Path) -> None:
     )
     remote = remote_of(letters)
     del letters.since[2]
-    remote.roll.look(always=True)
-    remote.roll.farewell(1.0)
+    remote.sites.look(always=True)
+    remote.sites.farewell(1.0)
     assert over[-2:] == ["the run is over; the personal model stays here", "over"]
     assert [to for to, kind, _, _ in letters.sent if kind == GOODBYE] == [0, 1]
 
@@ -209,9 +209,9 @@ def test_replies_wait_in_the_folder_given_and_nothing_of_a_killed_process_stays(
     setup, spool = toy_setup(FedAvg(), rounds=1), tmp_path / "spool"
     (spool / "old").mkdir(parents=True)
     letters = Letters(setup, tmp_path)
-    remote = Remote(setup, letters, patience=QUICK, spool=spool)
+    remote = Remote(setup, letters, timeouts=QUICK, spool=spool)
     assert list(spool.iterdir()) == []
-    remote.roll.gather(CLIENTS, wait=5)
+    remote.sites.gather(CLIENTS, wait=5)
     seen: list[int] = []
     take = remote._take_in  # type: ignore[attr-defined]
 
@@ -230,11 +230,11 @@ def test_a_site_that_comes_after_the_run_began_is_told_when_it_takes_part(tmp_pa
     setup = toy_setup(FedAvg(), rounds=1)
     letters = Letters(setup, tmp_path)
     late = letters.since.pop(2)
-    remote = Remote(setup, letters, patience=QUICK)
-    remote.roll.gather(CLIENTS, wait=0.02)
-    remote.roll.members = frozenset({"client-0", "client-1"})
+    remote = Remote(setup, letters, timeouts=QUICK)
+    remote.sites.gather(CLIENTS, wait=0.02)
+    remote.sites.members = frozenset({"client-0", "client-1"})
     letters.since[2] = late
-    remote.roll.look(always=True)
-    remote.roll.look(always=True)
-    assert "takes part when the server is started again" in remote.roll.status["client-2"].note
-    assert json.dumps(remote.roll.status["client-0"].note) == '""'
+    remote.sites.look(always=True)
+    remote.sites.look(always=True)
+    assert "takes part when the server is started again" in remote.sites.status["client-2"].note
+    assert json.dumps(remote.sites.status["client-0"].note) == '""'

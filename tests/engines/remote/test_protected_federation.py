@@ -1,4 +1,4 @@
-"""Protections across machines: noise that nobody can make again, a site's own book of privacy, secure sums, medians."""
+"""Protections across machines: noise, a site's privacy record, secure aggregation, medians."""
 
 import json
 import math
@@ -16,10 +16,10 @@ from confed.algorithms.split_learning import SplitLearning
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
 from confed.engines.remote.client import Site, client_named
-from confed.engines.remote.journal import Diary
+from confed.engines.remote.journal import Journal
 from confed.engines.remote.protocol import GOODBYE, Answer, Limits, Request, open_body, seal
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.federation.messages import Message
 from confed.federation.randomness import normal
 from confed.federation.robust_mean import RobustMean
@@ -32,7 +32,7 @@ from confed.testing.toy import toy_clients, toy_setup
 from memory_transport import CLIENTS, Letters, Tamper, fit, remote_of, rounds, same
 
 NOISY = UpdatePrivacy(clip=0.5, noise=4.0)
-SURE = Patience(deadline=60, away=60, interval=1e-4)
+SURE = Timeouts(deadline=60, away=60, interval=1e-4)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -126,11 +126,11 @@ def test_a_site_stops_at_its_limit_and_the_others_go_on(tmp_path: Path) -> None:
     # Nor does a new process forget.
     again = Site(setup, client_named(setup, "client-1"), tmp_path / "client-1", limit=limit)
     with pytest.raises(ValueError, match="limit of privacy is reached"):
-        again.diary.check(NOISY)
+        again.journal.check(NOISY)
     with pytest.raises(ValueError, match="needs a recipe whose clients add noise"):
         Site(toy_setup(FedAvg()), client_named(setup, "client-1"), tmp_path / "x", limit=1.0)
     with pytest.raises(ValueError, match="must be positive and finite, got 0"):
-        Diary(tmp_path, "run", 0.0)
+        Journal(tmp_path, "run", 0.0)
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedAvg(update_privacy=replace(NOISY, at="server")), SplitLearning()])
@@ -147,7 +147,7 @@ def test_what_left_without_noise_of_the_site_stays_in_its_book(tmp_path: Path, m
     with pytest.raises(ValueError, match="a limit of epsilon cannot hold: round 1 of the recipe"):
         Site(noised, client_named(noised, "client-0"), tmp_path / "client-0", limit=8.0)
     site = Site(noised, client_named(noised, "client-0"), tmp_path / "client-0")
-    assert site.diary.epsilon(NOISY) == math.inf
+    assert site.journal.epsilon(NOISY) == math.inf
     site.handle(*fit(noised))
     assert lines(tmp_path / "client-0" / "privacy.jsonl")[-1]["epsilon"] is None
 
@@ -166,11 +166,11 @@ def test_a_repeated_request_costs_nothing_and_one_that_is_done_again_does(tmp_pa
     # Killed while it wrote: nothing had been sent.
     with (tmp_path / "privacy.jsonl").open("a") as file:
         file.write('{"noise": 4.')
-    assert Diary(tmp_path, "run").epsilon(NOISY) == pytest.approx(exact(4.0, 3, 1e-5), rel=1e-6)
+    assert Journal(tmp_path, "run").epsilon(NOISY) == pytest.approx(exact(4.0, 3, 1e-5), rel=1e-6)
     assert len(lines(tmp_path / "privacy.jsonl")) == 3
     (tmp_path / "privacy.jsonl").write_text("x\n" + (tmp_path / "privacy.jsonl").read_text())
     with pytest.raises(ValueError, match="is damaged"):
-        Diary(tmp_path, "run")
+        Journal(tmp_path, "run")
 
 
 def test_amplification_by_sampling_is_that_of_the_theorem() -> None:
@@ -302,8 +302,8 @@ def test_a_public_key_that_is_none_leaves_its_client_out(tmp_path: Path) -> None
     letters = Letters(setup, tmp_path, (*CLIENTS, "client-3"))
     letters.tamper[3] = changed("mask", 0)
     remote = remote_of(letters, SURE)
-    remote.roll.gather((*CLIENTS, "client-3"), wait=5)
-    with pytest.warns(UserWarning, match="'client-3' is left out of the secure sum: its keys are none"):
+    remote.sites.gather((*CLIENTS, "client-3"), wait=5)
+    with pytest.warns(UserWarning, match="'client-3' is left out of the secure aggregation: its keys are none"):
         (record,) = rounds(setup, remote)
     assert all(torch.isfinite(t.float()).all() for t in record.servers["main"].params.values())
 
@@ -331,16 +331,16 @@ def test_answers_to_the_last_step_that_are_none_leave_their_client_out(tmp_path:
 
 
 def four(root: Path, rounds: int) -> tuple[Setup, Letters, Remote]:
-    """Four members of a secure sum, which goes on without one of them."""
+    """Four members of a secure aggregation, which goes on without one of them."""
     setup = toy_setup(FedAvg(secure_sum=SecureSum()), clients=toy_clients(sizes=(12, 12, 12, 12)), rounds=rounds)
     letters = Letters(setup, root, (*CLIENTS, "client-3"))
     remote = remote_of(letters, SURE)
-    remote.roll.gather((*CLIENTS, "client-3"), wait=5)
+    remote.sites.gather((*CLIENTS, "client-3"), wait=5)
     return setup, letters, remote
 
 
 def kept_of_sums(letters: Letters) -> dict[str, list[str]]:
-    """Site -> files of its state in which keys, seeds or parcels of a secure sum are."""
+    """Site -> files of its state in which keys, seeds or parcels of a secure aggregation are."""
     found: dict[str, list[str]] = {}
     for number, site in letters.sites.items():
         paths = site.store.root.glob("*/*/*.safetensors")

@@ -6,7 +6,7 @@ import pytest
 
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits
-from confed.engines.remote.redact import discreet
+from confed.engines.remote.redact import redact
 from confed.federation.algorithm import Algorithm
 from confed.testing.toy import toy_setup
 from memory_transport import fit
@@ -30,7 +30,7 @@ from memory_transport import fit
 )
 def test_names_of_files_stay_at_home(error: str, told: str) -> None:
     kind = error.partition(":")[0]
-    assert discreet(error) == f"{kind}: {told}".rstrip() + " [a file, named at the site]"
+    assert redact(error) == f"{kind}: {told}".rstrip() + " [a file, named at the site]"
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_names_of_files_stay_at_home(error: str, told: str) -> None:
     ],
 )
 def test_what_names_no_file_is_told_whole(error: str) -> None:
-    assert discreet(error) == error
-    assert discreet(error + "\nin /home/doe") == error
-    assert discreet("ValueError: " + "x" * 900) == "ValueError: " + "x" * 488
+    assert redact(error) == error
+    assert redact(error + "\nin /home/doe") == error
+    assert redact("ValueError: " + "x" * 900) == "ValueError: " + "x" * 488
 
 
 def test_an_error_of_the_system_is_told_in_its_own_words() -> None:
-    assert discreet("FileNotFoundError: [Errno 2] No such file or directory: '/data/doe.png'") == (
+    assert redact("FileNotFoundError: [Errno 2] No such file or directory: '/data/doe.png'") == (
         "FileNotFoundError: [Errno 2] No such file or directory"
     )
 

@@ -20,7 +20,7 @@ from confed.engines.local import InProcess
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Connection, Patience
+from confed.engines.remote.sites import Connection, Timeouts
 from confed.federation import checkpoint
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
@@ -223,9 +223,9 @@ def test_a_site_with_another_recipe_is_told_and_left_out(tmp_path: Path, other: 
     letters = Letters(setup, tmp_path)
     stranger = Site(replace(setup, **other), client_named(setup, "client-1"), tmp_path / "stranger")  # type: ignore
     letters.sites[1] = stranger
-    remote = Remote(setup, letters, patience=QUICK)
-    assert [info.id for info in remote.roll.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
-    assert says in remote.roll.status["client-1"].note
+    remote = Remote(setup, letters, timeouts=QUICK)
+    assert [info.id for info in remote.sites.gather(CLIENTS, wait=0.05)] == ["client-0", "client-2"]
+    assert says in remote.sites.status["client-1"].note
     assert says in str(stranger.problem)
     assert rounds(setup, remote)[0].errors == {"client-1": "ConnectionError: the site is not connected"}
 
@@ -241,17 +241,17 @@ def test_a_site_with_another_backbone_is_told(tmp_path: Path) -> None:
 
     letters = Letters(setup, tmp_path)
     letters.sites[0] = Site(replace(setup, build=other), client_named(setup, "client-0"), tmp_path / "other")
-    remote = Remote(setup, letters, patience=QUICK)
-    remote.roll.gather(CLIENTS, wait=0.02)
-    assert "frozen backbone, must be the same" in remote.roll.status["client-0"].note
+    remote = Remote(setup, letters, timeouts=QUICK)
+    remote.sites.gather(CLIENTS, wait=0.02)
+    assert "frozen backbone, must be the same" in remote.sites.status["client-0"].note
 
 
 def test_two_sites_cannot_be_the_same_client(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=1)
     letters = Letters(setup, tmp_path, ("client-0", "client-0", "client-1"))
-    remote = Remote(setup, letters, patience=QUICK)
-    assert len(remote.roll.gather((), wait=0.02)) == 2
-    assert "another site is connected as 'client-0'" in remote.roll.status["client-0"].note
+    remote = Remote(setup, letters, timeouts=QUICK)
+    assert len(remote.sites.gather((), wait=0.02)) == 2
+    assert "another site is connected as 'client-0'" in remote.sites.status["client-0"].note
 
 
 # What goes on -------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_site_that_is_late_is_left_out_and_catches_up(tmp_path: Path) -> None:
 def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: Path) -> None:
     setup = toy_setup(FedPer(), rounds=3)
     letters = Letters(setup, tmp_path)
-    remote = remote_of(letters, Patience(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
     killed: list[int] = []
 
     def kill(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -301,7 +301,7 @@ def test_a_site_that_is_killed_is_asked_again_and_answers_from_memory(tmp_path: 
 def test_a_round_waits_for_the_minimum_and_goes_on_when_a_site_is_back(tmp_path: Path) -> None:
     setup = toy_setup(FedAvg(), rounds=2)
     letters = Letters(setup, tmp_path)
-    remote = remote_of(letters, Patience(minimum=3, deadline=60, away=0.0, interval=1e-4))
+    remote = remote_of(letters, Timeouts(minimum=3, deadline=60, away=0.0, interval=1e-4))
     first = rounds(setup, remote, stop=1)[-1]
     del letters.since[2]
     looks = 0
@@ -341,7 +341,7 @@ def test_a_run_ends_where_fewer_replies_than_the_minimum_can_be_used(tmp_path: P
 def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algorithm: FedPer) -> None:
     setup = toy_setup(algorithm, rounds=3)
     letters = Letters(setup, tmp_path / "sites")
-    remote = remote_of(letters, Patience(deadline=60, away=60, interval=1e-4))
+    remote = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
     one = rounds(setup, remote, stop=1)[-1]
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     checkpoints.save(Checkpoint(1, one.servers, 0))
@@ -349,7 +349,7 @@ def test_a_server_killed_in_a_round_resumes_the_same_round(tmp_path: Path, algor
     two = rounds(setup, remote, one.servers, 1, stop=2)[-1]
     with pytest.raises(RuntimeError, match="killed"):
         rounds(setup, Dying(remote, 2), two.servers, 2)
-    again = remote_of(letters, Patience(deadline=60, away=60, interval=1e-4))
+    again = remote_of(letters, Timeouts(deadline=60, away=60, interval=1e-4))
     last, _ = checkpoints.latest()
     again.begin(last.round, checkpoints.rounds())
     rest = rounds(setup, again, last.servers, last.round)
@@ -372,8 +372,8 @@ class Dying:
 
 def test_patience_is_checked() -> None:
     with pytest.raises(ValueError, match="at least one site"):
-        Patience(minimum=0)
+        Timeouts(minimum=0)
     with pytest.raises(ValueError, match="deadline must be more than 0"):
-        Patience(deadline=0)
+        Timeouts(deadline=0)
     with pytest.raises(ValueError, match="away must not be negative"):
-        Patience(away=-1)
+        Timeouts(away=-1)

@@ -15,12 +15,12 @@ pytest.importorskip("flwr")
 
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddc import FedDC
-from confed.deployment.server import REPLIES, lead
+from confed.deployment.server import REPLIES, run_server
 from confed.deployment.site import open_site
-from confed.engines.flower.transport import GridPost
+from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
 from confed.engines.remote.reply_checks import check_content
-from confed.engines.remote.sites import Patience, Post
+from confed.engines.remote.sites import Timeouts, Transport
 from confed.federation.messages import Message
 from confed.recipes.recipe import Recipe
 from confed.system.events import Event, SiteStates
@@ -59,20 +59,20 @@ SURROGATE = with_header(
 )
 
 
-def post_of(transport: str, recipe: Recipe, root: Path) -> Post:
+def post_of(transport: str, recipe: Recipe, root: Path) -> Transport:
     if transport == "flower":
         file = root / "recipe.toml"
         file.write_text(recipe.to_toml())
-        return GridPost(grid_of(file, root / "sites"))
+        return FlowerTransport(grid_of(file, root / "sites"))
     pytest.importorskip("nvflare")
     from confed.engines.flare.loopback import callees_in
-    from confed.engines.flare.transport import Answering, CollabPost
+    from confed.engines.flare.transport import FlareTransport, SiteEndpoint
 
     ends = {
-        f"site-{n}": Answering(lambda name=name: open_site(recipe, name, root / "sites" / name))
+        f"site-{n}": SiteEndpoint(lambda name=name: open_site(recipe, name, root / "sites" / name))
         for n, name in enumerate(SITES_OF)
     }
-    return CollabPost(callees_in(ends), {f"site-{n}": name for n, name in enumerate(SITES_OF)})
+    return FlareTransport(callees_in(ends), {f"site-{n}": name for n, name in enumerate(SITES_OF)})
 
 
 @pytest.mark.parametrize("transport", ["flower", "flare"])
@@ -94,7 +94,7 @@ def test_no_reply_of_one_site_ends_the_run(tmp_path: Path, transport: str) -> No
             left.update(path.name for path in spool.iterdir())
         notes.append(event.sites["cold"].note if "cold" in event.sites else "")
 
-    lead(recipe, state, hostile, patience=Patience(minimum=2, interval=0.01), progress=watch)
+    run_server(recipe, state, hostile, timeouts=Timeouts(minimum=2, interval=0.01), progress=watch)
     lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     errors = [line["errors"] for line in lines if line["event"] == "round"]
     assert [set(found) for found in errors] == [{"cold"}] * 3
@@ -116,7 +116,7 @@ def test_no_reply_of_one_site_ends_the_run(tmp_path: Path, transport: str) -> No
 def test_a_greeting_that_is_none_leaves_its_site_out(tmp_path: Path, transport: str) -> None:
     recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_every=0")
     post = Tampering(post_of(transport, recipe, tmp_path), COLD, {HELLO: [UNHASHABLE]})
-    summary = lead(recipe, tmp_path / "state", post, wait=1.0, patience=Patience(minimum=2, interval=0.01))
+    summary = run_server(recipe, tmp_path / "state", post, wait=1.0, timeouts=Timeouts(minimum=2, interval=0.01))
     assert "must have one of the dtypes" in summary["federation"]["node 1" if transport == "flower" else "cold"]["note"]
     assert set(json.loads((tmp_path / "state" / "metrics.jsonl").read_text())["loss"]) == {"warm", "both"}
 
@@ -224,7 +224,7 @@ def test_a_reply_head_and_what_is_said_of_a_reply_are_short(tmp_path: Path) -> N
     recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_every=0")
     long = with_header({f"{n}{'x' * 900}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(1000)})
     post = Tampering(post_of("flower", recipe, tmp_path), COLD, {"fit": [long]})
-    lead(recipe, tmp_path / "state", post, patience=Patience(minimum=2, interval=0.01))
+    run_server(recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01))
     (line,) = (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()
     assert "tensors missing" in json.loads(line)["errors"]["cold"]
     assert len(line) < 2500

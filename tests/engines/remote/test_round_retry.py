@@ -13,12 +13,12 @@ from repository import SUPPORT
 pytest.importorskip("flwr")
 
 from confed.algorithms.fedavg import FedAvg
-from confed.deployment.server import lead
-from confed.engines.flower.transport import GridPost
+from confed.deployment.server import run_server
+from confed.engines.flower.transport import FlowerTransport
 from confed.engines.local import InProcess, RoundRecord, Simulation, simulate
 from confed.engines.perform import Setup
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
@@ -59,8 +59,8 @@ class Twice(Fragile):
 
 def led(setup: Setup, root: Path, bounds: Bounds | None = None) -> tuple[list[RoundRecord], Letters, Remote]:
     letters = Letters(setup, root)
-    remote = Remote(setup, letters, patience=QUICK, bounds=bounds, spool=root / "spool")
-    remote.roll.gather(CLIENTS, wait=5)
+    remote = Remote(setup, letters, timeouts=QUICK, bounds=bounds, spool=root / "spool")
+    remote.sites.gather(CLIENTS, wait=5)
     simulation = Simulation(setup, MemoryStore(), remote)
     simulation.attempt = remote.attempt
     records = list(simulate(simulation, simulation.start(InProcess(setup).workspace)))
@@ -75,7 +75,7 @@ def test_the_round_goes_on_without_the_site_whose_reply_was_in_hand(tmp_path: Pa
     assert [set(record.errors) for record in records] == [set(), {"client-1"}, set()]
     said = records[1].errors["client-1"]
     assert "Fragile could not handle its reply to 'fit': KeyError: 'rate' (test_round_retry.py:" in said
-    assert remote.roll.status["client-1"].note == said
+    assert remote.sites.status["client-1"].note == said
     assert "client-1" not in records[1].losses
     assert "client-1" not in records[1].bytes_up
     # Nobody was asked twice, and neither books nor values hold anything of the first attempt.
@@ -140,13 +140,13 @@ def test_the_servers_command_leaves_the_site_out(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(SUPPORT))
     recipe, file = recipe_of("fedavg", "run.rounds=2", "run.evaluate_every=0"), tmp_path / "recipe.toml"
     file.write_text(recipe.to_toml())
-    post, weigh = GridPost(grid_of(file, tmp_path)), FedAvg.weight
+    post, weigh = FlowerTransport(grid_of(file, tmp_path)), FedAvg.weight
 
     def weight(self: FedAvg, reply: Reply) -> float:
         return weigh(self, reply) / (reply.client.id != "cold")
 
     monkeypatch.setattr(FedAvg, "weight", weight)
-    lead(recipe, tmp_path / "state", post, patience=Patience(minimum=2, interval=0.01))
+    run_server(recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=2, interval=0.01))
     lines = [json.loads(line) for line in (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()]
     errors = [line["errors"] for line in lines if line["event"] == "round"]
     assert [set(found) for found in errors] == [{"cold"}] * 2

@@ -15,11 +15,11 @@ from confed.algorithms.bicsl import BiCSL
 from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.split_learning import SplitLearning
 from confed.deployment.loss_watch import LossCourse
-from confed.deployment.server import MEMBERS, _weight_bound, lead
-from confed.engines.flower.transport import GridPost
+from confed.deployment.server import MEMBERS, _weight_bound, run_server
+from confed.engines.flower.transport import FlowerTransport
 from confed.engines.remote.protocol import Limits, open_body, seal
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds, bounded_members, most_of, norm_of, scaled
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.client_info import ClientInfo
@@ -97,9 +97,9 @@ def test_a_claim_is_bounded_in_the_mean_and_written_down_as_it_is(tmp_path: Path
     lines = [{"id": name, "num_examples": count, "modalities": [], "head": ""} for name, count in claims.items()]
     (tmp_path / "state" / MEMBERS).write_text(json.dumps(lines))
     told: list[str] = []
-    lead(
-        recipe, tmp_path / "state", GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3, interval=0.01),
-        progress=lambda event: told.append(getattr(event, "text", "")),
+    run_server(
+        recipe, tmp_path / "state", FlowerTransport(grid_of(file, tmp_path)),
+        timeouts=Timeouts(minimum=3, interval=0.01), progress=lambda event: told.append(getattr(event, "text", "")),
     )  # fmt: skip
     assert any("it has 800 examples, and counts as one with 80" in text for text in told)
     written = json.loads((tmp_path / "state" / MEMBERS).read_text())
@@ -115,17 +115,17 @@ def test_an_update_that_goes_much_further_than_the_others_is_bounded(
     setup = toy_setup(method, rounds=1)
     letters = Letters(setup, tmp_path)
     letters.tamper[1] = lambda kind, head, body: harmful(head, body)
-    remote = Remote(setup, letters, patience=QUICK, bounds=Bounds())
-    remote.roll.gather(CLIENTS, wait=5)
+    remote = Remote(setup, letters, timeouts=QUICK, bounds=Bounds())
+    remote.sites.gather(CLIENTS, wait=5)
     (record,) = rounds(setup, remote)
     assert remote.shortened.keys() == {"client-1"}
     assert left in remote.shortened["client-1"]
     assert (set(record.errors) == {"client-1"}) == (left == "left out")
     assert max(t.abs().max().item() for t in record.servers["main"].params.values() if t.is_floating_point()) < 100
     honest = Letters(setup, tmp_path / "honest")
-    plain, bounded = Remote(setup, honest, patience=QUICK), Remote(setup, honest, patience=QUICK, bounds=Bounds())
+    plain, bounded = Remote(setup, honest, timeouts=QUICK), Remote(setup, honest, timeouts=QUICK, bounds=Bounds())
     for each in (plain, bounded):
-        each.roll.gather(CLIENTS, wait=5)
+        each.sites.gather(CLIENTS, wait=5)
     assert same(rounds(setup, plain)[0].servers, rounds(setup, bounded)[0].servers)
     assert not bounded.shortened
 
@@ -136,10 +136,10 @@ def test_a_run_says_what_it_bounded_and_what_one_can_go_back_to(tmp_path: Path, 
     file.write_text(recipe.to_toml())
     told: list[str] = []
     honest = lambda head, body: (head, body)  # noqa: E731
-    post = Tampering(GridPost(grid_of(file, tmp_path)), COLD, {"fit": [honest, harmful]})
+    post = Tampering(FlowerTransport(grid_of(file, tmp_path)), COLD, {"fit": [honest, harmful]})
     try:
-        summary = lead(
-            recipe, tmp_path / "state", post, patience=Patience(minimum=3, interval=0.01),
+        summary = run_server(
+            recipe, tmp_path / "state", post, timeouts=Timeouts(minimum=3, interval=0.01),
             bounds=Bounds(update=factor), progress=lambda event: told.append(getattr(event, "text", "")),
         )  # fmt: skip
     except RuntimeError as error:

@@ -17,38 +17,38 @@ from nvflare.apis.workspace import Workspace
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
-from confed.deployment.flare.status import Bulletin
+from confed.deployment.flare.status import StatusFile
 from confed.deployment.manifest import MANIFEST, check_site, verified
-from confed.deployment.server import lead
+from confed.deployment.server import run_server
 from confed.deployment.site import open_site, signer_by_kit, site_recipe
-from confed.engines.flare.transport import Answering, CollabPost
+from confed.engines.flare.transport import FlareTransport, SiteEndpoint
 from confed.engines.remote.client import Site
-from confed.engines.remote.sites import Patience
+from confed.engines.remote.sites import Timeouts
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.schema import plain, validate
 from confed.system.events import Event
 
-__all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
+__all__ = ["FlareServer", "FlareSite", "ServerSettings", "SiteSettings"]
 
 SOON = 0.005
 """Seconds between the server's looks at what has arrived: FLARE's messages take about ten milliseconds."""
 
 
 @dataclass(frozen=True)
-class LeaderSettings:
+class ServerSettings:
     """What the server's end reads: ``local/confed_server.toml``. Paths are relative to the workspace.
 
     Attributes:
         recipe: the recipe's file.
         state: the run folder.
-        bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.Bulletin`.
+        bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.StatusFile`.
         sites: client -> FLARE's name of its site; others may not take part.
-        minimum: see :class:`confed.engines.remote.sites.Patience`.
+        minimum: see :class:`confed.engines.remote.sites.Timeouts`.
         deadline: as well.
         away: as well.
         wait: seconds to wait for the sites of the job to introduce themselves.
-        whole: see :func:`confed.deployment.server.lead`.
+        whole: see :func:`confed.deployment.server.run_server`.
         update_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
         weight_bound: as well.
     """
@@ -67,7 +67,7 @@ class LeaderSettings:
 
 
 @dataclass(frozen=True)
-class MemberSettings:
+class SiteSettings:
     """What a site's end reads: ``local/confed_site.toml``. Paths are relative to the workspace.
 
     Attributes:
@@ -89,8 +89,8 @@ class MemberSettings:
     evaluations: str | None = None
 
 
-_FILES: dict[type, str] = {LeaderSettings: "confed_server.toml", MemberSettings: "confed_site.toml"}
-_S = TypeVar("_S", LeaderSettings, MemberSettings)
+_FILES: dict[type, str] = {ServerSettings: "confed_server.toml", SiteSettings: "confed_site.toml"}
+_S = TypeVar("_S", ServerSettings, SiteSettings)
 
 
 def read_settings(kind: type[_S], workspace: Path) -> _S:
@@ -111,38 +111,38 @@ def read_settings(kind: type[_S], workspace: Path) -> _S:
     return kind(**validate(kind, values, path.stem, set()))
 
 
-def write_settings(settings: LeaderSettings | MemberSettings, workspace: Path) -> None:
+def write_settings(settings: ServerSettings | SiteSettings, workspace: Path) -> None:
     """Writes a party's settings where its end in a job reads them."""
     path = workspace / "local" / _FILES[type(settings)]
     write_atomically(path, tomli_w.dumps(plain(asdict(settings))).encode())
 
 
-class Leader:
+class FlareServer:
     """The server's end: leads the run."""
 
     @collab.main
-    def lead(self) -> None:
+    def run_server(self) -> None:
         """Leads from the recipe's start, or from the run folder's newest checkpoint, to the end.
 
         Raises:
             RunAborted: FLARE has ended the job.
         """
         root = _root(collab.workspace)
-        settings = read_settings(LeaderSettings, root)
-        bulletin = Bulletin(root / settings.bulletin)
+        settings = read_settings(ServerSettings, root)
+        bulletin = StatusFile(root / settings.bulletin)
         # The process of a job that was ended may not have ended yet; two must not write into one run folder.
         lock = _locked(root / settings.bulletin / "lock")
         context: Any = collab.context
         names = {flare: client for client, flare in settings.sites.items()}
-        post = CollabPost(collab.clients, names, lambda: bool(context.is_aborted()))
-        patience = Patience(settings.minimum, settings.deadline, settings.away, SOON)
+        transport = FlareTransport(collab.clients, names, lambda: bool(context.is_aborted()))
+        timeouts = Timeouts(settings.minimum, settings.deadline, settings.away, SOON)
         try:
             recipe = site_recipe(root / settings.recipe)
             torch.set_num_threads(recipe.run.threads)
-            lead(
-                recipe, root / settings.state, post, names=list(settings.sites), wait=settings.wait,
-                coming=[connection.name or "" for connection in post.connections().values()],
-                patience=patience, whole=settings.whole, progress=bulletin,
+            run_server(
+                recipe, root / settings.state, transport, names=list(settings.sites), wait=settings.wait,
+                coming=[connection.name or "" for connection in transport.connections().values()],
+                timeouts=timeouts, whole=settings.whole, progress=bulletin,
                 bounds=Bounds(settings.update_bound, settings.weight_bound),
             )  # fmt: skip
         except RunAborted:
@@ -155,7 +155,7 @@ class Leader:
         bulletin.ended()
 
 
-class Member(Answering):
+class FlareSite(SiteEndpoint):
     """A site's end: answers for one client."""
 
     def __init__(self) -> None:
@@ -163,20 +163,20 @@ class Member(Answering):
 
     @staticmethod
     def _note(event: Event) -> None:
-        Bulletin(_root(collab.workspace) / "run")(event)  # the workspace is known once the job runs
+        StatusFile(_root(collab.workspace) / "run")(event)  # the workspace is known once the job runs
 
     def _open(self) -> Site:
         root = _root(collab.workspace)
-        settings = read_settings(MemberSettings, root)
+        settings = read_settings(SiteSettings, root)
         private = root / settings.private
         private.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(private / "lock")  # as at the server; held until this process ends
-        if (root / MANIFEST).is_file() and settings.recipe == MemberSettings.recipe:
+        if (root / MANIFEST).is_file() and settings.recipe == SiteSettings.recipe:
             # As it was handed out; what `confed client` wrote in its place it had checked before.
             signed = verified(root, (root / "startup" / "rootCA.pem").read_bytes())
             check_site(signed, str(collab.site_name), recipe=root / settings.recipe)
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
-        bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
+        bulletin, name = StatusFile(root / "run"), settings.site or str(collab.site_name)
         return open_site(
             recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,
             signer=signer_by_kit(recipe, root), over=bulletin.ended,

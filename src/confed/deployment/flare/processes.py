@@ -12,7 +12,7 @@ import psutil
 
 from confed.deployment.flare.provision import ORGANISATION
 
-__all__ = ["Kept", "client_command", "kept", "server_command"]
+__all__ = ["SupervisedProcess", "client_command", "server_command", "supervised"]
 
 SHORT = 30.0
 """Seconds below which a process has hardly lived."""
@@ -46,7 +46,7 @@ def _command(program: str, kit: Path, config: str, *options: str) -> list[str]:
     return [sys.executable, "-u", "-m", module, "-m", str(kit.resolve()), "-s", config, "--set", *given]
 
 
-class Kept:
+class SupervisedProcess:
     """A process that is started again when it dies.
 
     Args:
@@ -138,9 +138,9 @@ def _end(process: psutil.Process) -> None:
 
 
 @contextmanager
-def kept(command: Sequence[str], log: Path, pause: float = 2.0) -> Iterator[Kept]:
-    """A process that is kept for as long as the ``with`` block lasts; see :class:`Kept`."""
-    process = Kept(command, log, pause)
+def supervised(command: Sequence[str], log: Path, pause: float = 2.0) -> Iterator[SupervisedProcess]:
+    """A process that is kept for as long as the ``with`` block lasts; see :class:`SupervisedProcess`."""
+    process = SupervisedProcess(command, log, pause)
     try:
         yield process
     finally:

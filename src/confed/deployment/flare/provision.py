@@ -21,13 +21,13 @@ from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
-from confed.deployment.flare.job import MemberSettings, write_settings
+from confed.deployment.flare.job import SiteSettings, write_settings
 from confed.deployment.manifest import public_half
 from confed.deployment.provision import SITES, Federation, hand_out, write_from_template, write_sites
 from confed.engines.flare.transport import SERVER, SERVER_CLASSES, SITE_CLASSES
 from confed.federation.checkpoint import write_atomically
 
-__all__ = ["ADMIN", "ORGANISATION", "check_names", "close_kit", "found_flare"]
+__all__ = ["ADMIN", "ORGANISATION", "check_names", "close_kit", "provision_flare"]
 
 ORGANISATION = "confed"
 ADMIN = "admin@confed.org"
@@ -36,7 +36,7 @@ ADMIN = "admin@confed.org"
 ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
-def found_flare(root: Path, federation: Federation) -> None:
+def provision_flare(root: Path, federation: Federation) -> None:
     """Makes the folders ``server``, ``sites/NAME`` and ``provision``.
 
     Args:
@@ -66,7 +66,7 @@ def found_flare(root: Path, federation: Federation) -> None:
         close_kit(folder, SITE_CLASSES)
         write_atomically(folder / "recipe.toml", federation.recipe.encode())
         write_sites(folder / SITES, {name: name for name in federation.sites})
-        write_settings(MemberSettings(site=name), folder)
+        write_settings(SiteSettings(site=name), folder)
         write_from_template(folder / "README.md", "flare_site.md", federation, name)
     hand_out(root, federation, keys, str(authority["root_pri_key"]).encode())
 

@@ -2,7 +2,7 @@
 
 FLARE ends a whole job when one process of it dies, and gives a running job back to nobody who lost it. A run of ours
 survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led in a
-process that FLARE starts (:class:`confed.deployment.flare.job.Leader`); this one watches it.
+process that FLARE starts (:class:`confed.deployment.flare.job.FlareServer`); this one watches it.
 """
 
 import io
@@ -18,17 +18,17 @@ from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from confed.deployment.flare.job import LeaderSettings, write_settings
-from confed.deployment.flare.processes import Kept, kept, server_command
+from confed.deployment.flare.job import ServerSettings, write_settings
+from confed.deployment.flare.processes import SupervisedProcess, server_command, supervised
 from confed.deployment.flare.provision import ADMIN, close_kit
-from confed.deployment.flare.status import BulletinReader
+from confed.deployment.flare.status import StatusReader
 from confed.deployment.server import MEMBERS
 from confed.engines.flare.transport import SERVER_CLASSES, write_job
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
 from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
 
-__all__ = ["Serving", "serve"]
+__all__ = ["JobSupervisor", "serve"]
 
 LOOK = 1.0
 """Seconds between questions to FLARE's server."""
@@ -67,7 +67,7 @@ class _Job:
 def serve(
     recipe: Recipe,
     kit: Path,
-    settings: LeaderSettings,
+    settings: ServerSettings,
     *,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
@@ -97,13 +97,13 @@ def serve(
     _own_storage(kit, run)
     # Its administrator's side runs in this process, and would talk in the middle of what is shown.
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-    with kept(server_command(kit), run / "flare.log") as server:
+    with supervised(server_command(kit), run / "flare.log") as server:
         # A job goes on where the process that watches it is killed, and may have ended since.
-        outcome = BulletinReader(kit / settings.bulletin).outcome()
+        outcome = StatusReader(kit / settings.bulletin).outcome()
         if same and summary.is_file() and outcome is not None and outcome["error"] is None:
             progress(Note("the run is over; nothing is left to do"))
         else:
-            Serving(kit, settings, server, progress).until_done()
+            JobSupervisor(kit, settings, server, progress).until_done()
     return json.loads(summary.read_text(encoding="utf-8"))
 
 
@@ -122,7 +122,7 @@ def _own_storage(kit: Path, run: Path) -> None:
     write_atomically(path, json.dumps(resources, indent=1).encode())
 
 
-class Serving:
+class JobSupervisor:
     """Watches over the jobs of one run.
 
     Args:
@@ -135,13 +135,13 @@ class Serving:
     def __init__(
         self,
         kit: Path,
-        settings: LeaderSettings,
-        server: Kept,
+        settings: ServerSettings,
+        server: SupervisedProcess,
         progress: Progress,
     ) -> None:
         self._kit, self._settings, self._server = kit, settings, server
         self._progress = progress
-        self._bulletin = BulletinReader(kit / settings.bulletin)
+        self._bulletin = StatusReader(kit / settings.bulletin)
         self._admin: Session | None = None
         self._heard = time.monotonic()
         self._clients = {flare: client for client, flare in settings.sites.items()}

@@ -4,15 +4,16 @@ import json
 import threading
 from pathlib import Path
 
-from confed.deployment.flare.job import MemberSettings, write_settings
-from confed.deployment.flare.processes import client_command, kept
-from confed.deployment.flare.status import BulletinReader
+from confed.deployment.flare.job import SiteSettings, write_settings
+from confed.deployment.flare.processes import client_command, supervised
+from confed.deployment.flare.status import StatusReader
+from confed.engines.flare.transport import MEMBER
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
 from confed.system.events import Note, Progress, ignore
 
-__all__ = ["join"]
+__all__ = ["join", "missing_class"]
 
 
 def join(
@@ -53,15 +54,17 @@ def join(
         EvaluationPolicy.parse(evaluations)  # here, and not in the process that FLARE starts
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
+    if (missing := missing_class(kit)) is not None:
+        progress(Note(missing))
     run = kit / "run"
     run.mkdir(exist_ok=True)
     write_atomically(run / "recipe.toml", recipe.to_toml().encode())
     write_settings(
-        MemberSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
+        SiteSettings("run/recipe.toml", str(private.resolve()), site, epsilon=epsilon, evaluations=evaluations), kit
     )
-    log, news = run / "flare.log", BulletinReader(run)
+    log, news = run / "flare.log", StatusReader(run)
     news.begin()
-    with kept(client_command(kit, name), log) as client:
+    with supervised(client_command(kit, name), log) as client:
         progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
         # The end of a job's process before its job's would be a failure of the job.
         while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):
@@ -70,3 +73,26 @@ def join(
                 progress(Note(text))
         for text in news.notes():
             progress(Note(text))
+
+
+def missing_class(kit: Path) -> str | None:
+    """Deprecation line for a workspace that does not allow the class which jobs of the next release name.
+
+    Args:
+        kit: the site's FLARE workspace.
+
+    Returns:
+        What to change; None where the class is allowed, or the workspace has no list.
+    """
+    path = kit / "local" / "resources.json"
+    try:
+        resources = json.loads(path.read_text(encoding="utf-8"))
+        allowed = resources["class_allow_list"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(allowed, list) or MEMBER in allowed:
+        return None
+    return (
+        f"deprecated: class_allow_list in {path} has names of confed 0.1 only, which jobs of the next release do not "
+        f"use; add {MEMBER!r} to it"
+    )

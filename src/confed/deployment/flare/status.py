@@ -10,13 +10,13 @@ from typing import Any
 from confed.federation.checkpoint import write_atomically
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 
-__all__ = ["Bulletin", "BulletinReader"]
+__all__ = ["StatusFile", "StatusReader"]
 
 OFTEN = 0.5
 """Seconds between two versions of what the sites are doing."""
 
 
-class Bulletin:
+class StatusFile:
     """Written by the process that leads.
 
     Args:
@@ -60,11 +60,11 @@ class Bulletin:
         write_atomically(self._folder / "outcome.json", json.dumps(outcome).encode())
 
 
-class BulletinReader:
+class StatusReader:
     """Read by the process that watches.
 
     Args:
-        folder: as :class:`Bulletin` has it; what it says already is not news.
+        folder: as :class:`StatusFile` has it; what it says already is not news.
     """
 
     def __init__(self, folder: Path) -> None:

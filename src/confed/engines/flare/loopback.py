@@ -20,11 +20,11 @@ from nvflare.collab.runtime.dispatch import _call_app_method  # pyright: ignore[
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.fuel.utils import fobs
 
-from confed.engines.flare.transport import Answering, Callee, CollabPost
+from confed.engines.flare.transport import Callee, FlareTransport, SiteEndpoint
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named
 
-__all__ = ["callees_in", "post_in"]
+__all__ = ["callees_in", "transport_in"]
 
 
 class _Server:
@@ -67,7 +67,7 @@ class _Loopback(_InvocationDispatcher):
         gcc.call_completed()
 
 
-def callees_in(answering: dict[str, Answering]) -> list[Callee]:
+def callees_in(answering: dict[str, SiteEndpoint]) -> list[Callee]:
     """Sites of this process as FLARE shows those of a job to its server.
 
     Args:
@@ -88,7 +88,7 @@ def callees_in(answering: dict[str, Answering]) -> list[Callee]:
     return callees
 
 
-def post_in(setup: Setup, root: Path) -> CollabPost:
+def transport_in(setup: Setup, root: Path) -> FlareTransport:
     """One site per client of a run, each with a folder of its own.
 
     Args:
@@ -97,10 +97,10 @@ def post_in(setup: Setup, root: Path) -> CollabPost:
     """
     names = [setup.population.info(number).id for number in range(len(setup.population))]
 
-    def end(name: str) -> Answering:
+    def end(name: str) -> SiteEndpoint:
         site = Site(setup, client_named(setup, name), root / name)
-        return Answering(lambda: site)
+        return SiteEndpoint(lambda: site)
 
     # What FLARE allows as a name is not what a client's may be.
     calls = {f"site-{number}": name for number, name in enumerate(names)}
-    return CollabPost(callees_in({flare: end(name) for flare, name in calls.items()}), calls)
+    return FlareTransport(callees_in({flare: end(name) for flare, name in calls.items()}), calls)

@@ -24,7 +24,17 @@ from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
 from confed.system.events import Note, Progress, ignore
 
-__all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Answering", "Callee", "CollabPost", "write_job"]
+__all__ = [
+    "MEMBER",
+    "MEMBER_OF_0_1",
+    "SERVER",
+    "SERVER_CLASSES",
+    "SITE_CLASSES",
+    "Callee",
+    "FlareTransport",
+    "SiteEndpoint",
+    "write_job",
+]
 
 GRACE = 60.0
 """Seconds that FLARE waits longer for a reply than the server does."""
@@ -40,13 +50,15 @@ SERVER = "server"
 
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
-LEADER = "confed.deployment.flare.job.Leader"
-MEMBER = "confed.deployment.flare.job.Member"
+LEADER = "confed.deployment.flare.job.FlareServer"
+MEMBER = "confed.deployment.flare.job.FlareSite"
+MEMBER_OF_0_1 = "confed.flare_apps.Member"
+"""The same class by the name that kits of confed 0.1 allow; jobs of this release name it."""
 
 SERVER_CLASSES = (CONTROLLER, LEADER)
 """What a job may name at the server."""
 
-SITE_CLASSES = (EXECUTOR, MEMBER)
+SITE_CLASSES = (EXECUTOR, MEMBER, MEMBER_OF_0_1)
 """What a job may name at a site."""
 
 
@@ -63,8 +75,8 @@ class Callee(Protocol):
         ...
 
 
-class CollabPost:
-    """A :class:`confed.engines.remote.sites.Post` over the sites of a FLARE job.
+class FlareTransport:
+    """A :class:`confed.engines.remote.sites.Transport` over the sites of a FLARE job.
 
     Args:
         callees: the job's sites, asked for in the thread in which FLARE called us.
@@ -92,8 +104,7 @@ class CollabPost:
         self._ended = threading.Event()
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Post`; who was there when the job began, but for those that do not
-        answer.
+        """Sites of the job, as in :class:`confed.engines.remote.sites.Transport`, but for those that do not answer.
 
         A call that fails at once would be tried again at once. FLARE takes a moment to end the job of a process that
         died, so that its site counts as away for a while, and then as connected anew.
@@ -109,7 +120,7 @@ class CollabPost:
         }
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         sent = str(next(self._numbers))
         with self._turn:
@@ -133,7 +144,7 @@ class CollabPost:
                 self._replies[sent] = reply
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         self._check()
         with self._turn:
             reply = self._replies.pop(sent, None)
@@ -142,7 +153,7 @@ class CollabPost:
         return reply
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         with self._turn:
             self._waited.discard(sent)
             self._replies.pop(sent, None)
@@ -161,7 +172,7 @@ def _bytes_of(reply: object) -> tuple[bytes, bytes]:
             return b"", b""
 
 
-class Answering:
+class SiteEndpoint:
     """A site's end of a FLARE job.
 
     Args:
@@ -222,7 +233,7 @@ def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
     member: dict[str, Any] = {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": once}}],
-        "components": [{"id": "member", "path": MEMBER, "args": {}}],
+        "components": [{"id": "member", "path": MEMBER_OF_0_1, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
     }

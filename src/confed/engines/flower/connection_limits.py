@@ -23,7 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-__all__ = ["HEAD", "Door", "DoorLimits", "Guest", "Guests"]
+__all__ = ["HEAD", "ConnectionLimits", "ConnectionTable", "LimitedServer", "OpenConnection"]
 
 HEAD = 16 * 2**10
 """Bytes of a request's head, at most; one of Flower's has less than one tenth of that."""
@@ -36,7 +36,7 @@ KNOWN = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class DoorLimits:
+class ConnectionLimits:
     """How many connections there may be, and how long they may take.
 
     Attributes:
@@ -74,7 +74,7 @@ class DoorLimits:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
 
-    def fitting(self, files: int) -> "DoorLimits":
+    def fitting(self, files: int) -> "ConnectionLimits":
         """At most half of the files that the process may have open are connections; the others are files."""
         room = max(files // 2, 2)
         return replace(self, most=min(self.most, room), reserved=min(self.reserved, room // 2))
@@ -91,7 +91,7 @@ def open_files() -> int:
 
 
 @dataclass(eq=False)
-class Guest:
+class OpenConnection:
     """A connection.
 
     Attributes:
@@ -109,7 +109,7 @@ class Guest:
     put_out: Callable[[], object] = lambda: None
 
 
-class Guests:
+class ConnectionTable:
     """The connections that there are.
 
     Args:
@@ -117,17 +117,17 @@ class Guests:
         clock: tells the time in seconds.
     """
 
-    def __init__(self, limits: DoorLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
-        self._strangers: dict[Guest, None] = {}  # in the order in which they came
-        self._sites: dict[Guest, str] = {}  # and whose it is, in the order in which they signed
+        self._strangers: dict[OpenConnection, None] = {}  # in the order in which they came
+        self._sites: dict[OpenConnection, str] = {}  # and whose it is, in the order in which they signed
         self._by_address: Counter[str] = Counter()  # strangers
         self._known: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._sites)
 
-    def admit(self, host: str) -> Guest | None:
+    def admit(self, host: str) -> OpenConnection | None:
         """A place for a connection from an address; None where there is none.
 
         Where all places are taken, the oldest connection makes room over which no site has signed a request within the
@@ -144,46 +144,46 @@ class Guests:
             full = len(self) >= self.limits.most and not self._make_room(now, known=None if known else False)
         if full:
             return None
-        guest = Guest(address, now, known)
-        self._strangers[guest] = None
+        entry = OpenConnection(address, now, known)
+        self._strangers[entry] = None
         self._by_address[address] += 1
-        return guest
+        return entry
 
     def _make_room(self, now: float, address: str | None = None, known: bool | None = None) -> bool:
-        for guest in self._strangers:
-            if now - guest.came < self.limits.grace:
+        for entry in self._strangers:
+            if now - entry.came < self.limits.grace:
                 return False  # those behind it came later
-            if address in (None, guest.address) and known in (None, guest.known):
-                self.leave(guest)
-                guest.put_out()
+            if address in (None, entry.address) and known in (None, entry.known):
+                self.leave(entry)
+                entry.put_out()
                 return True
         return False
 
-    def prove(self, guest: Guest, site: str) -> None:
+    def prove(self, entry: OpenConnection, site: str) -> None:
         """A site on the list has signed a request over a connection.
 
         Where that site has its share of connections, the oldest of them ends: one key does not take all places.
         """
-        if guest in self._strangers or self._sites.get(guest, site) != site:
-            self.leave(guest)
+        if entry in self._strangers or self._sites.get(entry, site) != site:
+            self.leave(entry)
             own = [there for there, whose in self._sites.items() if whose == site]
             for oldest in own[: max(len(own) - self.limits.of_site + 1, 0)]:
                 self.leave(oldest)
                 oldest.put_out()
-            self._sites[guest] = site
-        guest.site = True
-        self._known[guest.address] = self._clock()
+            self._sites[entry] = site
+        entry.site = True
+        self._known[entry.address] = self._clock()
         if len(self._known) > 10_000:  # sites of one federation have few addresses
             del self._known[min(self._known, key=self._known.__getitem__)]
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, entry: OpenConnection) -> None:
         """A connection has ended."""
-        self._sites.pop(guest, None)
-        if guest in self._strangers:
-            del self._strangers[guest]
-            self._by_address[guest.address] -= 1
-            if not self._by_address[guest.address]:
-                del self._by_address[guest.address]
+        self._sites.pop(entry, None)
+        if entry in self._strangers:
+            del self._strangers[entry]
+            self._by_address[entry.address] -= 1
+            if not self._by_address[entry.address]:
+                del self._by_address[entry.address]
 
 
 def _network(host: str) -> str:
@@ -202,33 +202,38 @@ class _Timed(H11Protocol):
     """uvicorn's protocol with a time limit for a first byte and for every head."""
 
     def __init__(
-        self, guests: Guests, guest: Guest, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any]
+        self,
+        table: ConnectionTable,
+        entry: OpenConnection,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
     ) -> None:
-        super().__init__(config, server_state, {**app_state, "guests": guests, "guest": guest})
-        self._guests, self._guest = guests, guest
+        super().__init__(config, server_state, {**app_state, "connections": table, "connection": entry})
+        self._table, self._entry = table, entry
         self._timer: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._guest.put_out = transport.abort
-        self._within(self._guests.limits.first)
+        self._entry.put_out = transport.abort
+        self._within(self._table.limits.first)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
         if self._end is not None:
             self._end.cancel()
-        self._guests.leave(self._guest)
+        self._table.leave(self._entry)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # Who was turned away may read why; what it still sends in the meantime is dropped.
-        if not self._guest.site and self._end is None:
-            self._end = self.loop.call_later(self._guests.limits.head, self._part)
+        if not self._entry.site and self._end is None:
+            self._end = self.loop.call_later(self._table.limits.head, self._part)
 
     def _part(self) -> None:
-        if not self._guest.site:
+        if not self._entry.site:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -239,7 +244,7 @@ class _Timed(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._in_time()
         elif self._timer is None and self.conn.trailing_data[0]:
-            self._within(self._guests.limits.head)
+            self._within(self._table.limits.head)
 
     def _within(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self.transport.abort)
@@ -266,7 +271,7 @@ class _Listening:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class Door(uvicorn.Server):
+class LimitedServer(uvicorn.Server):
     """uvicorn's server, in front of which connections are counted.
 
     Args:
@@ -276,10 +281,10 @@ class Door(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, limits: DoorLimits, turned_away: Callable[[str], None] = lambda _: None
+        self, config: uvicorn.Config, limits: ConnectionLimits, turned_away: Callable[[str], None] = lambda _: None
     ) -> None:
         super().__init__(config)
-        self.guests = Guests(limits.fitting(open_files()))
+        self.table = ConnectionTable(limits.fitting(open_files()))
         self._turned_away = turned_away
         self._entering: set[asyncio.Task[None]] = set()
 
@@ -328,20 +333,20 @@ class Door(uvicorn.Server):
                 elif error.errno == errno.EBADF:
                     return
                 continue
-            guest = self.guests.admit(str(peer[0]))
-            if guest is None:
+            entry = self.table.admit(str(peer[0]))
+            if entry is None:
                 connection.close()
                 self._turned_away("a connection was refused, as there were too many")
             else:
-                task = loop.create_task(self._enter(connection, guest))
-                guest.put_out = task.cancel
+                task = loop.create_task(self._enter(connection, entry))
+                entry.put_out = task.cancel
                 self._entering.add(task)
                 task.add_done_callback(self._entering.discard)
             await asyncio.sleep(0)  # whoever is there already comes first
 
-    async def _enter(self, connection: socket.socket, guest: Guest) -> None:
+    async def _enter(self, connection: socket.socket, entry: OpenConnection) -> None:
         """TLS, where there is any, and then the protocol."""
-        config, limits = self.config, self.guests.limits
+        config, limits = self.config, self.table.limits
         times: dict[str, Any] = {}
         if config.ssl is not None:
             times = {"ssl": config.ssl, "ssl_handshake_timeout": limits.handshake, "ssl_shutdown_timeout": 2.0}
@@ -350,10 +355,10 @@ class Door(uvicorn.Server):
             if config.ssl is not None:  # a quarter of a megabyte each, which who says nothing does not get
                 await asyncio.wait_for(_readable(connection), limits.first)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Timed(self.guests, guest, config, self.server_state, self.lifespan.state), connection, **times
+                lambda: _Timed(self.table, entry, config, self.server_state, self.lifespan.state), connection, **times
             )
         except (OSError, TimeoutError, ssl.SSLError, asyncio.CancelledError):  # a stranger's, and of no interest
-            self.guests.leave(guest)
+            self.table.leave(entry)
             connection.close()
 
 

@@ -27,13 +27,13 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_DEPENDENCY
 
 from confed.engines.flower.objects import PieceStore, most_pieces, pieces_of
 
-__all__ = ["Inbox", "Notices", "TurnedAway", "router"]
+__all__ = ["Inbox", "RejectionLog", "RequestRejected", "router"]
 
 BARE = 64 * 2**10
 """Bytes of a reply without its content, at most: who answers what, or an error."""
 
 
-class TurnedAway(HTTPException):
+class RequestRejected(HTTPException):
     """What a site sends is not taken.
 
     Args:
@@ -46,7 +46,7 @@ class TurnedAway(HTTPException):
         self.why = why
 
 
-class Notices:
+class RejectionLog:
     """Counts what was turned away or came too late, and logs it the first time, the second, the fourth, the eighth.
 
     Args:
@@ -100,7 +100,7 @@ class Inbox:
         notices: told what is dropped.
     """
 
-    def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: Notices) -> None:
+    def __init__(self, state: LinkState, store: PieceStore, largest: int, notices: RejectionLog) -> None:
         self._state, self._store, self._notices = state, store, notices
         self.largest = largest
         self._lock = threading.RLock()
@@ -134,34 +134,34 @@ class Inbox:
         """A site says that it has a reply, and of which pieces.
 
         Raises:
-            TurnedAway: it is none that could be waited for.
+            RequestRejected: it is none that could be waited for.
         """
         if len(request.message_object_trees) != 1 or len(request.messages_list) != 1:
-            raise TurnedAway(413, "a request carries one reply")
+            raise RequestRejected(413, "a request carries one reply")
         bare, tree, node = request.messages_list[0], request.message_object_trees[0], request.node.node_id
         if bare.ByteSize() > BARE:
-            raise TurnedAway(413, f"without its content a reply has at most {BARE} bytes")
+            raise RequestRejected(413, f"without its content a reply has at most {BARE} bytes")
         if bare.metadata.src_node_id != node:
-            raise TurnedAway(403, "a reply is sent by whom it is from")
+            raise RequestRejected(403, "a reply is sent by whom it is from")
         if bare.metadata.message_id != tree.object_id:
-            raise TurnedAway(400, "a reply has the number of its content")
+            raise RequestRejected(400, "a reply has the number of its content")
         try:
             pieces = pieces_of(tree, self.pieces)
         except ValueError as error:
-            raise TurnedAway(413, str(error)) from error
+            raise RequestRejected(413, str(error)) from error
         with self._lock:
             entry = self._open.get(bare.metadata.reply_to_message_id)
             if entry is not None and entry.node != node:
-                raise TurnedAway(403, "a request is answered by whom it was for")
+                raise RequestRejected(403, "a request is answered by whom it was for")
             if entry is not None and (entry.reply or tree.object_id in self._store):
-                raise TurnedAway(409, "a request has one reply")
+                raise RequestRejected(409, "a request has one reply")
             already = self._store.size(pieces)
             if self.held(node) + already > self.largest:
-                raise TurnedAway(413, "a reply has more bytes than it may have")
+                raise RequestRejected(413, "a reply has more bytes than it may have")
             try:
                 taken = entry is not None and self._state.store_message_res(message_from_proto(bare)) is not None
             except Exception as error:  # whatever a site may have written into it
-                raise TurnedAway(400, "what was sent is no message") from error
+                raise RequestRejected(400, "what was sent is no message") from error
             if entry is None or not taken:
                 self._notices.add(who, "a reply was dropped that nobody waits for any more")
                 return PushMessagesResponse(results={bare.metadata.message_id: 0})
@@ -179,7 +179,7 @@ class Inbox:
         What belongs to a reply that nobody waits for any more is dropped, and the site need not know.
 
         Raises:
-            TurnedAway: it is not the site's to send, or too much.
+            RequestRejected: it is not the site's to send, or too much.
         """
         piece, content = request.object_id, request.object_content
         with self._lock:
@@ -188,19 +188,19 @@ class Inbox:
                 self._notices.add(who, "a piece was dropped that nobody waits for any more")
                 return PushObjectResponse(stored=True)
             if entry.node != request.node.node_id:
-                raise TurnedAway(403, "a piece is sent by whom the reply is from")
+                raise RequestRejected(403, "a piece is sent by whom the reply is from")
             if piece in entry.sent:
                 return PushObjectResponse(stored=True)
             if piece not in entry.pieces:
-                raise TurnedAway(400, "a piece was not announced")
+                raise RequestRejected(400, "a piece was not announced")
             if self.held(entry.node) + len(content) > self.largest:
-                raise TurnedAway(413, "a reply has more bytes than it may have")
+                raise RequestRejected(413, "a reply has more bytes than it may have")
             try:
                 self._store.put(piece, content)
             except OSError as error:  # the disk is full: the server's fault
                 raise HTTPException(507, "the server cannot keep it") from error
             except Exception as error:  # whatever is wrong with it
-                raise TurnedAway(400, "a piece is not what it says it is") from error
+                raise RequestRejected(400, "a piece is not what it says it is") from error
             entry.sent.add(piece)
             entry.held += len(content)
         return PushObjectResponse(stored=True)

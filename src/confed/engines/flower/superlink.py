@@ -59,24 +59,24 @@ from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
-from confed.engines.flower.connection_limits import HEAD, Door, DoorLimits
-from confed.engines.flower.inbox import Inbox, Notices, TurnedAway, router
+from confed.engines.flower.connection_limits import HEAD, ConnectionLimits, LimitedServer
+from confed.engines.flower.inbox import Inbox, RejectionLog, RequestRejected, router
 from confed.engines.flower.objects import PIECE, PieceStore, check_expansion
 from confed.engines.flower.request_limits import WholeBody
 from confed.federation.checkpoint import private_folder
 from confed.system.release import VERSION
 
-__all__ = ["ABOUT", "PIECE", "LinkGrid", "link"]
+__all__ = ["ABOUT", "PIECE", "SuperLinkGrid", "open_superlink"]
 
 ABOUT = "/v1/fleet/about"
 """Where a site on the list may ask for the server's versions and clock, without joining."""
 
-SOMEBODY = "somebody"
+ANONYMOUS = "somebody"
 """Who is not on the list, in the log."""
 
 
 @contextmanager
-def link(
+def open_superlink(
     keys: Iterable[bytes],
     host: str = "127.0.0.1",
     port: int = 0,
@@ -85,8 +85,8 @@ def link(
     key: Path | None = None,
     largest: int = 2**31,
     waiting: Path | None = None,
-    limits: DoorLimits | None = None,
-) -> Iterator[tuple["LinkGrid", int]]:
+    limits: ConnectionLimits | None = None,
+) -> Iterator[tuple["SuperLinkGrid", int]]:
     """Opens the door for as long as the ``with`` block lasts.
 
     Args:
@@ -99,7 +99,7 @@ def link(
         largest: bytes of a reply, about.
         waiting: a folder on disk, of this door's own, for the pieces of messages that are on their way; None keeps them
             in memory.
-        limits: on connections, see :class:`confed.engines.flower.connection_limits.DoorLimits`.
+        limits: on connections, see :class:`confed.engines.flower.connection_limits.ConnectionLimits`.
 
     Yields:
         The grid, and the port.
@@ -112,20 +112,20 @@ def link(
         raise ValueError("certificate and key belong together, got one of them")
     if certificate is not None and key is not None:
         _check_pair(certificate, key)
-    limits = DoorLimits() if limits is None else limits
+    limits = ConnectionLimits() if limits is None else limits
     # Every attempt of a stranger would be an error of Flower's, in the middle of what the server shows.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     named = keys if isinstance(keys, Mapping) else {}
     names = {key: named.get(key) or f"key {sha256(key).hexdigest()[:16]}" for key in keys}
     store = _store(waiting)
     state = _state(names, store)
-    grid = LinkGrid(state.state(), store, largest)
+    grid = SuperLinkGrid(state.state(), store, largest)
     config = uvicorn.Config(
         _application(state, names, grid, limits.body), host=host, port=port, log_level="error", access_log=False,
         ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
         h11_max_incomplete_event_size=HEAD, backlog=1024, timeout_keep_alive=30,
     )  # fmt: skip
-    server = Door(config, limits, lambda why: grid.notices.add(SOMEBODY, why))
+    server = LimitedServer(config, limits, lambda why: grid.notices.add(ANONYMOUS, why))
     thread = threading.Thread(target=_serve, args=(server,), daemon=True)
     thread.start()
     alive = threading.Event()
@@ -193,7 +193,9 @@ def _state(keys: Iterable[bytes], store: PieceStore) -> LinkStateFactory:
     return factory
 
 
-def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "LinkGrid", seconds: float) -> FastAPI:
+def _application(
+    factory: LinkStateFactory, names: Mapping[bytes, str], grid: "SuperLinkGrid", seconds: float
+) -> FastAPI:
     middleware = [
         Middleware(BaseHTTPMiddleware, dispatch=_noted),
         Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
@@ -211,7 +213,7 @@ def _application(factory: LinkStateFactory, names: Mapping[bytes, str], grid: "L
     app.include_router(router)  # before Flower's: the first route that fits is taken
     app.include_router(fleet_router)
     app.post(ABOUT)(_about)
-    app.add_exception_handler(TurnedAway, _turned_away)
+    app.add_exception_handler(RequestRejected, _turned_away)
     return app
 
 
@@ -221,7 +223,7 @@ def _refuse(request: Request, status: int, why: str, closing: bool = False) -> R
 
 
 async def _turned_away(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TurnedAway)
+    assert isinstance(error, RequestRejected)
     return _refuse(request, error.status_code, error.why)
 
 
@@ -230,7 +232,7 @@ async def _noted(request: Request, call_next: RequestResponseEndpoint) -> Respon
     response = await call_next(request)
     if response.status_code >= 400:
         why = getattr(request.state, "why", f"Flower says {response.status_code}")
-        who = getattr(request.state, "who", SOMEBODY)
+        who = getattr(request.state, "who", ANONYMOUS)
         request.app.state.grid.notices.add(who, f"a request was turned away: {why}")
     return response
 
@@ -262,7 +264,7 @@ async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Respo
     if not verify_signature(bytes_to_public_key(public), signed, signature):
         return _refuse(request, 401, "a request is signed by whom it is from")
     request.state.who = name
-    request.state.guests.prove(request.state.guest, name)
+    request.state.connections.prove(request.state.connection, name)
     return await call_next(request)
 
 
@@ -271,13 +273,13 @@ def _about() -> dict[str, str | float]:
     return {"confed": VERSION, "flwr": version("flwr"), "time": time.time()}
 
 
-def _keep_alive(grid: "LinkGrid", stop: threading.Event) -> None:
+def _keep_alive(grid: "SuperLinkGrid", stop: threading.Event) -> None:
     """Flower ends runs whose leader has not been heard of for a while."""
     while not stop.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
         grid.beat()
 
 
-class LinkGrid(Grid):
+class SuperLinkGrid(Grid):
     """Flower's grid over a state in this process.
 
     Args:
@@ -292,7 +294,7 @@ class LinkGrid(Grid):
 
     def __init__(self, state: LinkState, store: PieceStore, largest: int = 2**31) -> None:
         self._state, self._store = state, store
-        self.notices = Notices(logging.getLogger(__name__))
+        self.notices = RejectionLog(logging.getLogger(__name__))
         self.inbox = Inbox(state, store, largest, self.notices)
         self._run_id = state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
@@ -323,7 +325,7 @@ class LinkGrid(Grid):
 
     def set_run(self, run: Run) -> None:
         """The run is this grid's own."""
-        raise NotImplementedError("a LinkGrid has one run, its own")
+        raise NotImplementedError("a SuperLinkGrid has one run, its own")
 
     @property
     def run(self) -> Run:

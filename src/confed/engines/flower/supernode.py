@@ -58,10 +58,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
 from confed.engines.remote.protocol import printable
-from confed.engines.remote.redact import discreet
+from confed.engines.remote.redact import redact
 from confed.system.events import Note, Progress, ignore
 
-__all__ = ["Line", "public_of", "read_key", "read_public"]
+__all__ = ["SuperNode", "public_of", "read_key", "read_public"]
 
 SOON = 0.1
 """Seconds from a reply to the next question; every question costs the server some ten milliseconds."""
@@ -102,7 +102,7 @@ def read_public(text: str) -> bytes:
     return public_key_to_bytes(key)
 
 
-class Line:
+class SuperNode:
     """A connection that is dialled again whenever it breaks.
 
     Args:
@@ -231,7 +231,7 @@ class Line:
         except Exception as error:  # a fault of ours must not end the connection
             text = f"{type(error).__name__}: {error}"
             self._progress(Note(f"refused: {text}"))
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, discreet(text)), reply_to=message)
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, redact(text)), reply_to=message)
         seconds = time.perf_counter() - began
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():

@@ -17,7 +17,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import HELLO
 from confed.engines.remote.sites import Bounded, Connection
 
-__all__ = ["GridPost", "client_app", "pack", "server_app", "unpack"]
+__all__ = ["FlowerTransport", "client_app", "pack", "server_app", "unpack"]
 
 _KINDS = {HELLO: "query.hello"}
 _GONE = ("registered", "offline", "unregistered")
@@ -53,8 +53,8 @@ def unpack(message: Message) -> tuple[bytes, bytes]:
     return head, body
 
 
-class GridPost:
-    """A :class:`confed.engines.remote.sites.Post` over a Flower grid.
+class FlowerTransport:
+    """A :class:`confed.engines.remote.sites.Transport` over a Flower grid.
 
     Args:
         grid: Flower's.
@@ -65,7 +65,7 @@ class GridPost:
         self._grid, self._names = grid, names
 
     def connections(self) -> Mapping[int, Connection]:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         there: dict[int, Connection] = {}
         for node in self._grid.get_nodes():
             name = None if self._names is None else self._names.get(node.public_key)
@@ -74,14 +74,14 @@ class GridPost:
         return there
 
     def send(self, to: int, kind: str, head: bytes, body: bytes, lasts: float) -> str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         # The reply, too, must be on its way before the message's time is over.
         message = Message(pack(head, body), to, _KINDS.get(kind, "train.call"), ttl=lasts + 60)
         sent = [number for number in self._grid.push_messages([message]) if number]
         return sent[0] if sent else None
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
-        """See :class:`confed.engines.remote.sites.Post`."""
+        """See :class:`confed.engines.remote.sites.Transport`."""
         for message in self._grid.pull_messages([sent]):
             if message.has_error():
                 return f"ConnectionError: {message.error.reason or f'Flower error {message.error.code}'}"
@@ -97,7 +97,7 @@ class GridPost:
             self._grid.bound(largest)
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`; Flower's own grids drop messages when their time is over."""
+        """See :class:`confed.engines.remote.sites.Transport`; Flower's own grids drop messages that expire."""
         if isinstance(self._grid, Forgetful):
             self._grid.forget(sent)
 

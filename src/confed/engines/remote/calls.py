@@ -8,11 +8,11 @@ from confed.engines.remote.protocol import Request
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Call
 
-__all__ = ["Ask", "Batch"]
+__all__ = ["CallBatch", "PendingCall"]
 
 
 @dataclass
-class Ask:
+class PendingCall:
     """A call on its way through the post.
 
     Attributes:
@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass
-class Batch:
+class CallBatch:
     """Calls that a flow asked for together.
 
     Attributes:
@@ -51,7 +51,7 @@ class Batch:
     round: int
     spool: Path
     waiting: list[int]
-    running: dict[int, Ask] = field(default_factory=dict[int, Ask])
-    done: dict[int, tuple[Ask, Path | str]] = field(default_factory=dict[int, "tuple[Ask, Path | str]"])
+    running: dict[int, PendingCall] = field(default_factory=dict[int, PendingCall])
+    done: dict[int, tuple[PendingCall, Path | str]] = field(default_factory=dict[int, "tuple[PendingCall, Path | str]"])
     lost: int = 0
     useless: int = 0

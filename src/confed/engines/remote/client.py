@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from confed.engines.perform import Setup, Workspace, answer, listed
-from confed.engines.remote.evaluation_record import EvaluationBook, kept_policy
+from confed.engines.remote.evaluation_record import EvaluationRecord, kept_policy
 from confed.engines.remote.handshake import Fingerprint, fingerprint
-from confed.engines.remote.journal import Diary
+from confed.engines.remote.journal import Journal
 from confed.engines.remote.protocol import (
     GOODBYE,
     HELLO,
@@ -30,7 +30,7 @@ from confed.engines.remote.protocol import (
     schema_of,
     seal,
 )
-from confed.engines.remote.redact import discreet
+from confed.engines.remote.redact import redact
 from confed.federation.checkpoint import DirectoryStore, write_atomically
 from confed.federation.client import Signer
 from confed.federation.client_info import ClientInfo
@@ -87,14 +87,14 @@ class Site:
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no
             limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
-        signer: by what other sites know this one, and it them: a secure sum is taken part in only with members whose
+        signer: keys by which sites know each other: the site takes part in secure aggregation only with members whose
             keys are signed; None where nobody signs.
         over: called when the server says that the run is over.
         final: given the final values of what this client receives, and its state, when the server has the final models
             evaluated; returns where they are kept, or "".
 
     Attributes:
-        diary: what this site remembers for good.
+        journal: what this site remembers for good.
         evaluations: which evaluations it has answered, and what it still answers.
         problem: why this site cannot take part, as found out by the last hello; None where it can.
     """
@@ -131,10 +131,10 @@ class Site:
         # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
         self._workspace = Workspace(setup.model(), setup.device, lasting=False)
         self.fingerprint: Fingerprint = fingerprint(setup, self._workspace, common)
-        self.diary = Diary(root, self.fingerprint.terms[:16], limit)
+        self.journal = Journal(root, self.fingerprint.terms[:16], limit)
         policy = kept_policy(root, evaluations)
-        self.evaluations = EvaluationBook(root, self.fingerprint.terms[:16], policy, self.diary, self._privacy)
-        self._setup = replace(setup, diary=self.diary, signer=signer)
+        self.evaluations = EvaluationRecord(root, self.fingerprint.terms[:16], policy, self.journal, self._privacy)
+        self._setup = replace(setup, journal=self.journal, signer=signer)
         # Every recipe has a folder: another run must not take this one's state for its own, and drop it.
         self.store = DirectoryStore(root / "state" / self.fingerprint.terms[:16])
         self._scopes = self._workspace.scopes(setup.algorithm, client)
@@ -168,14 +168,14 @@ class Site:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
         except Exception as error:
             self._progress(Note(f"refused: {error}"))
-            reply = Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
+            reply = Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
         answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
         head = answered.to_bytes()
         try:
             self._log("out", head, data, id=answered.id, error=answered.error, seconds=answered.seconds)
         except OSError as error:  # nothing leaves that the site's own log does not hold
             self._progress(Note(f"refused, as the log cannot be written: {error}"))
-            return Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
+            return Answer(name, redact(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
         return head, data
 
     def _read(self, head: bytes, body: bytes) -> Request:
@@ -230,8 +230,8 @@ class Site:
         check_scale(message.tensors, self._most)
         privacy = self._privacy if request.action == UPDATE else None
         if privacy is not None:
-            self.diary.check(privacy)
-        self.diary.asked = asked
+            self.journal.check(privacy)
+        self.journal.asked = asked
         self._progress(Note(self._when(request)))
         if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
             try:
@@ -248,11 +248,11 @@ class Site:
         data = seal(reply.message)
         if reply.error is not None:
             self._progress(Note(f"{self._when(request)} failed: {reply.error}"))
-            return Answer(request.id, discreet(reply.error), saved, 0.0), data
+            return Answer(request.id, redact(reply.error), saved, 0.0), data
         if privacy is not None:
-            self.diary.release(privacy, request.round)
+            self.journal.release(privacy, request.round)
         elif self._privacy is None and reply.message.tensors and request.action in self._telling:
-            self.diary.bare(request.round, request.action)
+            self.journal.bare(request.round, request.action)
         self._remember(asked, saved, data)
         if request.action in FRESH:  # after the reply is on disk: one that got lost is asked for again
             self.store.scrub(self.client.id, GROUP, before=request.version)

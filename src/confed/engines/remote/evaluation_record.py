@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from confed.engines.remote.journal import Diary, append, read_lines
+from confed.engines.remote.journal import Journal, append, read_lines
 from confed.federation.checkpoint import write_atomically
 from confed.federation.messages import Message
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy import accountant
 from confed.privacy.evaluation_policy import EvaluationPolicy
 
-__all__ = ["EvaluationBook", "kept_policy"]
+__all__ = ["EvaluationRecord", "kept_policy"]
 
 POLICY, ANSWERED = "evaluations.txt", "evaluations.jsonl"
 
@@ -42,14 +42,14 @@ def kept_policy(root: Path, policy: EvaluationPolicy | None) -> EvaluationPolicy
         raise ValueError(f"{path} must hold this site's policy for evaluations: {error}") from error
 
 
-class EvaluationBook:
+class EvaluationRecord:
     """A site's evaluations so far; ``evaluations.jsonl`` in its folder.
 
     Args:
         root: the folder.
         run: which recipe the next entries belong to.
         policy: what may be answered.
-        diary: the book of what this site's updates cost; noised evaluations are entries there.
+        journal: the book of what this site's updates cost; noised evaluations are entries there.
         privacy: how the recipe's clients noise their updates; None where they do not.
 
     Raises:
@@ -57,11 +57,11 @@ class EvaluationBook:
     """
 
     def __init__(
-        self, root: Path, run: str, policy: EvaluationPolicy, diary: Diary, privacy: UpdatePrivacy | None
+        self, root: Path, run: str, policy: EvaluationPolicy, journal: Journal, privacy: UpdatePrivacy | None
     ) -> None:
         if policy.mode == "noise" and not accountant.available():
             raise ValueError("noise on evaluations needs the library dp-accounting (the extra 'privacy')")
-        self.policy, self._run, self._diary = policy, run, diary
+        self.policy, self._run, self._journal = policy, run, journal
         # For delta and the neighbours, in which both kinds of entries are added up.
         self._privacy = UpdatePrivacy(clip=1.0) if privacy is None else privacy
         self._noised = privacy is not None
@@ -89,9 +89,9 @@ class EvaluationBook:
             if most is not None and so_far >= most:
                 raise ValueError(f"this site answers {most} evaluations {name}, and has answered {so_far}")
         if policy.mode == "noise":
-            self._diary.check_evaluation(self._privacy, policy.noise)
+            self._journal.check_evaluation(self._privacy, policy.noise)
         elif policy.mode == "default" and self._noised:
-            self._diary.check_exact(self._privacy)
+            self._journal.check_exact(self._privacy)
 
     def release(self, message: Message, round: int) -> Message:
         """What of an evaluation's reply leaves the site, written down.
@@ -106,7 +106,7 @@ class EvaluationBook:
         released = self.policy.release(message)
         line = {"time": time.time(), "run": self._run, "round": round, "noise": self.policy.noise}
         if self.policy.mode == "noise":
-            self._diary.evaluated(self._privacy, self.policy.noise, round)
+            self._journal.evaluated(self._privacy, self.policy.noise, round)
         append(self._path, {**line, "sums": sum(name.endswith(":sum") for name in released.scalars)})
         self._answered += 1
         self._rounds[self._run, round] += 1

@@ -17,7 +17,7 @@ from typing import Any, cast
 from confed.federation.update_privacy import UpdatePrivacy
 from confed.privacy.accountant import epsilon
 
-__all__ = ["Diary", "append", "read_lines"]
+__all__ = ["Journal", "append", "read_lines"]
 
 EVALUATION = "evaluate"
 
@@ -27,8 +27,8 @@ _SENSIBLE = (1e-100, 1e100)
 """Noise multipliers whose squares are numbers."""
 
 
-class Diary:
-    """A site's book; see :class:`confed.federation.client.Diary`.
+class Journal:
+    """A site's book; see :class:`confed.federation.client.Journal`.
 
     Args:
         root: the folder for ``used.jsonl`` and ``privacy.jsonl``; made if missing.
@@ -64,7 +64,7 @@ class Diary:
             )
 
     def use(self, secret: bytes, what: bytes = b"") -> None:
-        """See :class:`confed.federation.client.Diary`; the same request may come again, as its reply may be lost."""
+        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost."""
         name = blake2b(secret, digest_size=16).hexdigest()
         asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
         if self._used.setdefault(name, asked) != asked:

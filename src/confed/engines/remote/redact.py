@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["discreet"]
+__all__ = ["redact"]
 
 _ENDINGS = (
     "png|jpe?g|jfif|bmp|gif|tiff?|webp|ppm|pgm|dcm|nii|wav|flac|mp3|ogg|json|jsonl|csv|tsv|txt|xml|toml|parquet|tar|gz|zst|"
@@ -16,7 +16,7 @@ _GROUPS = "update|gradient|variate|drift|read|class_mean|class_count"
 _TENSOR = re.compile(rf"(['\"])(?:{_GROUPS})/(?!(?:[\w.\-]*\.)?(?:{_ENDINGS})['\"])[\w.\-]+\1")
 
 
-def discreet(error: str, most: int = 500) -> str:
+def redact(error: str, most: int = 500) -> str:
     """One line of an error, up to where it begins to name a file; the person at the machine reads all of it there.
 
     What follows a name may belong to it, as names have spaces in them. The known names of tensors are no files. An

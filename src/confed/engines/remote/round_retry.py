@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from confed.engines.remote.calls import Ask, Batch
+from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.federation.messages import Call, Message, Reply
 
 __all__ = ["Attempts", "Done"]
@@ -34,18 +34,18 @@ class Attempts:
         batches: the calls of the attempt under way.
         handled: the call whose reply the method has in hand, if that reply is no error.
         refused: request -> why its reply counts as failed.
-        single: whether there can be one attempt only, as sites are in the middle of a session or of a secure sum; then
-            no reply is kept once it was read.
+        single: whether there can be one attempt only, in a session or secure aggregation; then no reply is kept once
+            it was read.
     """
 
     def __init__(
         self, steps: Mapping[tuple[str, int], int], bases: Mapping[str, int], spool: Path | None, single: bool
     ) -> None:
         self.steps, self.bases, self.single = dict(steps), dict(bases), single
-        self.batches: list[Batch] = []
-        self.handled: Ask | None = None
+        self.batches: list[CallBatch] = []
+        self.handled: PendingCall | None = None
         self.refused: dict[str, str] = {}
-        self._read: Ask | None = None
+        self._read: PendingCall | None = None
         self._end = ""
         self._kept: dict[str, tuple[Call, Path | str]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="confed-replies-", dir=spool)
@@ -77,7 +77,7 @@ class Attempts:
                 again(self)
                 self.batches, self.handled = [], None
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: CallBatch) -> None:
         """Calls are asked for together."""
         self.batches.append(batch)
         self.handled = None
@@ -87,12 +87,12 @@ class Attempts:
         """A new folder for the replies to calls that are asked for together; all are removed in the end."""
         return tempfile.mkdtemp(dir=self._folder.name)
 
-    def keep(self, ask: Ask, result: Path | str) -> None:
+    def keep(self, ask: PendingCall, result: Path | str) -> None:
         """Remembers what came of a call."""
         if not self.single:
             self._kept[ask.request.id] = ask.call, result
 
-    def known(self, ask: Ask) -> Path | str | None:
+    def known(self, ask: PendingCall) -> Path | str | None:
         """What came of the call in an earlier attempt; None where it is a new one.
 
         Raises:
@@ -108,7 +108,7 @@ class Attempts:
             )
         return result
 
-    def reading(self, ask: Ask) -> None:
+    def reading(self, ask: PendingCall) -> None:
         """The reply to this call is read from disk."""
         self._read = ask
 
@@ -119,7 +119,7 @@ class Attempts:
             yield reply
             self.handled = None
 
-    def _leave_out(self, ask: Ask, method: str, error: Exception) -> None:
+    def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
         """From now on the reply to this call counts as failed."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = (

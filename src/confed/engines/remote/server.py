@@ -1,8 +1,9 @@
 """The server's end of a federation across machines: calls go out as requests, replies come back as they arrive.
 
-The answerer :class:`Remote` stands where the simulator has :class:`confed.engines.local.InProcess`, so that the rounds,
-the methods and the books are the same. It knows no transport: a :class:`Post` carries bytes. Whatever goes wrong on the
-way is an error in the client's reply; a site that is away, or was started anew, is asked again for a while first.
+The executor :class:`Remote` stands where the simulator has :class:`confed.engines.local.InProcess`, so that the
+rounds, the methods and the accounting are the same. It knows no network: a :class:`Transport` carries bytes. What goes
+wrong on the way is an error in the client's reply; a site that is away, or was restarted, is asked again for a while
+first.
 """
 
 import math
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from confed.engines.local import InProcess
 from confed.engines.perform import Setup, Workspace
-from confed.engines.remote.calls import Ask, Batch
+from confed.engines.remote.calls import CallBatch, PendingCall
 from confed.engines.remote.handshake import fingerprint
 from confed.engines.remote.open_files import patiently
 from confed.engines.remote.protocol import (
@@ -33,7 +34,7 @@ from confed.engines.remote.protocol import (
 )
 from confed.engines.remote.reply_checks import check_content
 from confed.engines.remote.round_retry import Attempts, Done
-from confed.engines.remote.sites import Bounded, Patience, Post, Registered, Roll
+from confed.engines.remote.sites import Bounded, Registered, SiteRegistry, Timeouts, Transport
 from confed.engines.remote.update_bounds import FEWEST, Bounds, most_of, norm_of, scaled
 from confed.engines.timeline import Timeline
 from confed.federation.checkpoint import private_folder
@@ -55,12 +56,12 @@ TRIES = 3
 
 
 class Remote:
-    """Answers calls by asking sites; see :class:`confed.engines.local.Answerer`.
+    """Answers calls by asking sites; see :class:`confed.engines.local.Executor`.
 
     Args:
         setup: the run. Its population is who is expected; their examples are not used.
-        post: the transport.
-        patience: how long to wait for whom.
+        transport: carries requests and replies.
+        timeouts: how long to wait for whom.
         common: see :func:`confed.engines.remote.handshake.fingerprint`.
         limits: how large replies may be.
         audit: a file that gets a line for every message; None for none.
@@ -75,15 +76,15 @@ class Remote:
         bounds: as given.
         shortened: client -> what was done to its update, as it went too far; whoever reads it empties it.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
-        roll: who is there.
+        sites: who is there.
     """
 
     def __init__(
         self,
         setup: Setup,
-        post: Post,
+        transport: Transport,
         *,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         common: str = "",
         limits: Limits | None = None,
         audit: Path | None = None,
@@ -94,14 +95,14 @@ class Remote:
         bounds: Bounds | None = None,
     ) -> None:
         self.timeline = Timeline(0)
-        self.patience = Patience() if patience is None else patience
+        self.timeouts = Timeouts() if timeouts is None else timeouts
         self._setup, self._local = setup, InProcess(setup, workspace)
         self._known: Schema = schema_of(self._local.workspace.tensors)
         self._limits = Limits.of(self._known) if limits is None else limits
-        if isinstance(post, Bounded):
-            post.bound(self._limits.head + self._limits.body)
+        if isinstance(transport, Bounded):
+            transport.bound(self._limits.head + self._limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
-        self.roll = Roll(post, common_ground, self.patience, self._limits, audit, progress)
+        self.sites = SiteRegistry(transport, common_ground, self.timeouts, self._limits, audit, progress)
         self.kept: Sequence[int] = (0,)
         self._spool, self._judge = spool, judge
         if spool is not None:  # what a process that was killed has left there is nobody's
@@ -153,7 +154,7 @@ class Remote:
         for batch in attempts.batches:  # what is on its way is not asked for a second time
             while batch.waiting or batch.running:
                 self._step(batch)
-                time.sleep(self.patience.interval)
+                time.sleep(self.timeouts.interval)
         self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
 
     # Calls ---------------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Remote:
 
     def _replies(self, calls: Sequence[Call], round: int) -> Iterator[Reply | None]:
         with self._folder() as spool:
-            batch = Batch(calls, round, Path(spool), list(range(len(calls))))
+            batch = CallBatch(calls, round, Path(spool), list(range(len(calls))))
             if self._attempts is not None:
                 self._attempts.begin(batch)
             self._step(batch)
@@ -187,7 +188,7 @@ class Remote:
                 while position not in batch.done:
                     self._step(batch)
                     if position not in batch.done:
-                        time.sleep(self.patience.interval)
+                        time.sleep(self.timeouts.interval)
                 if not bounded:
                     yield self._counted(batch, *batch.done.pop(position))
             if bounded:
@@ -199,7 +200,7 @@ class Remote:
             return nullcontext(self._attempts.folder())
         return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool)
 
-    def _counted(self, batch: Batch, ask: Ask, result: Path | str) -> Reply:
+    def _counted(self, batch: CallBatch, ask: PendingCall, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
         reply = self._read(ask, result)
         if reply.error is not None and ask.call.action in self._work and not ask.call.session:
@@ -215,7 +216,7 @@ class Remote:
         alone = len(names) == len(calls) >= FEWEST
         return alone and all(call.action == UPDATE and not call.session for call in calls)
 
-    def _bounded(self, batch: Batch) -> Iterator[Reply]:
+    def _bounded(self, batch: CallBatch) -> Iterator[Reply]:
         """All replies of a round, none of which goes much further than most.
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
@@ -247,7 +248,7 @@ class Remote:
                     self._bases |= {name: base for name, base in before.items() if name == reply.client.id}
                 yield reply
 
-    def _shortened(self, ask: Ask, reply: Reply, norm: float, most: float) -> Reply:
+    def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float) -> Reply:
         """An update that went too far: a part of it, or, where a part of one has no meaning, none of it."""
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
@@ -259,25 +260,25 @@ class Remote:
         except ValueError:
             self.shortened[name] = f"{said}; it was left out"
             return self._failed(reply.client, f"ValueError: update refused: {said}")
-        self.roll.note(name, self.roll.status[name].state, self.shortened[name])
+        self.sites.note(name, self.sites.status[name].state, self.shortened[name])
         return reply
 
-    def _count_out(self, batch: Batch, reply: Reply) -> None:
+    def _count_out(self, batch: CallBatch, reply: Reply) -> None:
         """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
 
         That none can be used is the round's own business.
         """
         batch.useless += 1
-        left, wanted = len(batch.calls) - batch.useless, min(self.patience.minimum, len(batch.calls))
+        left, wanted = len(batch.calls) - batch.useless, min(self.timeouts.minimum, len(batch.calls))
         if left < wanted and wanted > 1:
             raise RuntimeError(
                 f"round {batch.round + 1} needs {wanted} usable replies and can have {left} at most; "
                 f"{reply.client.id}: {reply.error}"
             )
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: CallBatch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
-        self.roll.look()
+        self.sites.look()
         now = time.monotonic()
         busy = {batch.calls[p].client.id for p in (*batch.running, *batch.done)}
         for position in list(batch.waiting):
@@ -290,7 +291,7 @@ class Remote:
         for position, ask in list(batch.running.items()):
             self._advance(batch, position, ask, now)
 
-    def _recall(self, batch: Batch, position: int) -> None:
+    def _recall(self, batch: CallBatch, position: int) -> None:
         """Takes what came of a call in an earlier attempt at the same part of the round."""
         ask = batch.running[position]
         if self._attempts is not None and (result := self._attempts.known(ask)) is not None:
@@ -298,22 +299,22 @@ class Remote:
             batch.done[position] = (ask, result)
             batch.lost += isinstance(result, str)
 
-    def _ask(self, call: Call, round: int) -> Ask:
+    def _ask(self, call: Call, round: int) -> PendingCall:
         name = call.client.id
         step = self._steps.get((name, round), 0)
         self._steps = {key: n for key, n in self._steps.items() if key[1] >= round} | {(name, round): step + 1}
         version = version_of(round, step)
         base = self._bases.get(name, version_of(self._start, 0) - 1)
         kept = tuple(version_of(finished, 0) - 1 for finished in self.kept)
-        identity = f"{self.roll.run}/{round}/{step}/{name}"
+        identity = f"{self.sites.run}/{round}/{step}/{name}"
         request = Request(identity, name, call.action, round, version, base, kept, call.session)
-        return Ask(call, request)
+        return PendingCall(call, request)
 
-    def _advance(self, batch: Batch, position: int, ask: Ask, now: float) -> None:
+    def _advance(self, batch: CallBatch, position: int, ask: PendingCall, now: float) -> None:
         name = ask.call.client.id
-        line = self.roll.lines.get(name)
+        line = self.sites.lines.get(name)
         if ask.sent is not None:
-            reply = self.roll.post.receive(ask.sent)
+            reply = self.sites.transport.receive(ask.sent)
             if isinstance(reply, tuple):
                 self._take_in(batch, position, ask, *reply)
             elif isinstance(reply, str) or line != ask.to:
@@ -323,59 +324,59 @@ class Remote:
                     ask.lost = 0
                     self._give_up(batch, position, ask, why)
                 else:  # the site is asked again, and answers from its memory what it has answered already
-                    self.roll.note(name, self._idle(name), why)
+                    self.sites.note(name, self._idle(name), why)
             elif now > ask.late:
-                self._give_up(batch, position, ask, f"TimeoutError: no reply within {self.patience.deadline:g} s")
+                self._give_up(batch, position, ask, f"TimeoutError: no reply within {self.timeouts.deadline:g} s")
             return
         if line is None:
-            if now - self.roll.missing.setdefault(name, now) >= self.patience.away:
+            if now - self.sites.missing.setdefault(name, now) >= self.timeouts.away:
                 self._give_up(batch, position, ask, "ConnectionError: the site is not connected")
             return
         # Made when it is sent, and not kept: of the same message to many sites one copy is in memory at a time.
         head, body = ask.request.to_bytes(), seal(ask.call.message)
-        ask.sent = self.roll.post.send(line[0], ask.call.action, head, body, self.patience.deadline)
+        ask.sent = self.sites.transport.send(line[0], ask.call.action, head, body, self.timeouts.deadline)
         if ask.sent is not None:
-            ask.to, ask.late = line, now + self.patience.deadline
-            self.roll.log("out", name, ask.call.action, head, body)
-            self.roll.note(name, f"round {batch.round + 1}: {ask.call.action}")
+            ask.to, ask.late = line, now + self.timeouts.deadline
+            self.sites.log("out", name, ask.call.action, head, body)
+            self.sites.note(name, f"round {batch.round + 1}: {ask.call.action}")
 
-    def _give_up(self, batch: Batch, position: int, ask: Ask, why: str) -> None:
+    def _give_up(self, batch: CallBatch, position: int, ask: PendingCall, why: str) -> None:
         """Leaves a site out; where too few would be left, the server goes on waiting for it."""
         name = ask.call.client.id
-        wanted = min(self.patience.minimum, len(batch.calls))
+        wanted = min(self.timeouts.minimum, len(batch.calls))
         self._forget(ask)
         if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
             why += "; the round cannot go on without it"
         else:
             batch.lost += 1
             self._end(batch, position, ask, why)
-        self.roll.note(name, self._idle(name), why)
+        self.sites.note(name, self._idle(name), why)
 
-    def _forget(self, ask: Ask) -> None:
+    def _forget(self, ask: PendingCall) -> None:
         if ask.sent is not None:
-            self.roll.post.forget(ask.sent)
+            self.sites.transport.forget(ask.sent)
         ask.sent = None
 
     def _idle(self, name: str) -> str:
-        return "idle" if name in self.roll.lines else "away"
+        return "idle" if name in self.sites.lines else "away"
 
-    def _take_in(self, batch: Batch, position: int, ask: Ask, head: bytes, body: bytes) -> None:
+    def _take_in(self, batch: CallBatch, position: int, ask: PendingCall, head: bytes, body: bytes) -> None:
         """Puts a reply on disk until its turn comes."""
         name = ask.call.client.id
-        self.roll.log("in", name, ask.call.action, head, body)
+        self.sites.log("in", name, ask.call.action, head, body)
         path = batch.spool / str(position)
         with patiently(lambda: path.open("wb")) as file:
             file.writelines((len(head).to_bytes(8, "little"), head, body))
         self._end(batch, position, ask, path)
-        self.roll.note(name, "idle")
+        self.sites.note(name, "idle")
 
-    def _end(self, batch: Batch, position: int, ask: Ask, result: Path | str) -> None:
+    def _end(self, batch: CallBatch, position: int, ask: PendingCall, result: Path | str) -> None:
         del batch.running[position]
         batch.done[position] = (ask, result)
         if self._attempts is not None:
             self._attempts.keep(ask, result)
 
-    def _read(self, ask: Ask, result: Path | str) -> Reply:
+    def _read(self, ask: PendingCall, result: Path | str) -> Reply:
         """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
         client = ask.call.client
         if self._attempts is not None:
@@ -391,7 +392,7 @@ class Remote:
         except Exception as error:  # a fault of ours, which this site's reply has brought to light: it ends no run
             return self._failed(client, f"ValueError: update refused: {type(error).__name__}: {error}")
 
-    def _checked(self, ask: Ask, result: Path) -> Reply:
+    def _checked(self, ask: PendingCall, result: Path) -> Reply:
         """A reply that has come, where everything about it is as declared; or what is not."""
         client = ask.call.client
         with patiently(lambda: result.open("rb")) as file:
@@ -429,5 +430,5 @@ class Remote:
 
     def _failed(self, client: ClientInfo, error: str) -> Reply:
         error = printable(error, LINE)  # it goes into logs and into the run folder, and a site may have written in it
-        self.roll.note(client.id, self.roll.status[client.id].state, error)
+        self.sites.note(client.id, self.sites.status[client.id].state, error)
         return Reply(client, Message(), error)

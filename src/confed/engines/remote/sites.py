@@ -29,7 +29,7 @@ from confed.federation.protocols import ClientData
 from confed.system.events import Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
-__all__ = ["Bounded", "Connection", "Patience", "Post", "Registered", "Roll", "SiteStatus"]
+__all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", "Timeouts", "Transport"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Connection:
     name: str | None = None
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Carries requests to sites and their replies back."""
 
     def connections(self) -> Mapping[int, Connection]:
@@ -83,7 +83,7 @@ class Bounded(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a server waits.
 
     Attributes:
@@ -127,13 +127,13 @@ class Registered:
         raise ValueError(f"the examples of client {client_id!r} are at its site")
 
 
-class Roll:
+class SiteRegistry:
     """The sites of a federation, as their server sees them.
 
     Args:
-        post: the transport.
+        transport: carries requests and replies.
         fingerprint: of the run; sites must have the same.
-        patience: how long to wait.
+        timeouts: how long to wait.
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
         progress: called with the sites' states after every change.
@@ -148,14 +148,14 @@ class Roll:
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         fingerprint: Fingerprint,
-        patience: Patience,
+        timeouts: Timeouts,
         limits: Limits,
         audit: Path | None,
         progress: Progress,
     ) -> None:
-        self.post, self.fingerprint, self.patience, self.limits = post, fingerprint, patience, limits
+        self.transport, self.fingerprint, self.timeouts, self.limits = transport, fingerprint, timeouts, limits
         self.clients: dict[str, ClientInfo] = {}
         self.lines: dict[str, tuple[int, Connection]] = {}
         self.missing: dict[str, float] = {}
@@ -181,10 +181,10 @@ class Roll:
         while True:
             self.look(always=True)
             there = [name for name in names if name in self.lines] if names else sorted(self.lines)
-            enough = len(there) >= self.patience.minimum and time.monotonic() - began >= wait
+            enough = len(there) >= self.timeouts.minimum and time.monotonic() - began >= wait
             if (names and len(there) == len(names)) or enough:
                 return [self.clients[name] for name in there]
-            time.sleep(self.patience.interval)
+            time.sleep(self.timeouts.interval)
 
     def farewell(self, wait: float) -> None:
         """Tells the sites that are connected that the run is over.
@@ -195,15 +195,15 @@ class Roll:
         told: set[str] = set()
         for name, (number, _) in self.lines.items():
             head, body = Request(f"{self.run}/goodbye", name, GOODBYE, 0, 1, 0).to_bytes(), seal(Message())
-            if (sent := self.post.send(number, GOODBYE, head, body, wait)) is not None:
+            if (sent := self.transport.send(number, GOODBYE, head, body, wait)) is not None:
                 told.add(sent)
                 self.log("out", name, GOODBYE, head, body)
         began = time.monotonic()
         while told and time.monotonic() - began < wait:
-            told = {sent for sent in told if self.post.receive(sent) is None}
-            time.sleep(self.patience.interval)
+            told = {sent for sent in told if self.transport.receive(sent) is None}
+            time.sleep(self.timeouts.interval)
         for sent in told:
-            self.post.forget(sent)
+            self.transport.forget(sent)
 
     def look(self, always: bool = False) -> None:
         """Finds out who is connected, and greets whoever is new.
@@ -211,19 +211,19 @@ class Roll:
         Args:
             always: also where that was done a moment ago.
         """
-        if not always and time.monotonic() - self._looked < 4 * self.patience.interval:
+        if not always and time.monotonic() - self._looked < 4 * self.timeouts.interval:
             return
         self._looked = time.monotonic()
-        there = self.post.connections()
+        there = self.transport.connections()
         for name, (number, connection) in list(self.lines.items()):
             if there.get(number) != connection:
                 del self.lines[name]
                 self.missing[name] = time.monotonic()
                 self.note(name, "away")
         for number, (sent, connection) in list(self._greetings.items()):
-            reply = self.post.receive(sent)
+            reply = self.transport.receive(sent)
             if there.get(number) != connection or isinstance(reply, str):
-                self.post.forget(sent)
+                self.transport.forget(sent)
                 del self._greetings[number], self._greeted[number]
             elif reply is not None:
                 del self._greetings[number]
@@ -235,7 +235,7 @@ class Roll:
     def _greet(self, number: int, connection: Connection) -> None:
         head = Request(f"{self.run}/hello/{number}", connection.name or "", HELLO, 0, 1, 0).to_bytes()
         body = seal(Message({}, self.fingerprint.scalars()))
-        sent = self.post.send(number, HELLO, head, body, self.patience.deadline)
+        sent = self.transport.send(number, HELLO, head, body, self.timeouts.deadline)
         if sent is not None:
             self._greeted[number], self._greetings[number] = connection, (sent, connection)
             self.log("out", connection.name or f"node {number}", HELLO, head, body)

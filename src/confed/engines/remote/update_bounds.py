@@ -4,7 +4,7 @@ One site's update with values of a million, or one that claims 10^12 examples, w
 updates come from other machines, an update whose norm is more than so many times the cohort's median is scaled down to
 that, and a client's number of examples counts up to so many times the median of all members. The factors are generous:
 sites that train honestly on data of different sizes stay below. A majority of sites with bad intentions moves the
-medians, and a secure sum shows no single update, so there no norm is bounded. Nor is one where replies are no new
+medians, and secure aggregation shows no single update, so there no norm is bounded. Nor is one where replies are no new
 values of what was sent (scores, factors of compressed updates), or are part of a session.
 """
 

@@ -1,4 +1,4 @@
-r"""Secure sums: a server learns the sum of its clients' vectors, and nothing else of any of them.
+r"""Secure aggregation: a server learns the sum of its clients' vectors, and nothing else of any of them.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal and Seth, "Practical secure aggregation for
 privacy-preserving machine learning", CCS 2017, figure 4, in the variant for parties that keep to the protocol

@@ -1,4 +1,4 @@
-"""What a client offers for the secure sum; the calls are listed in :mod:`confed.privacy.secure_sum.exchange`."""
+"""What a client offers for secure aggregation; the calls are listed in :mod:`confed.privacy.secure_sum.exchange`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def actions(
     """
 
     def keys(client: Client, message: Message) -> Message:
-        """Begins a secure sum; the public keys."""
+        """Begins secure aggregation; the public keys."""
         plan = Plan.from_json(str(message.scalars["plan"]))
         plan.check(options, int(weigh(client.info)))
         member = Member.begin(plan, client.info.id)
@@ -62,7 +62,7 @@ def actions(
         )
         if f"{PREFIX}parcels" not in message.tensors:
             raise ValueError(
-                f"client {client.info.id!r} gives its update to a secure sum only, and is asked for it bare"
+                f"client {client.info.id!r} gives its update to secure aggregation only, and is asked for it bare"
             )
         member, weight = recall(client.state), message.scalars[f"{PREFIX}weight"]
         if type(weight) is not int or weight != weigh(client.info):
@@ -106,7 +106,7 @@ def _check_signed(signer: Signer, member: Member, keys: Mapping[str, Keys], mess
     """Checks that every other member's keys are its own, by what it signed for this plan."""
     padded = message.tensors.get("signatures")
     if padded is None:
-        raise ValueError("the keys of the members of this secure sum are not signed, and this site knows theirs")
+        raise ValueError("the keys of the members of this aggregation are not signed, and this site knows theirs")
     for (name, pair), row in zip(keys.items(), rows(padded), strict=True):
         if name != member.name:
             length = int.from_bytes(row[:4], "big")
@@ -139,8 +139,8 @@ def _once(client: Client, member: Member, step: str, what: bytes = b"") -> None:
 
     Two vectors behind one mask tell their difference, and shares for two sets of survivors both secrets of a client.
     """
-    if client.diary is not None:
-        client.diary.use(step.encode() + member.mask_key, what)
+    if client.journal is not None:
+        client.journal.use(step.encode() + member.mask_key, what)
 
 
 def _encoded(plan: Plan, block: Block, sent: Params, received: Params, changes: Sequence[str], weight: int) -> Integers:

@@ -1,4 +1,4 @@
-"""The secure sum between an engine and a method: four calls, or five, in place of one ``fit``, and the same mean.
+"""Secure aggregation between an engine and a method: four calls, or five, in place of one ``fit``, and the same mean.
 
 The method asks its clients to ``fit`` and takes the mean of what they send. Here the clients' replies become one sum,
 and the method is told that every client sent the mean: of equal values every weighted mean is that value. It need not
@@ -73,7 +73,7 @@ def summing(
 
 
 class _Round:
-    """The secure sum over the calls of one round."""
+    """Secure aggregation over the calls of one round."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Round:
         """A client is not asked any further, as if it had failed."""
         self.errors[name] = f"ValueError: update refused: {reason}"
         self._refused.setdefault(name, self.errors[name])
-        warnings.warn(f"{self.title}: {name!r} is left out of the secure sum: {reason}", stacklevel=2)
+        warnings.warn(f"{self.title}: {name!r} is left out of secure aggregation: {reason}", stacklevel=2)
 
     # The calls ------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class _Round:
                 del said[name]
         if len(said) < self.plan.threshold:
             raise RuntimeError(
-                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {len(said)} sent "
+                f"secure aggregation of {self.title} needs {self.plan.threshold} clients, and {len(said)} sent "
                 f"keys; {'; '.join(f'{name}: {error}' for name, error in list(self.errors.items())[-1:])}"
             )
         keyed = list(said)
@@ -196,7 +196,7 @@ class _Round:
         if stayed < self.plan.threshold:
             last = "".join(f"; {name}: {error}" for name, error in list(self.errors.items())[-1:])
             raise RuntimeError(
-                f"the secure sum of {self.title} needs {self.plan.threshold} clients to its end, and {stayed} are left "
+                f"secure aggregation of {self.title} needs {self.plan.threshold} clients, and {stayed} are left "
                 f"after {action!r}{last}"
             )
 
@@ -216,7 +216,7 @@ class _Round:
             if number not in sums:
                 warnings.warn(
                     f"{self.title}: of the clients that send {block.names[0]!r} only {len(senders)} stayed, too few "
-                    "for a secure sum: what they share keeps its values",
+                    "for secure aggregation: what they share keeps its values",
                     stacklevel=2,
                 )
                 continue
@@ -227,8 +227,8 @@ class _Round:
             # Every coordinate of a client's is within reach; a sum with a mask still on it is anywhere.
             if largest > self.plan.reach + 2.0**-self.plan.fraction:
                 raise RuntimeError(
-                    f"the secure sum of {self.title} is spoiled: a client sent a wrong share or vector. Start again to "
-                    "do the round once more; if it happens again, leave sites out one by one to find which"
+                    f"secure aggregation of {self.title} is spoiled: a client sent a wrong share or vector. Repeat "
+                    "the round by starting again; if it happens again, leave sites out one by one to find which"
                 )
             like = self.sent[senders[0]]
             means |= {n: (starts[n] + d).to(like[n].dtype) for n, d in zip(block.names, moved, strict=True)}

@@ -1,4 +1,4 @@
-"""Keys, seeds and masks of the secure sum, by the library ``cryptography``."""
+"""Keys, seeds and masks of secure aggregation, by the library ``cryptography``."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""A client's side of the secure sum: four steps, with all that it keeps between them in one object.
+"""A client's side of secure aggregation: four steps, with all that it keeps between them in one object.
 
 Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
 """
@@ -42,7 +42,7 @@ class Keys:
 
 @dataclass
 class Member:
-    """What a client keeps of one secure sum; never sent.
+    """What a client keeps of secure aggregation; never sent.
 
     Attributes:
         plan: the sum.
@@ -72,7 +72,7 @@ class Member:
             ValueError: the plan does not name this client, or gives it nothing to send.
         """
         if name not in plan.members or not plan.of(name):
-            raise ValueError(f"{name!r} has no part in the secure sum {plan.label!r}")
+            raise ValueError(f"{name!r} has no part in secure aggregation {plan.label!r}")
         return cls(plan, name, new_key(), new_key(), {block: new_key() for block in plan.of(name)})
 
     @property
@@ -169,7 +169,7 @@ class Member:
                 this was asked before.
         """
         if self.done:
-            raise ValueError(f"{self.name!r} has given its shares for the secure sum {self.plan.label!r} before")
+            raise ValueError(f"{self.name!r} has given its shares for secure aggregation {self.plan.label!r} before")
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
         if self.plan.partial:
             heard = [name for name in survivors if name != self.name and name in (confirmed or {})]
@@ -177,7 +177,7 @@ class Member:
             agreed = sum(hmac.compare_digest((confirmed or {})[name], word) for name, word in words.items())
             if agreed + 1 < self.plan.threshold:
                 raise ValueError(
-                    f"only {agreed + 1} clients were told the same survivors of the secure sum {self.plan.label!r}, "
+                    f"only {agreed + 1} clients were told the same survivors of the aggregation {self.plan.label!r}, "
                     f"{self.plan.threshold} must"
                 )
         self.done = True
@@ -205,10 +205,10 @@ class Member:
 
     def _check(self, heard: Mapping[str, object], known: Sequence[str], what: str) -> None:
         if self.name not in heard or not set(heard) <= set(known):
-            raise ValueError(f"the secure sum {self.plan.label!r} of {self.name!r} names wrong clients that {what}")
+            raise ValueError(f"secure aggregation {self.plan.label!r} of {self.name!r} names wrong clients that {what}")
         if len(heard) < self.plan.threshold:
             raise ValueError(
-                f"only {len(heard)} clients {what} for the secure sum {self.plan.label!r}, {self.plan.threshold} must"
+                f"only {len(heard)} clients {what} for the aggregation {self.plan.label!r}, {self.plan.threshold} must"
             )
 
 

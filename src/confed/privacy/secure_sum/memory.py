@@ -1,4 +1,4 @@
-"""What a client keeps of a secure sum between two calls, as tensors and texts of its state."""
+"""What a client keeps of secure aggregation between two calls, as tensors and texts of its state."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def rows(tensor: Tensor) -> list[bytes]:
 
 
 def remember(state: ClientState, member: Member) -> None:
-    """Puts a client's side of a secure sum into its state, in place of the one before."""
+    """Puts a client's side of secure aggregation into its state, in place of the one before."""
     tensors = {"own": stacked([member.seal_key, member.mask_key, *member.seeds.values()])}
     if member.keys:
         tensors["keys"] = stacked([key.seal + key.mask for key in member.keys.values()])
@@ -55,14 +55,14 @@ def remember(state: ClientState, member: Member) -> None:
 
 
 def recall(state: ClientState) -> Member:
-    """A client's side of the secure sum that it is in the middle of.
+    """A client's side of secure aggregation that it is in the middle of.
 
     Raises:
         ValueError: it is in none: it was not asked for its keys, or has given its shares.
     """
     tensors = state.tensors.get(GROUP)
     if tensors is None:
-        raise ValueError("this client is in the middle of no secure sum")
+        raise ValueError("this client is in the middle of no secure aggregation")
     names = json.loads(str(state.scalars[GROUP]))
     seal, mask, *seeds = rows(tensors["own"])
     pairs = _named(names["keys"], tensors.get("keys"))

@@ -1,4 +1,4 @@
-"""What a secure sum's server announces, and what every client checks before it takes part."""
+"""What secure aggregation's server announces, and what every client checks before it takes part."""
 
 import json
 import math
@@ -28,17 +28,17 @@ class Block:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ValueError("a block of a secure sum must have tensors, got none")
+            raise ValueError("a block of secure aggregation must have tensors, got none")
         if len(set(self.senders)) < LEAST:
             raise ValueError(
-                f"a secure sum needs at least {LEAST} clients that send a tensor, got {len(set(self.senders))} for "
+                f"an aggregation needs at least {LEAST} clients that send a tensor, got {len(set(self.senders))} for "
                 f"{self.names[0]!r}: {', '.join(self.senders)}. With two, each would know the other's update"
             )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One secure sum.
+    """Secure aggregation.
 
     Attributes:
         label: no two sums of a run have the same.
@@ -68,30 +68,30 @@ class Plan:
     def __post_init__(self) -> None:
         count = len(self.members)
         if len(set(self.members)) != count:
-            raise ValueError(f"every client may be in a secure sum once, got {', '.join(self.members)}")
+            raise ValueError(f"every client may be in secure aggregation once, got {', '.join(self.members)}")
         if not count // 2 < self.threshold <= count:
             raise ValueError(
-                f"the threshold of a secure sum of {count} must be more than half of them, got {self.threshold}"
+                f"the threshold of secure aggregation of {count} must be more than half of them, got {self.threshold}"
             )
         if self.bits not in (32, 64) or not 0 <= self.fraction < self.bits:
             raise ValueError(
-                f"a secure sum has 32 or 64 bits, some of them behind the point, got {self.bits} and {self.fraction}"
+                f"an aggregation has 32 or 64 bits, some of them behind the point, got {self.bits} and {self.fraction}"
             )
         if not 0 < self.reach < math.inf:
-            raise ValueError(f"the reach of a secure sum must be positive and finite, got {self.reach}")
+            raise ValueError(f"the reach of secure aggregation must be positive and finite, got {self.reach}")
         times = Counter(name for block in self.blocks for name in block.names)
         if twice := [name for name, count in times.items() if count > 1]:
-            raise ValueError(f"a secure sum must name every tensor once, got {twice[0]!r} {times[twice[0]]} times")
+            raise ValueError(f"an aggregation must name every tensor once, got {twice[0]!r} {times[twice[0]]} times")
         if self.least < LEAST:
-            raise ValueError(f"a tensor of a secure sum needs at least {LEAST} senders, got {self.least}")
+            raise ValueError(f"a tensor of secure aggregation needs at least {LEAST} senders, got {self.least}")
         for block in self.blocks:
             if len(set(block.senders)) < self.least:
                 raise ValueError(
-                    f"a secure sum needs at least {self.least} clients that send a tensor, got {len(block.senders)} "
+                    f"an aggregation needs at least {self.least} clients that send a tensor, got {len(block.senders)} "
                     f"for {block.names[0]!r}: {', '.join(block.senders)}"
                 )
             if not set(block.senders) <= set(self.members):
-                raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in the secure sum")
+                raise ValueError(f"{block.names[0]!r} would be sent by clients that are not in secure aggregation")
 
     @property
     def partial(self) -> bool:
@@ -152,7 +152,7 @@ class Plan:
             members = _texts(values.pop("members"))
             return Plan(members=members, blocks=blocks, **{key: _plain(values, key) for key in values})
         except (LookupError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
-            raise ValueError(f"not the plan of a secure sum: {type(error).__name__}: {error}") from error
+            raise ValueError(f"not the plan of secure aggregation: {type(error).__name__}: {error}") from error
 
 
 def _texts(values: Sequence[object]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Signatures on the public keys of a secure sum's members, by keys that a server does not hand out.
+"""Signatures on the public keys of secure aggregation's members, by keys that a server does not hand out.
 
 A server that carries the members' public keys could put keys of its own in their place and read every update. Against
 that a site signs the keys that it draws for a sum, together with the sum's plan, with the key by which it is known in

@@ -1,4 +1,4 @@
-"""The server's side of the secure sum: it adds masked vectors up and takes the masks off the sums."""
+"""The server's side of secure aggregation: it adds masked vectors up and takes the masks off the sums."""
 
 from collections.abc import Iterable, Mapping
 
@@ -35,7 +35,7 @@ class Tally:
             ValueError: it sent no shares, or was added before, or its blocks are others.
         """
         if sender not in self.sharers or sender in self.survivors:
-            raise ValueError(f"{sender!r} cannot be added to the secure sum {self.plan.label!r}")
+            raise ValueError(f"{sender!r} cannot be added to secure aggregation {self.plan.label!r}")
         if sorted(vectors) != self.plan.of(sender):
             raise ValueError(f"{sender!r} must send the blocks {self.plan.of(sender)}, got {sorted(vectors)}")
         for block, vector in vectors.items():
@@ -60,7 +60,7 @@ class Tally:
         """
         if len(given) < self.plan.threshold:
             raise ValueError(
-                f"only {len(given)} clients took the masks off the secure sum {self.plan.label!r}, "
+                f"only {len(given)} clients took the masks off secure aggregation {self.plan.label!r}, "
                 f"{self.plan.threshold} must"
             )
         holders = {name: i for i, name in enumerate((n for n in self.plan.members if n in self._keys), start=1)}
