@@ -14,6 +14,7 @@ from confed.results.headline import is_bound, is_labelled
 from confed.results.metric import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary
 from confed.results.settings import tuning_note
+from confed.results.traits import traits_of
 
 __all__ = ["labelled_rows", "main_tables", "paper_table"]
 
@@ -138,7 +139,7 @@ def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequen
     """What the FedVQA chapter calls the rows that it names otherwise; only for its own recipes."""
     if not recipe.startswith("fedvqa"):
         return []
-    names = {"local": "DT", "central": "CT"}
-    algorithms = {method: str(runs[0].summary.get("algorithm")) for method, runs in done.items() if runs}
-    found = [f"{rows[m]} is {names[name]}" for m, name in algorithms.items() if name in names]
+    traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}
+    names = {m: "CT" if t.centralised else "DT" for m, t in traits.items() if t.centralised or not t.communicates}
+    found = [f"{rows[method]} is {name}" for method, name in names.items()]
     return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []
