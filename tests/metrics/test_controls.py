@@ -20,8 +20,9 @@ from confed.report.report import render
 from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.over_models import model_studies
 from confed.report.tables.control_marks import SIGN, controls_in, controls_table, fails
-from confed.report.tables.headline import paper_table, results_table
+from confed.report.tables.headline import results_table
 from confed.report.tables.models import model_tables
+from confed.report.tables.paper import paper_table
 from confed.report.tables.sweep import Stage, sweep_table
 from confed.report.tables.table import to_csv
 from confed.results.runs import Run, Study, load

@@ -129,3 +129,20 @@ def test_the_focal_loss_is_what_its_formula_says(folder: Path) -> None:
     logits = torch.tensor([[3.0, 1.0]]).log()  # probabilities 3/4 and 1/4
     loss = focal.loss(Output(logits, logits), {"label": torch.tensor([0])})
     torch.testing.assert_close(loss, -(torch.tensor(0.25) ** 2) * torch.tensor(0.75).log())
+
+
+def test_a_declared_column_is_in_every_table_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from confed.report.tables import columns
+    from confed.report.tables.headline import results_table
+    from confed.report.tables.paper import paper_table
+    from confed.results.runs import Run, Study
+
+    found = re.search(r"^# src/confed/report/tables/columns.py, in COLUMNS\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    assert found is not None
+    column = eval(found.group(1), vars(columns))
+    monkeypatch.setattr(columns, "COLUMNS", (*columns.COLUMNS, column))
+    summary = {"algorithm": "fedavg", "clients": ["a", "b"], "personal": {"a": 0.5, "b": 0.75}}
+    study = Study(Path(), "", (Run(Path(), "fedavg", "FedAvg", 0, summary, {}),))
+    for table in (results_table([("FedAvg", [summary])]), paper_table(study)):
+        place = [heading.full_title for heading in table.columns].index("personal best")
+        assert table.rows[0][place].text == "75.0"

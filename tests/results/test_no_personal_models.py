@@ -9,7 +9,8 @@ from confed.report.html.page import Tabs
 from confed.report.report import render
 from confed.report.sections.general import learning, matrices, question_types
 from confed.report.statistics.comparison import compare
-from confed.report.tables.headline import paper_table, table_of
+from confed.report.tables.headline import table_of
+from confed.report.tables.paper import paper_table
 from confed.results import format as formats
 from confed.results.deployed import (
     deployed_note,

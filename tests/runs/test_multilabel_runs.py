@@ -21,8 +21,9 @@ from confed.report.statistics.comparable import OtherExamples
 from confed.report.statistics.comparison import compare_runs
 from confed.report.statistics.label_bootstrap import LabelResamples
 from confed.report.statistics.paired import differences
-from confed.report.tables.headline import main_tables, study_table
+from confed.report.tables.headline import study_table
 from confed.report.tables.labels import label_tables
+from confed.report.tables.paper import main_tables
 from confed.results.headline import label_value
 from confed.results.runs import Run, load
 from confed.runs.build import prepare

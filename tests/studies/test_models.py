@@ -14,8 +14,8 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.html.models_page import write_models
 from confed.report.statistics.comparison import compare
 from confed.report.statistics.over_models import model_studies
-from confed.report.tables.headline import paper_table
 from confed.report.tables.models import model_tables, pairs_of
+from confed.report.tables.paper import paper_table
 from confed.results.metric import metric_note, metric_of, types_in_order
 from confed.results.runs import load
 from confed.studies.grid import open_grid

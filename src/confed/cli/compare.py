@@ -146,7 +146,7 @@ def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
     """The tables of several studies as one, where each has a backbone of its own and the same clients."""
     from dataclasses import replace
 
-    from confed.report.tables.headline import paper_table
+    from confed.report.tables.paper import paper_table
     from confed.report.tables.traffic import backbone, by_backbone
     from confed.results.runs import load, with_deployed_of
 
@@ -270,7 +270,7 @@ def _show(grid: "Grid", judged: Judged, as_json: bool) -> None:
     from confed.report.figures.save import save_figures
     from confed.report.report import write_report
     from confed.report.statistics.comparison import compare as compare_folders
-    from confed.report.tables.headline import main_tables
+    from confed.report.tables.paper import main_tables
     from confed.report.tables.table import to_rich
     from confed.report.tables.write import write_tables
     from confed.results.runs import load

@@ -23,10 +23,9 @@ from confed.report.sections.significance import significance
 from confed.report.statistics.verdict import verdict
 from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
-from confed.report.tables.headline import is_bound
 from confed.results import format as formats
 from confed.results.deployed import without_global, without_personal
-from confed.results.headline import headline
+from confed.results.headline import headline, is_bound
 from confed.results.metric import metric_of
 from confed.results.runs import Run, Study, load, number
 from confed.results.settings import flat, tuning_note

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from confed.report.tables.headline import marks, paper_table, results_table, study_table
+from confed.report.tables.cells import marks
+from confed.report.tables.headline import results_table, study_table
+from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
 from confed.report.tables.write import write_tables
 from confed.results import format as formats

@@ -11,9 +11,10 @@ from safetensors import safe_open
 from confed.federation.messages import Message
 from confed.federation.wire import encode
 from confed.recipes.recipe import load_recipe
-from confed.report.tables.headline import paper_table
+from confed.report.tables.columns import Context, MethodRow, bytes_up, columns_of
+from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table
-from confed.report.tables.traffic import OVERHEAD, by_backbone, bytes_up, overhead
+from confed.report.tables.traffic import by_backbone
 from confed.results.runs import load
 from confed.runs.run import run
 
@@ -95,18 +96,20 @@ def test_heads_are_trained_and_not_sent(runs: dict[str, Path]) -> None:
 def test_the_columns_of_a_table(runs: dict[str, Path]) -> None:
     study = load(runs["adapter"])
     parameters = summary(runs["adapter"])["parameters"]
-    trained, sent, share, up = overhead(study.runs)
+    overhead = columns_of("paper", Context([], judged="deployed"))[:4]
+    trained, sent, share, up = (column.cells([MethodRow("", study.runs)])[0] for column in overhead)
     assert (trained.value, sent.value) == (parameters["trained"], parameters["sent"])
     assert share.value == pytest.approx(100 * parameters["sent"] / parameters["total"])
     rounds = summary(runs["adapter"])["bytes_up"]
     every = [n for clients in rounds.values() for n in clients.values()]
     assert up.value == pytest.approx(sum(every) / len(every))
     table = paper_table(study)
-    assert table.columns[1 : 1 + len(OVERHEAD)] == OVERHEAD
+    assert table.columns[1:5] == tuple(column.heading for column in overhead)
     assert table.rows[0][1:5] == (trained, sent, share, up)
     assert "vilt_mini" in table.title
-    assert [cell.text for cell in overhead([])] == ["–"] * 4
-    assert [cell.text for cell in overhead(load(runs["adapter_local"]).runs)[1:]][:2] == ["0", "0.00"]
+    assert [column.cells([MethodRow("", [])])[0].text for column in overhead] == ["–"] * 4
+    local = [MethodRow("", load(runs["adapter_local"]).runs)]
+    assert [column.cells(local)[0].text for column in overhead[1:3]] == ["0", "0.00"]
 
 
 def test_tables_of_other_clients_are_not_put_together() -> None:

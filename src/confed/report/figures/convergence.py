@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import Drawing, Palette, line_style, series_styles, style_axes, whole_rounds
-from confed.report.tables.headline import is_bound
+from confed.results.headline import is_bound
 from confed.results.history import Curve, judged, judged_curve
 from confed.results.metric import metric_of
 from confed.results.runs import Study

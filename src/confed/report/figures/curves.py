@@ -15,7 +15,7 @@ from confed.report.figures.style import (
     style_axes,
     whole_rounds,
 )
-from confed.report.tables.headline import is_bound
+from confed.results.headline import is_bound
 from confed.results.history import (
     Curve,
     curve,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confed.report.tables.headline import is_bound
+from confed.results.headline import is_bound
 from confed.results.runs import Study
 from confed.system.plain_text import visible
 

@@ -1,23 +1,13 @@
 """What a report says of written captions: what was measured, and CIDEr-D and BLEU-4 of every method."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from confed.report.tables.cells import mean_sd_cell
-from confed.report.tables.table import Cell, Column, Table, to_html
+from confed.report.tables.columns import Context, MethodRow, columns_of, method_table
+from confed.report.tables.table import Table, to_html
 from confed.results.deployed import global_note, without_global
-from confed.results.runs import Study, average, counted, numbers
+from confed.results.runs import Study
 
 __all__ = ["caption_table", "captioned", "measured", "section"]
-
-VIEWS: Mapping[str, str] = {
-    "personal": "clients' own models",
-    "global_seen": "global, seen places",
-    "global_unseen": "global, unseen places",
-}
-"""View -> how the table calls it."""
-
-MEASURES: Mapping[str, str] = {"cider": "CIDEr-D", "bleu4": "BLEU-4"}
 
 _NOTE = (
     "Means over places, x 100, as they are usually written. CIDEr-D reaches 1,000 and weights words by the captions of "
@@ -33,20 +23,9 @@ def captioned(study: Study) -> bool:
 
 def caption_table(study: Study) -> Table:
     """A row per method: both measures of each view, mean and standard deviation over seeds."""
-    columns = (
-        Column("method", words=True),
-        *(Column(title, words, "%") for words in VIEWS.values() for title in MEASURES.values()),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for method in study.methods:
-        summaries = [run.summary for run in study.of(method) if run.complete]
-        cells = [
-            mean_sd_cell([_mean(summary, view, measure) for summary in summaries])
-            for view in VIEWS
-            for measure in MEASURES
-        ]
-        rows.append((Cell(study.labels[method]), *cells))
-    return Table("Written captions", columns, (tuple(rows),), (_NOTE,))
+    rows = [MethodRow(study.labels[m], [run for run in study.of(m) if run.complete]) for m in study.methods]
+    table = method_table("Written captions", rows, columns_of("captions", Context(rows)), (_NOTE,))
+    return replace(table, sections=table.sections[:1])
 
 
 def section(study: Study) -> str:
@@ -67,9 +46,3 @@ def measured(study: Study) -> str:
         f"{'' if nobodys else abroad} are to those of people: captions that each client's own model writes{who}"
         + (f" {note}" if note and not nobodys else "")
     )
-
-
-def _mean(summary: Mapping[str, Any], view: str, measure: str) -> float | None:
-    """A measure's mean over the places of a view."""
-    found = counted(summary, view) if measure == "cider" else numbers(summary.get(measure, {}).get(view))
-    return average(list(found.values()))

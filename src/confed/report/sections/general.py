@@ -10,11 +10,13 @@ from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.statistics.harmed import BySeed, by_seed, hurting
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.cost import cost_table, cost_to_target_table
-from confed.report.tables.headline import is_bound, mean_sd_cell, paper_table, table_of
+from confed.report.tables.headline import table_of
+from confed.report.tables.paper import paper_table
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
-from confed.results.headline import headline, is_labelled
+from confed.results.headline import headline, is_bound, is_labelled
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
 from confed.results.runs import Run, Study, average, numbers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from confed.privacy.accountant import available, epsilon, releases_of
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.html import page
-from confed.report.tables.headline import mean_sd_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.headline import headline
 from confed.results.runs import Run, Study, distinct_labels, number

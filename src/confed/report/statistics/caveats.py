@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from confed.metrics.statistics import smallest_p
 from confed.report.statistics.paired import LEVEL, MEASURES, MIN_SEEDS, Difference, Methods
-from confed.report.tables.headline import is_bound
 from confed.report.tables.labels import without_positives
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, is_shown, personal_note
-from confed.results.headline import is_labelled
+from confed.results.headline import is_bound, is_labelled
 from confed.results.settings import tuning_note
 
 __all__ = ["remarks", "table_remarks"]

@@ -10,10 +10,10 @@ from confed.metrics.statistics import PairedT, Wilcoxon, holm, paired_t, wilcoxo
 from confed.metrics.unpaired import UnpairedT, unpaired_t
 from confed.report.statistics.comparable import refusals
 from confed.report.statistics.paired import references_of
+from confed.report.tables.columns import COLUMNS, RunColumn
 from confed.report.tables.control_marks import fails
-from confed.report.tables.headline import is_bound
 from confed.results.deployed import is_shown
-from confed.results.headline import headline
+from confed.results.headline import headline, is_bound
 from confed.results.metric import types_in_order
 from confed.results.runs import Run, Study, average, numbers, with_deployed_of
 
@@ -120,7 +120,7 @@ def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> Model
     labels = {m: labels[m] for m in dict.fromkeys([*order, *labels])}
     kind = "deployed" if any(is_shown(run.summary) for study in found.values() for run in study.runs) else "personal"
     types = types_in_order(t for study in found.values() for run in study.runs for t in _types(run, kind))
-    measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types)}
+    measures = {measure: _cells(found, list(labels), kind, measure) for measure in (OVERALL, *types, *_declared())}
     refused: dict[str, dict[str, str]] = {}
     for study in found.values():
         for method, others in refusals({m: {run.seed: run for run in study.of(m)} for m in study.methods}).items():
@@ -196,7 +196,14 @@ def _cells(studies: Mapping[str, Study], methods: Sequence[str], kind: str, meas
 def _value(run: Run, kind: str, measure: str) -> float | None:
     if measure == OVERALL:
         return headline(run.summary, f"{kind}_mean")
+    if measure in (declared := _declared()):
+        return declared[measure].value(run)
     return _types(run, kind).get(measure)
+
+
+def _declared() -> dict[str, RunColumn]:
+    """Name -> column that :mod:`confed.report.tables.columns` declares for several models."""
+    return {column.heading.full_title: column for column in COLUMNS if "models" in column.tables}
 
 
 def _types(run: Run, judged: str) -> dict[str, float]:

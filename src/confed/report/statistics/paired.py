@@ -21,8 +21,8 @@ from confed.metrics.stratified import RESAMPLES, SignFlip, sign_flip, stratified
 from confed.report.statistics.comparable import OtherExamples, other_places, refusal_of
 from confed.report.statistics.pairing import Scores
 from confed.report.tables.control_marks import blind_pair
-from confed.report.tables.headline import is_bound, view_key
-from confed.results.headline import LABELS, headline
+from confed.report.tables.headline import view_key
+from confed.results.headline import LABELS, headline, is_bound
 from confed.results.runs import Run, counted
 from confed.results.traits import traits_of
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from confed.report.tables.headline import is_bound
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
+from confed.results.headline import is_bound
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
 from confed.results.traits import traits_of

@@ -6,7 +6,7 @@ from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT
 from confed.report.statistics.paired import MEASURES, Difference
-from confed.report.tables.headline import mean_sd_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 

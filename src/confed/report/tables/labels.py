@@ -8,12 +8,10 @@ places where clients have no test examples, or the clients' own models where a m
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confed.report.tables.cells import marks, mean_sd_cell
-from confed.report.tables.control_marks import controls_note, marked
-from confed.report.tables.table import Cell, Column, Mark, Table
+from confed.report.tables.columns import Context, RunColumn, columns_of, in_order, method_row, method_table
+from confed.report.tables.table import Table
 from confed.results import format as formats
-from confed.results.headline import LABEL_METRICS, is_bound, is_labelled, label_value
-from confed.results.runs import average, number
+from confed.results.headline import LABEL_METRICS, is_labelled, label_value
 
 __all__ = ["VIEWS", "controls_key", "label_table", "label_tables", "without_positives"]
 
@@ -47,36 +45,20 @@ def label_table(
         level: one of :data:`LEVELS`, or empty for the labels themselves.
         cost: columns for bytes sent and time, too.
     """
-    columns = (
-        Column("method", words=True),
-        *(Column(metric, LEVELS.get(level, ""), "%") for metric in LABEL_METRICS),
-        *((Column("sent", unit="bytes"), Column("time", unit="s")) if cost else ()),
-    )
-    bounds = [label for label, runs in methods if runs and is_bound(runs[0])]
-    values = {
-        label: [[label_value(run, metric, view, level) for run in runs] for metric in LABEL_METRICS]
-        for label, runs in methods
-    }
-    ranked = [label for label, _ in methods if label not in bounds]
-    means = [[average(values[label][i]) for label in ranked] for i in range(len(LABEL_METRICS))]
-    ranks = [marks([None if value is None else 100 * value for value in column]) for column in means]
-
-    def row(label: str, runs: Sequence[Summary]) -> tuple[Cell, ...]:
-        place = ranked.index(label) if label in ranked else None
-        own: list[Mark] = ["" if place is None else column[place] for column in ranks]
-        cells = [mean_sd_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
-        cells[0] = marked(cells[0], runs, controls_key(runs, view))
-        sent, seconds = (average([number(run.get(key)) for run in runs]) for key in ("bytes_total", "seconds"))
-        costs = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds)) if cost else ()
-        return (Cell(label), *cells, *costs)
-
-    sections = (
-        tuple(row(label, runs) for label, runs in methods if label not in bounds),
-        tuple(row(label, runs) for label, runs in methods if label in bounds),
-    )
-    notes = _notes(methods, view, bounds, level)
-    notes += next(filter(None, (controls_note([runs], [controls_key(runs, view)]) for _, runs in methods)), [])
-    return Table(_title(methods, view, level), columns, sections, tuple(notes))
+    rows = in_order([method_row(label, runs) for label, runs in methods])
+    columns = [
+        RunColumn(
+            metric,
+            lambda run, m=metric: label_value(run.summary, m, view, level),
+            group=LEVELS.get(level, ""),
+            controls=(lambda runs: controls_key(runs, view)) if metric == LABEL_METRICS[0] else None,
+        )
+        for metric in LABEL_METRICS
+    ]
+    columns += columns_of("labels", Context(rows))
+    columns += columns_of("labels and cost", Context(rows)) if cost else []
+    bounds = [row.label for row in rows if row.bound]
+    return method_table(_title(methods, view, level), rows, columns, _notes(methods, view, bounds, level))
 
 
 def controls_key(runs: Sequence[Summary], view: str) -> str:

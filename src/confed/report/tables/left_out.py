@@ -7,7 +7,7 @@ from confed.data.picture_tables import by_place
 from confed.report.tables.table import Cell
 from confed.results.runs import Summary
 
-__all__ = ["SIGN", "left_out_note", "with_left_out"]
+__all__ = ["SIGN", "left_clients_note", "left_out_note", "with_left_out"]
 
 SIGN = "‡"
 """Behind the values of clients and places without all their examples."""
@@ -42,3 +42,9 @@ def left_out_note(summaries: Iterable[Summary]) -> list[str]:
             for role, count in roles.items():
                 own[role] = max(count, own.get(role, 0))
     return [f"{SIGN} Without examples whose pictures cannot be read: {by_place(most)}."] if most else []
+
+
+def left_clients_note(summaries: Iterable[Summary]) -> list[str]:
+    """Why a mean over clients is not that of the cells beside it, if it is not."""
+    names = dict.fromkeys(str(name) for summary in summaries for name in summary.get("left", ()))
+    return [f"Left before the last round and in no mean: {', '.join(names)}."] if names else []

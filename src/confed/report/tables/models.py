@@ -9,8 +9,8 @@ from itertools import combinations
 
 from confed.metrics.statistics import smallest_p
 from confed.report.statistics.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
+from confed.report.tables.cells import marks, mean_sd_cell
 from confed.report.tables.control_marks import MEANING, SIGN
-from confed.report.tables.headline import marks, mean_sd_cell
 from confed.report.tables.table import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, personal_note

@@ -14,9 +14,10 @@ from confed.report.figures.annotate import End, at_ends
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
 from confed.report.statistics.comparison import Comparison, compare_runs
 from confed.report.statistics.paired import MEASURES, Difference, corrected
+from confed.report.tables.cells import mean_sd_cell
+from confed.report.tables.columns import Context, MethodRow, RunColumn, columns_of
 from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import p_cell
-from confed.report.tables.headline import mean_sd_cell
 from confed.report.tables.relative import improvement_cell, mean_improvement, no_mean
 from confed.report.tables.table import Cell, Column, Table, in_files
 from confed.results import format as formats
@@ -155,9 +156,14 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
         Column("p uncorrected", "over examples", detail=True),
         Column("p", "over examples"),
         Column("p", "sign flips"),
+        *(column.heading for column in _declared(found)),
     )
     sections = tuple(
-        tuple(_row(stage, method, sweep.by) for method in stage.study.methods if stage.values(method))
+        tuple(
+            (*_row(stage, method, sweep.by), *_more(stage, method, found))
+            for method in stage.study.methods
+            if stage.values(method)
+        )
         for stage in found
     )
     kinds = dict.fromkeys(MEASURES[stage.measure].words for stage in found)
@@ -198,6 +204,17 @@ def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
         p_cell(d.bootstrap_p),
         p_cell(d.signs_p),
     )
+
+
+def _declared(found: Sequence[Stage]) -> list[RunColumn]:
+    """Columns that :mod:`confed.report.tables.columns` declares for sweeps."""
+    rows = [MethodRow(label, stage.study.of(m)) for stage in found for m, label in stage.study.labels.items()]
+    return columns_of("sweep", Context(rows))
+
+
+def _more(stage: Stage, method: str, found: Sequence[Stage]) -> list[Cell]:
+    runs = [run for run in stage.study.of(method) if run.complete]
+    return [column.cells([MethodRow(method, runs)])[0] for column in _declared(found)]
 
 
 def _interval(low: float, high: float) -> Cell:

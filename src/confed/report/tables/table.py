@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Literal
 
 from confed.system.plain_text import cell_text, visible
@@ -234,32 +233,23 @@ def to_html(table: Table) -> str:
 
     Where the first two columns hold words, equal neighbours in the first are one cell.
     """
+    from confed.report.html.page import component
+
     table = table.brief()
-    groups = _groups(table.columns)
-    head = ""
-    if any(group for group, _ in groups):
-        cells = "".join(
-            f'<th scope=colgroup colspan="{n}"{" class=group" if group else ""}>{escape(group)}</th>'
-            for group, n in groups
-        )
-        head += f"<tr>{cells}</tr>"
-    titles = "".join(f"<th scope=col{_left(column)}>{escape(column.title)}</th>" for column in table.columns)
-    head += f"<tr>{titles}</tr>"
-    body = ""
-    stub = len(table.columns) > 1 and table.columns[0].words and table.columns[1].words
-    for section in table.sections:
-        body += "<tbody>"
-        for position, row in enumerate(section):
-            body += "<tr>"
-            for i, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
-                span = _span(section, position) if i == 0 and stub else 1
-                if span:
-                    body += f"<td{_left(column)}{f' rowspan={span}' if span > 1 else ''}>{_marked(cell)}</td>"
-            body += "</tr>"
-        body += "</tbody>"
-    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
-    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    return f"<div class=scroll><table>{caption}<thead>{head}</thead>{body}</table></div>{notes}"
+    columns = table.columns
+    stub = len(columns) > 1 and columns[0].words and columns[1].words
+    sections = [
+        [
+            [
+                (column, cell, _span(section, position) if stub and not i else 1)
+                for i, (column, cell) in enumerate(zip(columns, row, strict=True))
+            ]
+            for position, row in enumerate(section)
+        ]
+        for section in table.sections
+    ]
+    groups = _groups(columns) if any(column.group for column in columns) else []
+    return component("table", table.title, groups, columns, sections, table.notes)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -280,17 +270,6 @@ def _span(section: Sequence[Sequence[Cell]], position: int) -> int:
         return 0
     same = next((i for i, row in enumerate(section[position:]) if row[0].text != text), len(section) - position)
     return same
-
-
-def _left(column: Column) -> str:
-    return " class=left" if column.words else ""
-
-
-def _marked(cell: Cell) -> str:
-    main, plus_minus, sd = cell.text.partition(" ± ")
-    text = escape(main)
-    text = {"best": f"<b>{text}</b>", "second": f"<u>{text}</u>", "": text}[cell.mark]
-    return f"{text}<small> ± {escape(sd)}</small>" if plus_minus else text
 
 
 def _exact(value: float | None) -> str:

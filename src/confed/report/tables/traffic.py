@@ -1,53 +1,13 @@
-"""What travels per method, as columns for tables (FedDAT's table 2 has such a column, "Comm. overhead").
-
-Parameters are those of one client: what it trains (heads are among them) and what it sends each way in a round (heads
-of its own are not). Bytes are lengths of the messages as they were serialised.
-"""
+"""The tables of several studies as one, with the backbone in front of every row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from confed.report.tables.table import Cell, Column, Table, joined
+from confed.report.tables.table import Table, joined
 from confed.results import format as formats
-from confed.results.runs import Run, average, number, numbers
+from confed.results.runs import Run
 
-__all__ = ["OVERHEAD", "backbone", "by_backbone", "bytes_up", "overhead"]
-
-OVERHEAD = (
-    Column("trained", "parameters"),
-    Column("sent", "parameters"),
-    Column("share", "parameters", "%"),
-    Column("sent up", "round and client", "bytes"),
-)
-"""The columns of :func:`overhead`."""
-
-
-def overhead(runs: Sequence[Run]) -> tuple[Cell, ...]:
-    """What a method trains and sends: a cell for each column of :data:`OVERHEAD`, means over seeds.
-
-    Args:
-        runs: the method's finished runs, one per seed; without any its cells are dashes.
-    """
-    trained, sent, total = (average([_parameters(run, key) for run in runs]) for key in ("trained", "sent", "total"))
-    up = average([bytes_up(run) for run in runs])
-    share = 100 * sent / total if sent is not None and total else None
-    return (
-        Cell(formats.count(trained), trained),
-        Cell(formats.count(sent), sent),
-        Cell(formats.MISSING if share is None else f"{share:.2f}", share),
-        Cell(formats.size(up), up),
-    )
-
-
-def bytes_up(run: Run) -> float | None:
-    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
-
-    What travels after the last round (fine-tuning, say) is not counted.
-    """
-    rounds: list[Mapping[str, float]] = [
-        numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"
-    ]
-    return average([value for clients in rounds for value in clients.values()])
+__all__ = ["backbone", "by_backbone"]
 
 
 def backbone(runs: Sequence[Run]) -> str:
@@ -76,7 +36,3 @@ def by_backbone(tables: Mapping[str, Table]) -> Table:
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = tuple(filter(None, together.sections))
     return replace(together, title=first.title.removesuffix(f" ({name})"), sections=sections, notes=tuple(notes))
-
-
-def _parameters(run: Run, key: str) -> float | None:
-    return number(run.summary.get("parameters", {}).get(key))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from confed.report.tables.headline import _labelled, paper_table
 from confed.report.tables.labels import label_tables
+from confed.report.tables.paper import labelled_rows, paper_table
 from confed.report.tables.table import in_files
 from confed.results.runs import load
 
@@ -36,7 +36,7 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     study = load(Path(folder))
     table = paper_table(study)
     texts = in_files("table", table)
-    for name, other in label_tables(_labelled(study), every=True).items() if _labelled(study) else ():
+    for name, other in label_tables(labelled_rows(study), every=True).items() if labelled_rows(study) else ():
         texts |= in_files(name, other)
     if (matrix := modality_matrix.table(study)) is not None:
         texts |= in_files(modality_matrix.FILE, matrix)

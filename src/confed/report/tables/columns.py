@@ -1,0 +1,293 @@
+"""Columns of tables with a row per method. A column that is declared here appears in the tables that it names."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from confed.report.tables.cells import marks, mean_sd_cell
+from confed.report.tables.control_marks import controls_note, marked
+from confed.report.tables.left_out import with_left_out
+from confed.report.tables.table import Cell, Column, Mark, Table
+from confed.results import format as formats
+from confed.results.deployed import is_shown
+from confed.results.headline import headline, is_bound
+from confed.results.runs import Run, Summary, average, counted, number, numbers
+
+__all__ = [
+    "COLUMNS",
+    "MANY_PLACES",
+    "Context",
+    "MethodRow",
+    "RunColumn",
+    "bytes_up",
+    "columns_of",
+    "in_order",
+    "method_row",
+    "method_table",
+    "place_columns",
+]
+
+MANY_PLACES = 8
+"""With more clients or unseen places than this their columns are left to the CSV file."""
+
+TableName = Literal["results", "paper", "labels", "labels and cost", "captions", "sweep", "models"]
+"""Tables that take declared columns. In "sweep" they stand at the end, in "models" each is a table of its own."""
+
+Kind = Literal["quality", "share", "count", "size", "duration"]
+
+_UNITS: dict[Kind, str] = {"quality": "%", "share": "%", "count": "", "size": "bytes", "duration": "s"}
+_FORMATS: dict[Kind, Callable[[float | None], str]] = {
+    "count": formats.count,
+    "size": formats.size,
+    "duration": formats.duration,
+    "share": lambda value: formats.MISSING if value is None else f"{value:.2f}",
+}
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method's row: its label, its runs (one per seed), and whether it is a bound, which is not ranked."""
+
+    label: str
+    runs: Sequence[Run]
+    bound: bool = False
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """The summaries of the runs."""
+        return [run.summary for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a table is about, by which columns decide whether they are shown.
+
+    Attributes:
+        rows: the methods.
+        clients: names of all clients.
+        scenes: names of all unseen places.
+        judged: which models are judged at the clients.
+    """
+
+    rows: Sequence[MethodRow]
+    clients: Sequence[str] = ()
+    scenes: Sequence[str] = ()
+    judged: Literal["personal", "deployed"] = "personal"
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all methods."""
+        return [run for row in self.rows for run in row.runs]
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """A column whose cells are means over a method's runs, one run per seed.
+
+    Attributes:
+        title: heading.
+        value: a run's value; None where it has none. Qualities are fractions, times seconds, sizes bytes.
+        tables: where it appears.
+        group: heading above the heading, shared with the neighbours.
+        kind: how values are written. Qualities are in percent with their standard deviation over seeds, and the best
+            and second best are marked.
+        shown: whether a table about this has the column.
+        controls: view whose control conditions mark the cells (:mod:`confed.report.tables.control_marks`).
+        place: client or unseen place that the values are of.
+        ranked: whether the best qualities are marked.
+        of_bounds: whether rows that are bounds have values.
+        detail: in the CSV file only.
+    """
+
+    title: str
+    value: Callable[[Run], float | None]
+    tables: tuple[TableName, ...] = ()
+    group: str = ""
+    kind: Kind = "quality"
+    shown: Callable[[Context], bool] = lambda context: True
+    controls: Callable[[Sequence[Summary]], str] | None = None
+    place: str = ""
+    ranked: bool = True
+    of_bounds: bool = True
+    detail: bool = False
+
+    @property
+    def heading(self) -> Column:
+        """The column without its values."""
+        return Column(self.title, self.group, _UNITS[self.kind], detail=self.detail)
+
+    def cells(self, rows: Sequence[MethodRow]) -> list[Cell]:
+        """The cell of every row."""
+        values = [[self.value(run) for run in row.runs] if self.of_bounds or not row.bound else [] for row in rows]
+        means = [average(own) for own in values]
+        if self.kind != "quality":
+            return [Cell(_FORMATS[self.kind](mean), mean) for mean in means]
+        ranks: list[Mark] = [""] * len(rows)
+        if self.ranked:
+            federated = [i for i, row in enumerate(rows) if not row.bound]
+            found = marks([None if (mean := means[i]) is None else 100 * mean for i in federated])
+            for i, mark in zip(federated, found, strict=True):
+                ranks[i] = mark
+        cells = [mean_sd_cell(own, mark) for own, mark in zip(values, ranks, strict=True)]
+        if self.controls is not None:
+            cells = [
+                marked(cell, row.summaries, self.controls(row.summaries)) for cell, row in zip(cells, rows, strict=True)
+            ]
+        if self.place:
+            cells = [
+                with_left_out([cell], [self.place], row.summaries)[0] for cell, row in zip(cells, rows, strict=True)
+            ]
+        return cells
+
+
+def columns_of(table: TableName, context: Context) -> list[RunColumn]:
+    """The declared columns that a table about this has."""
+    return [column for column in COLUMNS if table in column.tables and column.shown(context)]
+
+
+def place_columns(key: str, group: str, places: Sequence[str], detail: bool) -> list[RunColumn]:
+    """A column for each place.
+
+    Args:
+        key: of the summary's values: ``personal``, ``deployed`` or ``global_unseen``.
+        group: heading above the places.
+        places: names of clients or unseen places.
+        detail: in the CSV file only.
+    """
+    return [
+        RunColumn(
+            place, lambda run, p=place: numbers(run.summary.get(key)).get(p), (), group, place=place, detail=detail
+        )
+        for place in places
+    ]
+
+
+def method_table(
+    title: str, rows: Sequence[MethodRow], columns: Sequence[RunColumn | tuple[Column, Sequence[Cell]]],
+    notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """A table with a row per method; bounds stand below a rule.
+
+    Args:
+        title: caption.
+        rows: the methods, federated ones before bounds.
+        columns: the columns behind the methods' names; or a heading with the cell of each row.
+        notes: sentences below the table.
+    """
+    cells = [column.cells(rows) if isinstance(column, RunColumn) else column[1] for column in columns]
+    lines = [(Cell(row.label), *own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
+    cut = sum(not row.bound for row in rows)
+    headings = (column.heading if isinstance(column, RunColumn) else column[0] for column in columns)
+    judged = [column.controls for column in columns if isinstance(column, RunColumn) and column.controls is not None]
+    note = [controls_note([row.summaries], [key(row.summaries)]) for row in rows for key in judged if row.runs]
+    sections = (tuple(lines[:cut]), tuple(lines[cut:]))
+    return Table(title, (Column("method", words=True), *headings), sections, (*notes, *next(filter(None, note), [])))
+
+
+def method_row(label: str, summaries: Sequence[Summary]) -> MethodRow:
+    """The row of a method of which only the summaries are known, one per seed."""
+    runs = [Run(Path(), label, label, int(number(s.get("seed")) or 0), s, {}) for s in summaries]
+    return MethodRow(label, runs, bool(runs) and is_bound(summaries[0]))
+
+
+def in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """Federated methods before bounds."""
+    return sorted(rows, key=lambda row: row.bound)
+
+
+def bytes_up(run: Run) -> float | None:
+    """Bytes that one client sends in one round, mean over rounds and the clients that took part; None if unknown.
+
+    What travels after the last round (fine-tuning, say) is not counted.
+    """
+    rounds = [numbers(line.get("bytes_up")) for line in run.rounds if line.get("event") == "round"]
+    return average([value for clients in rounds for value in clients.values()])
+
+
+def _view(name: str) -> Callable[[Sequence[Summary]], str]:
+    return lambda _: name
+
+
+def _headline(name: str) -> Callable[[Run], float | None]:
+    return lambda run: headline(run.summary, name)
+
+
+def _stated(key: str) -> Callable[[Run], float | None]:
+    return lambda run: number(run.summary.get(key))
+
+
+def _parameters(key: str) -> Callable[[Run], float | None]:
+    return lambda run: numbers(run.summary.get("parameters")).get(key)
+
+
+def _share_sent(run: Run) -> float | None:
+    sent, total = _parameters("sent")(run), _parameters("total")(run)
+    return 100 * sent / total if sent is not None and total else None
+
+
+def _captions(view: str, measure: str) -> Callable[[Run], float | None]:
+    """A caption measure's mean over the places of a view."""
+
+    def value(run: Run) -> float | None:
+        if measure == "cider":
+            return average([*counted(run.summary, view).values()])
+        return average([*numbers(run.summary.get(measure, {}).get(view)).values()])
+
+    return value
+
+
+def _deployed(context: Context) -> bool:
+    return context.judged == "deployed"
+
+
+def _personal(context: Context) -> bool:
+    return context.judged == "personal"
+
+
+def _some_deployed(context: Context) -> bool:
+    return any(is_shown(run.summary) for run in context.runs)
+
+
+def _several_trainable(context: Context) -> bool:
+    """Whether methods train different parts of the model, so that numbers of parameters differ."""
+    return len({str(run.summary.get("trainable")) for run in context.runs}) > 1
+
+
+def _unseen(context: Context) -> bool:
+    return bool(context.scenes) or context.judged == "personal"
+
+
+COLUMNS: tuple[RunColumn, ...] = (
+    # Where heads are the clients' own: what a client trains and sends (FedDAT's table 2, "Comm. overhead").
+    RunColumn("trained", _parameters("trained"), ("paper",), "parameters", "count", _deployed, of_bounds=False),
+    RunColumn("sent", _parameters("sent"), ("paper",), "parameters", "count", _deployed, of_bounds=False),
+    RunColumn("share", _share_sent, ("paper",), "parameters", "share", _deployed, of_bounds=False),
+    RunColumn("sent up", bytes_up, ("paper",), "round and client", "size", _deployed, of_bounds=False),
+    RunColumn("average", _headline("deployed_mean"), ("paper",), "deployed", shown=_deployed,
+              controls=_view("deployed")),
+    RunColumn("average", _headline("personal_mean"), ("paper",), "personal", shown=_personal,
+              controls=_view("personal")),
+    RunColumn("average", _headline("global_unseen_mean"), ("paper",), "unseen", shown=_unseen,
+              controls=_view("global_unseen")),
+    RunColumn("mean", _headline("deployed_mean"), ("results",), "deployed", shown=_some_deployed,
+              controls=_view("deployed")),
+    RunColumn("mean", _headline("personal_mean"), ("results",), "personal", controls=_view("personal")),
+    RunColumn("worst", _headline("personal_worst"), ("results",), "personal"),
+    RunColumn("seen", _headline("global_seen_mean"), ("results",), "global", controls=_view("global_seen")),
+    RunColumn("unseen", _headline("global_unseen_mean"), ("results",), "global", controls=_view("global_unseen")),
+    *(
+        RunColumn(title, _captions(view, measure), ("captions",), group, ranked=False)
+        for view, group in (
+            ("personal", "clients' own models"),
+            ("global_seen", "global, seen places"),
+            ("global_unseen", "global, unseen places"),
+        )
+        for measure, title in (("cider", "CIDEr-D"), ("bleu4", "BLEU-4"))
+    ),
+    RunColumn("trained", _parameters("trained"), ("results",), "parameters", "count", _several_trainable),
+    RunColumn("shared", _parameters("sent"), ("results",), "parameters", "count", _several_trainable),
+    RunColumn("sent", _stated("bytes_total"), ("results", "labels and cost"), kind="size"),
+    RunColumn("time", _stated("seconds"), ("results", "labels and cost"), kind="duration"),
+)  # fmt: skip
+"""Every declared column, in the order of the tables."""

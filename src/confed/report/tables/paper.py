@@ -1,0 +1,145 @@
+"""The tables of the papers: a row per method, a column per client and unseen place."""
+
+from collections.abc import Mapping, Sequence
+
+from confed.report.statistics.harmed import by_seed, hurting, reference_row
+from confed.report.tables.columns import MANY_PLACES, Context, MethodRow, columns_of, method_table, place_columns
+from confed.report.tables.labels import label_table, label_tables
+from confed.report.tables.left_out import left_clients_note, left_out_note
+from confed.report.tables.table import Cell, Column, Table
+from confed.report.tables.traffic import backbone
+from confed.results import format as formats
+from confed.results.deployed import deployed_note, is_shown, personal_note
+from confed.results.headline import is_bound, is_labelled
+from confed.results.metric import metric_note, metric_of
+from confed.results.runs import Run, Study, Summary
+from confed.results.settings import tuning_note
+from confed.results.traits import traits_of
+
+__all__ = ["labelled_rows", "main_tables", "paper_table"]
+
+
+def paper_table(study: Study) -> Table:
+    """The table of the FedVQA chapter (tables 8.2 and 8.3): personal accuracy per client, unseen scenes, averages.
+
+    Where methods have heads of each client's own it is that of FedDAT (its tables 2 and 3): the model that a method
+    deploys at each client instead of the personal one, and what is trained and sent for it.
+
+    Test results after the last round in percent, mean and standard deviation over seeds; the best value of
+    each column is bold and the second best underlined. Methods without a result, because they have no global
+    model or because no run came to its end, show a dash; why a run is not there is a note. Centralised training
+    stands apart and is not ranked. Where there is a row to measure by, "hurt" counts the clients whose own model is
+    worse than that of local training (or else of FedAvg).
+
+    Of multi-label runs it is that of FedLGT (its tables 1 to 3): :func:`confed.report.tables.labels.label_table`.
+
+    Args:
+        study: a study that was read back.
+    """
+    if labelled := labelled_rows(study):
+        return label_table(labelled)
+    names = study.rows or study.labels
+    done = {method: [run for run in study.of(method) if run.complete] for method in names}
+    rows = {m: MethodRow(names[m], runs, bool(runs) and is_bound(runs[0].summary)) for m, runs in done.items()}
+    bounds = [method for method, row in rows.items() if row.bound]
+    order = [*(method for method in rows if method not in bounds), *bounds]
+    many = max(len(study.clients), len(study.scenes)) > MANY_PLACES
+    kind = "deployed" if any(is_shown(run.summary) for run in study.runs) else "personal"
+    declared = columns_of("paper", Context(list(rows.values()), study.clients, study.scenes, kind))
+    hurt = _hurt_cells(study, order[: len(order) - len(bounds)], kind)
+    worse = [hurt.get(method, Cell(formats.MISSING)) for method in order]
+    first = [column.group for column in declared].index(kind)
+    last = first + sum(column.group == kind for column in declared)
+    columns = [
+        *declared[:first],
+        *place_columns(kind, kind, study.clients, many),
+        *declared[first:last],
+        *([(Column("hurt", kind, "clients"), worse)] if hurt else []),
+        *place_columns("global_unseen", "unseen", study.scenes, many),
+        *declared[last:],
+    ]
+    seeds = max((len(runs) for runs in done.values()), default=0)
+    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    title = f"{study.recipe + ': ' if study.recipe else ''}test {metric_of(study.runs)} in % after the last round{over}"
+    title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
+    return method_table(title, [rows[m] for m in order], columns, _notes(study, names, done, bounds, many, bool(hurt)))
+
+
+def main_tables(study: Study) -> list[Table]:
+    """What is shown of a study first: :func:`paper_table`, of multi-label studies a table per level and view."""
+    labelled = labelled_rows(study)
+    return list(label_tables(labelled).values()) if labelled else [paper_table(study)]
+
+
+def labelled_rows(study: Study) -> list[tuple[str, list[Summary]]]:
+    """Label and summaries of a multi-label study's rows, those without a finished run too; empty for other studies."""
+    rows = study.rows or study.labels
+    found = [(rows[m], [run.summary for run in study.of(m) if run.complete]) for m in rows]
+    return found if any(is_labelled(summary) for _, runs in found for summary in runs) else []
+
+
+def _hurt_cells(study: Study, methods: Sequence[str], kind: str) -> dict[str, Cell]:
+    """Method -> how many clients it leaves worse off than the reference does; empty without one to measure by."""
+    reference = reference_row(study)
+    if reference is None:
+        return {}
+    found = {m: hurting(by_seed(study, m, kind), by_seed(study, reference, kind)) for m in methods if m != reference}
+    return {
+        m: Cell(f"{len(worse.found.clients)} of {worse.found.n}", float(len(worse.found.clients)))
+        for m, worse in found.items()
+        if worse is not None
+    }
+
+
+def _notes(
+    study: Study,
+    rows: Mapping[str, str],
+    done: Mapping[str, Sequence[Run]],
+    bounds: Sequence[str],
+    many: bool,
+    hurt: bool,
+) -> list[str]:
+    deployed = {rows[m]: runs[0].summary for m, runs in done.items() if runs and is_shown(runs[0].summary)}
+    notes = [deployed_note(deployed)] if deployed else ["Personal: each client's own model on its own test data."]
+    if study.scenes:
+        notes[0] += " Unseen: the global model on places that took no part; a dash where there is no global model."
+    notes[0] += " Best bold, second best underlined."
+    if deployed:
+        notes.append(
+            "Parameters of one client: trained (heads included), sent each way in a round, and the latter's share of "
+            "the whole model; sent up: the messages of one client in one round as they were serialised."
+        )
+    reference = reference_row(study)
+    if hurt and reference:
+        notes.append(
+            f"Hurt: clients whose {'deployed' if deployed else 'own'} model is worse than with {rows[reference]}, in "
+            "the mean over the seeds that both have."
+        )
+    firsts = {rows[m]: runs[0].summary for m, runs in done.items() if runs}
+    notes += [] if deployed else [*filter(None, [personal_note(firsts)]), *_paper_names(study.recipe, rows, done)]
+    notes += filter(None, [metric_note(study.runs)])
+    note = tuning_note([runs[0] for runs in done.values() if runs])
+    notes += [note] if note else []
+    sizes = {rows[method]: len(runs) for method, runs in done.items()}
+    if len(set(sizes.values())) > 1:
+        notes.append("Finished seeds differ: " + ", ".join(f"{label} {n}" for label, n in sizes.items()) + ".")
+    notes += [*study.failed, *left_clients_note([run.summary for runs in done.values() for run in runs])]
+    notes += left_out_note(run.summary for runs in done.values() for run in runs)
+    if bounds:
+        notes.append(
+            f"Below the rule, {formats.names([rows[method] for method in bounds])}: all data in one place, which "
+            "privacy forbids; a bound, not ranked."
+        )
+    if many:
+        notes.append("The values of the single places are in the CSV file.")
+    return notes
+
+
+def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the FedVQA chapter calls the rows that it names otherwise; only for its own recipes."""
+    if not recipe.startswith("fedvqa"):
+        return []
+    traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}
+    names = {m: "CT" if t.centralised else "DT" for m, t in traits.items() if t.centralised or not t.communicates}
+    found = [f"{rows[method]} is {name}" for method, name in names.items()]
+    return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []
