@@ -25,8 +25,10 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
+from confed.federation.specs import frozen_names
 from confed.federation.structure import heads_of
 from confed.models import create_model
+from confed.models.tokenizer import known_words
 from confed.privacy.protections import check_layouts
 from confed.recipes.recipe import Recipe, Run
 from confed.registry import models
@@ -154,7 +156,7 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.pools else dataset.answers
-        words = getattr(run_data.tokenizer, "words", ())
+        words = known_words(run_data.tokenizer)
         derived = derived_options(name, run_data.region_width, words, run_data.shapes)
         if heads:
             derived["heads"] = heads
@@ -307,7 +309,7 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
     """
     heads = {head: f"{part}." for head, part in heads_of(model).items()}
     names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
-    frozen: set[str] = set(getattr(model, "frozen", ()))
+    frozen = frozen_names(model)
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
     if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):

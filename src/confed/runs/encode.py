@@ -20,6 +20,7 @@ from confed.data.picture_tables import NoPictures
 from confed.data.table import Table
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.tokenizer import CountsShortened
 from confed.registry import models
 from confed.runs.dataset import Source, load_source, picture_table_id
 
@@ -90,9 +91,10 @@ class RunData:
     def texts_cut(self) -> tuple[int, int]:
         """How many different texts lose their end as they are longer than the tokenizer's ``max_length``, and of how
         many; both 0 where the tokenizer does not say."""
-        count = getattr(self.tokenizer, "shortened", None)
-        texts = [] if count is None else list(dict.fromkeys(_texts_read(self.dataset)))
-        return (count(texts), len(texts)) if count is not None and texts else (0, len(texts))
+        if not isinstance(self.tokenizer, CountsShortened):
+            return 0, 0
+        texts = list(dict.fromkeys(_texts_read(self.dataset)))
+        return (self.tokenizer.shortened(texts) if texts else 0), len(texts)
 
     @property
     def questions(self) -> FederatedDataset:
