@@ -22,7 +22,7 @@ from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.report.html.gallery import Album, gallery
+from confed.report.html.gallery import ImageStore, gallery
 from confed.report.html.page import Tabs
 from confed.report.sections import captions as caption_sections
 from confed.results.runs import load
@@ -346,7 +346,7 @@ def test_the_report_shows_pictures_with_what_people_and_models_say(finished: Pat
     assert len(samples) >= 10
     assert all(sample["captions"] and "cider" in sample["global"] for sample in samples)
     study = load(finished)
-    cards = gallery(study, Tabs(), Album())
+    cards = gallery(study, Tabs(), ImageStore())
     assert "People say" in cards
     assert all(samples[row]["captions"][0] in cards and samples[row]["global"]["answer"] in cards for row in (0, -1))
     table = caption_sections.caption_table(study)

@@ -64,13 +64,13 @@ def test_all_of_it_has_the_values_that_it_had_before() -> None:
 
 def test_feddat_keeps_what_reads_a_modality_and_the_head_at_home() -> None:
     model = modal_transformer_tiny(5, 20, trainable="adapters", **OPTIONS)
-    method = FedDAT(head=("head", "embed")).suit(model, VQA(5))
-    method.extend(model, torch.Generator().manual_seed(0))
+    method = FedDAT(head=("head", "embed")).configure(model, VQA(5))
+    method.add_modules(model, torch.Generator().manual_seed(0))
     rules = method.rules(ClientInfo("x", 1))
     assert rules["*"] is Scope.FROZEN
     assert {glob for glob, scope in rules.items() if scope is Scope.PRIVATE} == {"head.*", "embed.*", "*.local.*"}
     lora = FedLoRA(aggregation="dimension", ranks={"x": 4})
-    assert lora.suit(modal_transformer_tiny(5, 20, trainable="lora", **OPTIONS), VQA(5)).head == ("head",)
+    assert lora.configure(modal_transformer_tiny(5, 20, trainable="lora", **OPTIONS), VQA(5)).head == ("head",)
 
 
 # Recipes ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from confed.data.table import Table as Rows
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.privacy.cut import CutPrivacy
-from confed.report.figures.style import Drawing, Pen
+from confed.report.figures.style import Drawing, Palette
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
@@ -236,14 +236,14 @@ def _pictures(truth: Tensor, rebuilt: Tensor, found: Tensor | None) -> Drawing:
     there = {name: images for name, images in lines.items() if images is not None}
     columns = min(SHOWN, *(len(images) for images in there.values()))
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         for line, (name, images) in enumerate(there.items()):
             for column in range(columns):
                 axes = figure.add_subplot(len(there), columns, line * columns + column + 1)
                 axes.imshow(((images[column] + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy())
                 axes.set_axis_off()
                 if column == 0:
-                    axes.set_title(name, fontsize=8.5, color=pen("ink"), loc="left")
+                    axes.set_title(name, fontsize=8.5, color=palette("ink"), loc="left")
 
     return Drawing("inversion", 1.5 * columns, 1.7 * len(there), draw)
 

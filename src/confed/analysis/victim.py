@@ -29,7 +29,6 @@ from confed.report.tables.table import Table as Figures
 from confed.report.tables.table import in_files
 from confed.results.folder import RunFolder, is_study
 from confed.runs.encode import RunData
-from confed.runs.finished import settle
 from confed.runs.samples import fill
 
 __all__ = [
@@ -217,7 +216,7 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     workspace.turn_to(task)
     summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
     row = name_of_file(folder.parent.name) if is_study(folder.parent.parent) else ""
-    network = settle(setup.algorithm, workspace.model).eval()
+    network = setup.algorithm.deployed_model(workspace.model).eval()
     method = recipe.sections["algorithm"]["name"]
     name = name or names_of([folder])[0]
     return Victim(

@@ -23,7 +23,6 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
 from confed.results.headline import is_labelled
-from confed.runs.finished import settle
 
 __all__ = ["FinishedRun", "TrainedModel", "predict", "run_of"]
 
@@ -247,7 +246,7 @@ class FinishedRun:
         from confed.runs.run import load_run
 
         _, self.setup, self._materials, self.workspace = load_run(self.folder)
-        self.network = settle(self.setup.algorithm, self.workspace.model)
+        self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
         """A model; it is valid until the next one is asked for, as all share one network.

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class CountsShortened(Protocol):
 class HasVocabulary(Protocol):
     """A tokenizer that can list its tokens."""
 
-    vocabulary: Sequence[str]
+    vocabulary: tuple[str, ...]
 
 
 def known_words(tokenizer: object) -> tuple[str, ...]:

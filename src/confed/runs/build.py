@@ -94,9 +94,9 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
         )
     algorithm: Algorithm = recipe.construct("algorithm")
     known = getattr(task, "known", 0.0)
-    if known or type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+    if known or type(algorithm).configure is not Algorithm.configure:  # a model may take long to read
         built = build()
-        algorithm = algorithm.suit(built, task)
+        algorithm = algorithm.configure(built, task)
         if known and not getattr(built, "reads_states", False):
             raise ValueError(
                 f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
@@ -112,7 +112,9 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     public, observers = public_data(algorithm, dataset, observers, owned)
     if public is not None:
         elsewhere = dataset.elsewhere or {}
-        algorithm = algorithm.published(elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest)
+        algorithm = algorithm.with_public_data(
+            elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest
+        )
     _check_method(algorithm, run, run_data.clients)
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.partial and not isinstance(owned, tuple):

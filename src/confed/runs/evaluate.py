@@ -145,7 +145,7 @@ def _models(
         shared = simulation.shared(servers, infos[name] if name in infos else simulation.observer(name))
         state = simulation.store.load(name) if name in infos else None
         private = {} if state is None else state.tensors.get("private", {})
-        common[name] = {**shared, **private, **algorithm.newcomer(shared)}
+        common[name] = {**shared, **private, **algorithm.initial_private(shared)}
         if name not in seen:
             continue
         own = None if state is None else state.tensors.get("personal")

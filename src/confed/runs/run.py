@@ -28,7 +28,6 @@ from confed.runs.data_fingerprint import check_same_data, note_data
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
-from confed.runs.finished import settle
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.progress import Progress, Watch
@@ -253,7 +252,7 @@ class Runner:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.has_global:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
-            tensors |= self.setup.algorithm.newcomer(tensors)
+            tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if personal and not self.setup.algorithm.pooled:
             private_folder(self.folder.models / "personal")
@@ -275,7 +274,7 @@ class Runner:
             workspace.turn_to(self.setup.task)
             samples = gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
-                network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
+                network=self.setup.algorithm.deployed_model(workspace.model), own_heads=self.setup.algorithm.own_heads,
                 has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
@@ -283,7 +282,8 @@ class Runner:
             samples = label_samples.gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery,
                 threshold=task_spec(self.setup.task).threshold,
-                network=settle(self.setup.algorithm, workspace.model), has_personal=self.setup.algorithm.has_personal,
+                network=self.setup.algorithm.deployed_model(workspace.model),
+                has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         questions = isinstance(self.run_data.dataset, FederatedDataset)

@@ -58,7 +58,7 @@ def answer(
 
     Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
 
-    Where a method answers with more than the model, ``network`` does (:func:`confed.runs.finished.settle`). Attention
+    Where a method answers with more than the model, ``network`` does (``Algorithm.deployed_model``). Attention
     is over the patches, rows and columns, or over regions, with their "boxes" beside it.
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.

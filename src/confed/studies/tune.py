@@ -82,11 +82,11 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
     space = {LR: _with(rates, own)}
     algorithm, method = single.sections["algorithm"], single.construct("algorithm")
-    for name, values in method.worth_trying().items():
+    for name, values in method.search_space().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
         # None may stand for one of the values: as a value of its own it would be tried twice.
-        space[name] = _with(values, method.in_effect(name))
+        space[name] = _with(values, method.effective_value(name))
     return space
 
 
@@ -344,7 +344,7 @@ def _derive(recipe: Recipe, row: str, number: int) -> int:
 def _own(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     single = recipe.method(row)
     method = single.construct("algorithm")
-    values = {knob: single.local.lr if knob == LR else method.in_effect(knob) for knob in space}
+    values = {knob: single.local.lr if knob == LR else method.effective_value(knob) for knob in space}
     return {knob: choices.index(values[knob]) for knob, choices in space.items()}
 
 
