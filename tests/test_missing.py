@@ -24,11 +24,13 @@ from confed.data.sounds import Sounds
 from confed.data.time_series import Series
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import model_spec
 from confed.federation.train import epoch_steps
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
+from confed.registry import models
 from confed.runs.build import prepare
-from confed.runs.encode import load_run_data, reads_absent
+from confed.runs.encode import load_run_data
 from confed.runs.run import run
 
 OWNED = {"both": ("image", "text"), "ears": ("text", "audio"), "sensor": ("series",)}
@@ -545,9 +547,9 @@ def test_a_model_that_cannot_read_what_a_client_has_is_refused(tmp_path: Path) -
 
 
 def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
-    assert reads_absent("test_missing:sums")
-    assert not reads_absent("test_missing:both")
-    assert not reads_absent("vilt_mini")
+    assert model_spec(models["test_missing:sums"]).reads_absent
+    assert not model_spec(models["test_missing:both"]).reads_absent
+    assert not model_spec(models["vilt_mini"]).reads_absent
 
 
 def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:
