@@ -35,7 +35,7 @@ __all__ = [
     "tokenizer_options",
 ]
 
-TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces")
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision")
 """Options of models that their tokenizers depend on."""
 MOST_ANSWERS = 10
 """Different answers to one question that a model which writes its answers learns."""

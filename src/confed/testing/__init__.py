@@ -4,7 +4,7 @@
 :class:`ContractViolation` at the first that fails. The test suite runs it for every registered method.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from confed.federation.algorithm import Algorithm
@@ -25,7 +25,7 @@ from confed.testing.steadiness import (
 )
 from confed.testing.trial import ContractViolation
 
-__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "contract"]
+__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "checks", "contract"]
 
 Check = Callable[[Algorithm], None]
 
@@ -49,6 +49,15 @@ def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
             check(algorithm)
         verdicts.append((name, reason or "passed"))
     return verdicts
+
+
+def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
+    """The checks of the contract that apply to a method, by name, for a test runner that reports each by itself.
+
+    Args:
+        algorithm: the method with the hyper-parameters to check.
+    """
+    return ((name, check) for name, check in CHECKS.items() if exemption(algorithm, name) is None)
 
 
 def contract(name: str) -> list[tuple[str, str]]:

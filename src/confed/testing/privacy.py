@@ -12,14 +12,14 @@ from confed.federation.messages import drive
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients
-from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy
+from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy, undisturbed
 
 
 def sends_only_what_is_shared(algorithm: Algorithm) -> None:
     """No private or frozen tensor travels up, by name or by value."""
     check = "sends only what is shared"
     setup = toy(algorithm)
-    outcome = run(setup)
+    outcome = undisturbed(algorithm)
     workspace = Workspace(setup.model())
     for client, call, reply in outcome.replies:
         if reply.error is not None:
@@ -90,10 +90,7 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
 
 def keeps_frozen_tensors(algorithm: Algorithm) -> None:
     """Frozen tensors hold the same bits after a run."""
-    setup = toy(algorithm)
-    initial = setup.model().state_dict()
-    recording = Recording(setup)
-    run(setup, lambda _: recording)
-    for name in set(recording.workspace.tensors) - set(recording.workspace.initial):
-        if not torch.equal(recording.workspace.tensors[name], initial[name]):
+    initial = toy(algorithm).model().state_dict()
+    for name, tensor in undisturbed(algorithm).frozen.items():
+        if not torch.equal(tensor, initial[name]):
             raise ContractViolation(f"keeps frozen tensors: {name} changed")
