@@ -19,7 +19,7 @@ __all__ = ["distance_correlation"]
 
 
 def distance_correlation(x: Tensor, z: Tensor) -> Tensor:
-    """dCor of the rows of two tensors; its gradient leads to less dependence.
+    """Distance correlation dCor of the rows of two tensors; its gradient leads to less dependence.
 
     For a few rows of many dimensions the value is far above 0 even where nothing depends on anything (Székely and
     Rizzo, 2013): compare it with the value after a permutation of the rows of one side, not with 0. Where one side

@@ -87,8 +87,7 @@ def info_nce(
     Returns:
         A scalar, or (B,) for "none".
 
-    Raises:
-        ValueError: shapes differ, an option is unknown, or a batch of one with "exclude", which has no denominator.
+    Different shapes, an unknown option, and a batch of one without a denominator ("exclude") are a ValueError.
     """
     contrast = Contrast(temperature, denominator, similarity, reduction, same is not None, symmetric)
     return contrast(v, u, same)
@@ -192,6 +191,10 @@ class Contrast:
 
 
 def _among(name: str, value: object, options: object) -> None:
-    """Raises ValueError unless the value is one of the literal's."""
+    """Checks that a value is one of a literal's.
+
+    Raises:
+        ValueError: it is not.
+    """
     if value not in get_args(options):
         raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(options)))}, got {value!r}")

@@ -37,8 +37,7 @@ def label_states(labels: Tensor, index: Tensor, key: int, at_most: float = 0.75)
     Returns:
         -1 unknown, else the label itself, int8, shape (B, C).
 
-    Raises:
-        ValueError: a shape is wrong, or the key or the share is outside its range.
+    A wrong shape, or a key or share outside its range, is a ValueError.
     """
     number, rank = _draw(labels, index, key, at_most)
     # The upper 31 bits times the number of choices: no choice is likelier than another by more than 2^-31.
@@ -61,8 +60,7 @@ def share_of_states(labels: Tensor, index: Tensor, key: int, share: float) -> Te
     Returns:
         -1 unknown, else the label itself, int8, shape (B, C).
 
-    Raises:
-        ValueError: as for :func:`label_states`.
+    Faulty arguments are a ValueError as for :func:`label_states`.
     """
     _, rank = _draw(labels, index, key, share)
     return labels.to(torch.int8).where(rank < math.floor(share * labels.shape[1]), UNKNOWN)
@@ -92,7 +90,11 @@ def uncertain(probabilities: Tensor, tau: float = 0.5, eps: float = 0.02) -> Ten
 
 
 def _draw(labels: Tensor, index: Tensor, key: int, share: float) -> tuple[Tensor, Tensor]:
-    """31 random bits per example (B,), and a random order of its labels (B, C): each label's place in it."""
+    """31 random bits per example (B,), and a random order of its labels (B, C): each label's place in it.
+
+    Raises:
+        ValueError: a shape, the share or the key is wrong.
+    """
     if labels.ndim != 2 or index.shape != labels.shape[:1]:
         raise ValueError(
             f"labels and index must have the shapes (B, C) and (B,), got {tuple(labels.shape)} and {tuple(index.shape)}"

@@ -79,8 +79,7 @@ def likeness(features: Tensor, prototypes: Tensor, temperature: float = 0.07) ->
     Returns:
         Shape (B, C), rows with sum 1; all 0 where no class is known.
 
-    Raises:
-        ValueError: the temperature is not positive.
+    A temperature that is not positive is a ValueError.
     """
     if not bool(prototypes.any()):
         return features.new_zeros(len(features), len(prototypes))
@@ -88,7 +87,11 @@ def likeness(features: Tensor, prototypes: Tensor, temperature: float = 0.07) ->
 
 
 def _scores(features: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
-    """cos(z, p_c) / tau, (B, C); minus infinity for unknown classes."""
+    """Scores cos(z, p_c) / tau, (B, C); minus infinity for unknown classes.
+
+    Raises:
+        ValueError: the temperature is not positive.
+    """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     precision = torch.promote_types(features.dtype, torch.float32)

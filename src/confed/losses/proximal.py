@@ -20,8 +20,7 @@ def half_squared_distance(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     Returns:
         A scalar.
 
-    Raises:
-        RuntimeError: there are no tensors, or they are not as many as anchors.
+    Without tensors, or with another number of anchors, torch raises a RuntimeError.
     """
     moved = torch._foreach_sub(list(parameters), list(anchor))  # pyright: ignore
     return 0.5 * torch.stack([d.square().sum() for d in moved]).sum()

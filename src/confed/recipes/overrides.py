@@ -30,9 +30,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
         content: section -> key -> value.
         overrides: ``section.key=value`` with a TOML value, or any text as a string; or ``~section.key``.
 
-    Raises:
-        ValueError: an override has another form, goes through a value as if it were a section, or takes away a key
-            that the recipe does not have.
+    An override of another form, one that treats a value as a section, and the removal of a key that the recipe does not
+    have are refused with a ValueError.
     """
     rows, variants = list(content.get("methods", {})), list(content.get("models", {}))
     for override in sorted(overrides, key=lambda override: not _renames(override)):

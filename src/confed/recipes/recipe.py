@@ -163,8 +163,7 @@ class Recipe:
             rows: methods, or names of ``overrides``.
             overrides: row -> its own keywords; the recipe's by default.
 
-        Raises:
-            ValueError: an unknown method, or faulty keywords of a row.
+        An unknown method, or faulty keywords of a row, are a ValueError.
         """
         given = self.overrides if overrides is None else overrides
         study = replace(self, methods=tuple(rows), overrides={row: given[row] for row in rows if row in given})
@@ -173,7 +172,11 @@ class Recipe:
         return study
 
     def check_row(self, row: str) -> None:
-        """Raises ValueError if a row's name or keywords are faulty; its name is also a folder's in the study's."""
+        """Checks a row's name, which also names its folder in the study's, and its keywords.
+
+        Raises:
+            ValueError: the name or the keywords are faulty.
+        """
         if not re.fullmatch(r"[\w+-][\w.:+-]*", row):
             raise ValueError(
                 "study.methods: a row's name has letters, digits and _ . : + - only, and begins with none of . :, "
@@ -194,7 +197,7 @@ class Recipe:
         if own is not None:
             return str(own)
         algorithm = self.method(name).construct("algorithm")
-        return algorithm.label or type(algorithm).__name__
+        return algorithm.title
 
     def deploys(self, name: str) -> str:
         """What one of the study's rows is taken to deploy at a client; empty for what its method's kind says."""
@@ -290,7 +293,11 @@ def _without_local(given: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[s
 
 
 def _part(given: dict[str, Any], part: str, where: str) -> dict[str, Any]:
-    """Takes a row's own section out of its keywords."""
+    """Takes a row's own section out of its keywords.
+
+    Raises:
+        ValueError: it is no section.
+    """
     values = given.pop(part, {})
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}.{part} must be a section of [{part}]'s keys, got {values!r}")

@@ -53,7 +53,11 @@ def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: 
 
 
 def _check_numbers(given: Any, taken: Any, where: str) -> None:
-    """Refuses true and false where a number was meant, which pydantic takes as 1 and 0."""
+    """Refuses true and false where a number was meant, which pydantic takes as 1 and 0.
+
+    Raises:
+        ValueError: there is such a value.
+    """
     if isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
         raise ValueError(f"{where} must be a number, got {str(given).lower()}")
     if isinstance(given, list | tuple) and isinstance(taken, list | tuple):

@@ -119,7 +119,11 @@ def is_run(folder: Path) -> bool:
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder is a study's."""
+    """Whether a folder is a study's.
+
+    Raises:
+        TypeError: its index is no JSON object; callers see it as a ValueError that names the file.
+    """
     index = folder / "summary.json"
     if not index.is_file():
         return False

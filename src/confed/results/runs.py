@@ -432,10 +432,8 @@ def with_deployed_of(runs: "Sequence[Run]", headline: str = "") -> "list[Run]":
 
     Args:
         runs: that stand in one table.
-        headline: for all of them, whatever their studies say; empty for what these say.
-
-    Raises:
-        ValueError: an unknown headline.
+        headline: for all of them, whatever their studies say; empty for what these say. An unknown one is a
+            ValueError.
     """
     check_headline(headline, "headline")
     found = with_deployed([run.summary for run in runs], [headline or run.deploys for run in runs])

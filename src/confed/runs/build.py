@@ -22,6 +22,7 @@ from confed.data.table import Table
 from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.protocols import ClientData, Task
 from confed.federation.specs import ComparesCaptions, TaskAware, WrapsModel, model_spec, task_spec
 from confed.models import create_model
@@ -107,18 +108,16 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     observers: Mapping[str, ClientData] = run_data.unseen
     owned = _modalities(dataset)
     public, observers = public_data(algorithm, dataset, observers, owned)
-    if public is not None:
-        elsewhere = dataset.elsewhere or {}
-        algorithm = algorithm.with_public_data(
-            elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest
-        )
+    if public is not None and isinstance(algorithm, UsesPublicData):
+        examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(public))
+        algorithm = algorithm.with_public_data(examples, dataset.widest)
     check_method(algorithm, run, run_data.clients)
     check_modalities(recipe, dataset.name, owned)
-    if not algorithm.partial and not isinstance(owned, tuple):
+    if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
         check_heads(algorithm, build(), list(run_data.clients), dataset)
-    if algorithm.pooled:
+    if algorithm.traits.centralised:
         observers = Both(clients, observers)
         clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
     setup = Setup(

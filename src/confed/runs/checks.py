@@ -18,6 +18,7 @@ from confed.data.modalities import longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
@@ -187,7 +188,7 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
     frozen = frozen_names(model)
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
-    if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):
+    if algorithm.traits.centralised or shared or (algorithm.traits.has_global and not algorithm.traits.private_heads):
         own = "tasks" if dataset.tasks else "answer sets"
         raise ValueError(
             f"the clients of {dataset.name!r} have {own} of their own, so one head cannot serve them, and "
@@ -198,14 +199,14 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
 
 def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
     """Raises ValueError where a method cannot work with the section ``[run]``."""
-    name = algorithm.label or type(algorithm).__name__
+    name = algorithm.title
     leaves = [client for client in run.leaves if client in clients]
-    if leaves and not algorithm.leavers:
+    if leaves and not algorithm.traits.clients_may_leave:
         raise ValueError(
             f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
             "clients that have left put into them"
         )
-    if not algorithm.has_global and not run.keep_personal:
+    if not algorithm.traits.has_global and not run.keep_personal:
         raise ValueError(
             f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
             "to evaluate"
@@ -220,7 +221,7 @@ def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tupl
     other = next((client for client in read if read[client] != read[first]), None)
     if other is not None:
         raise ValueError(
-            f"{algorithm.label or type(algorithm).__name__} keeps sums over all clients, so all of them must have the "
+            f"{algorithm.title} keeps sums over all clients, so all of them must have the "
             f"same modalities, and {first!r} has {'+'.join(owned[first])}, {other!r} {'+'.join(owned[other])}"
         )
 
@@ -237,10 +238,10 @@ def public_data(
         ValueError: the method names no unseen place, the clients' answers are not the same, or a client has no
             modality in which it could see some of the place's examples.
     """
-    place = algorithm.public_place()
-    if place is None:
+    if not isinstance(algorithm, UsesPublicData):
         return None, unseen
-    name = algorithm.label or type(algorithm).__name__
+    place = algorithm.public_place()
+    name = algorithm.title
     if isinstance(dataset, FederatedDataset) and (dataset.pools or dataset.tasks):
         raise ValueError(
             f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"

@@ -75,8 +75,8 @@ def contract(name: str) -> list[tuple[str, str]]:
 def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
-        return algorithm.neutral if isinstance(algorithm.neutral, str) else None
-    if algorithm.pooled and check in ("a failure changes nothing", "nothing leaks from client to client"):
+        return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
+    if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:
         return "Flower is not installed (the extra 'flower')"

@@ -36,7 +36,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
 def nothing_leaks(algorithm: Algorithm) -> None:
     """Another client's data cannot be seen in what a client sends and keeps in the same round."""
     check = "nothing leaks from client to client"
-    clients, other = (toy_clients(seed, kind=algorithm.finetuning) for seed in (0, 5))
+    clients, other = (toy_clients(seed, kind=algorithm.traits.made_for) for seed in (0, 5))
     mixed = {**clients, "client-0": other["client-0"]}
     one, two = run(toy(algorithm, clients), stop=1), run(toy(algorithm, mixed), stop=1)
     first, second = ([(c, r) for c, _, r in run.replies if c != "client-0"] for run in (one, two))

@@ -64,7 +64,7 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients(kind=algorithm.finetuning)
+    clients = toy_clients(kind=algorithm.traits.made_for)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = toy(algorithm, {**clients, "client-1": broken})
@@ -104,9 +104,9 @@ def order_is_irrelevant(algorithm: Algorithm) -> None:
     """Computing clients in another order gives the same bits; registering them in another, the same numbers."""
     check = "the order of clients is irrelevant"
     same(check, undisturbed(algorithm), run(toy(algorithm), Backwards))
-    if not algorithm.pooled:
+    if not algorithm.traits.centralised:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients(kind=algorithm.finetuning)
+        clients = toy_clients(kind=algorithm.traits.made_for)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]
