@@ -34,3 +34,24 @@ def real_data() -> Path:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts on pictures are kept in the test's own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of five methods and two seeds that was written, not trained. Tests copy what they change."""
+    from synthetic_study import make_study
+
+    return make_study(tmp_path_factory.mktemp("finished") / "study")
+
+
+@pytest.fixture(scope="session")
+def finished_label_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run whose model gives labels and hears of known ones. Tests copy what they change."""
+    from coloured_labels import RECIPE
+    from confed.recipes.recipe import load_recipe
+    from confed.runs.run import run
+
+    root = tmp_path_factory.mktemp("told")
+    (root / "told.toml").write_text(RECIPE.replace(':colours"', ':told"'))
+    run(load_recipe(root / "told.toml"), root / "run")
+    return root / "run"

@@ -22,8 +22,8 @@ from confed.losses.low_rank import dimension_wise, limited, redistribute, residu
 from confed.models.finetuning import Finetuning
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
-from confed.testing import check_algorithm
 from confed.testing.toy import ToyModel, ToyTask, toy_clients
+from method_contract import keep_contract, with_and_without_transports
 
 SCALE = 2.0
 A, B, D = "body.lora_A.default.weight", "body.lora_B.default.weight", "body.lora_added"
@@ -426,9 +426,11 @@ def test_the_layers_of_the_library() -> None:
 # The contract, and settings that are refused ----------------------------------------------------------------------
 
 
+@with_and_without_transports
 @pytest.mark.parametrize("preset", ["flora", "fedex_lora", "flexlora"])
-def test_contract(preset: Preset) -> None:
-    assert dict(check_algorithm(FedLoRA(preset=preset)))["survives the wire"] == "passed"
+def test_contract(preset: Preset, transports: bool) -> None:
+    ran = keep_contract(FedLoRA(preset=preset), transports)
+    assert transports or "survives the wire" in ran
 
 
 def test_every_variant_is_a_row_of_the_rivals() -> None:

@@ -14,8 +14,8 @@ from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.federation.algorithm import Algorithm
 from confed.federation.client import Client
 from confed.federation.state import ClientState, MemoryStore
-from confed.testing import check_algorithm
 from confed.testing.toy import ToyTask, toy_clients, toy_setup
+from method_contract import keep_contract, with_and_without_transports
 
 
 def _client(round: int = 1) -> Client:
@@ -140,9 +140,10 @@ def test_the_term_begins_at_its_round(method: Algorithm) -> None:
     assert loss.item() == pytest.approx(wanted)
 
 
+@with_and_without_transports
 @pytest.mark.parametrize("pairs", ["sorted", "sampled"])
-def test_other_ways_to_take_pairs_keep_the_contract(pairs: Literal["sorted", "sampled"]) -> None:
-    check_algorithm(FedP3(pairs=pairs, samples=3, start_round=0))
+def test_other_ways_to_take_pairs_keep_the_contract(pairs: Literal["sorted", "sampled"], transports: bool) -> None:
+    keep_contract(FedP3(pairs=pairs, samples=3, start_round=0), transports)
 
 
 def test_a_strong_term_keeps_clients_near_the_global_model() -> None:

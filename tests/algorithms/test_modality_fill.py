@@ -18,9 +18,9 @@ from confed.federation.messages import Message, Reply
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import MemoryStore, ServerState
 from confed.models.caption_transformer import caption_transformer_tiny
-from confed.testing import check_algorithm
 from confed.testing.toy import toy_model, toy_setup
 from confed.testing.toy_modalities import OWNED, modal_clients
+from method_contract import keep_contract, with_and_without_transports
 
 ALL = ("image", "text", "audio")
 STILL = Local(epochs=1, batch_size=7, lr=1e-12, optimizer="sgd", weight_decay=0.0)
@@ -167,9 +167,10 @@ def test_a_servers_optimiser_leaves_means_alone() -> None:
     assert after.params["w"].item() != 1.0
 
 
+@with_and_without_transports
 @pytest.mark.parametrize("kind", ["mean", "token"])
-def test_the_other_kinds_keep_the_contract(kind: Kind) -> None:
-    assert all(dict(check_algorithm(ModalityFill(kind))).values())
+def test_the_other_kinds_keep_the_contract(kind: Kind, transports: bool) -> None:
+    keep_contract(ModalityFill(kind), transports)
 
 
 def test_bad_input() -> None:

@@ -1,6 +1,7 @@
 """Telling a finished run's model some labels: which ones, and metrics of the others by hand."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,22 +9,17 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from coloured_labels import RECIPE, SHIFT, colours_dataset
+from coloured_labels import SHIFT, colours_dataset
 from confed.analysis.known_labels import tell
 from confed.cli.app import main
 from confed.federation.randomness import derive
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
-from confed.recipes.recipe import load_recipe
-from confed.runs.run import run
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("telling")
-    (root / "told.toml").write_text(RECIPE.replace('coloured_labels:colours"', 'coloured_labels:told"'))
-    run(load_recipe(root / "told.toml"), root / "run")
-    return root / "run"
+def finished(finished_label_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished_label_run, tmp_path_factory.mktemp("told") / "run"))
 
 
 def test_a_share_of_each_examples_labels_is_known() -> None:

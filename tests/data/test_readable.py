@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from confed.cli import main
-from confed.cli.progress import Progress
 from confed.data import picture_files
 from confed.data.examples import Examples, FederatedDataset, Split, Turn
 from confed.data.picture_files import Check, PictureFiles
@@ -29,6 +28,7 @@ from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.runs.data_fingerprint import check_same_data, note_data
 from confed.runs.run import run
+from confed.system.events import Event, RunProgress
 
 PICTURES = 20
 COLOURS = ("red", "blue")
@@ -248,12 +248,12 @@ def _recipe(root: Path, *more: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore:snapshots")
 def test_a_run_leaves_out_the_example_and_not_the_client_and_its_table_says_so(root: Path, tmp_path: Path) -> None:
-    def damage(progress: Progress) -> None:
-        if progress.round == 1:
+    def damage(event: Event) -> None:
+        if isinstance(event, RunProgress) and event.round == 1:
             _file(root, 9).write_bytes(b"no picture")
 
     _truncate(root, 1, 17)
-    summary = run(_recipe(root), tmp_path / "run", watch=damage)
+    summary = run(_recipe(root), tmp_path / "run", progress=damage)
     told = "2 of 20 pictures cannot be read and are left out with 3 examples (east 2 train; north 1 unseen)"
     assert told in summary["notes"]
     assert summary["left_out"] == {"east": {"train": 2}, "north": {"unseen": 1}}

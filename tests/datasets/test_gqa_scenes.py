@@ -28,6 +28,7 @@ from confed.models.scene_classifier import build_scene_classifier, classify, loa
 from confed.models.tokenizer import WordTokenizer
 from confed.prepare.gqa_scenes import Options, prepare
 from confed.recipes.recipe import load_recipe
+from confed.system.events import Event, StepProgress
 from confed.tasks.vqa import VQA, summarise
 
 # One category per scene, in the order of the scenes.
@@ -548,11 +549,11 @@ def test_prepare_with_a_classifier_continues_and_reads_its_own_predictions(
         return classify(model, files, **keywords, batch_size=16)
 
     monkeypatch.setattr("confed.models.scene_classifier.classify", counted)
-    watched: list[tuple[str, int, int]] = []
-    manifest = prepare(gqa, gqa / "images", out, weights=weights, watch=lambda *step: watched.append(step))
+    watched: list[Event] = []
+    manifest = prepare(gqa, gqa / "images", out, weights=weights, progress=watched.append)
     assert manifest["files"] == given["files"]
     assert manifest["pictures"] == given["pictures"]
-    assert watched == [("naming scenes", 16, 40), ("naming scenes", 32, 40), ("naming scenes", 40, 40)]
+    assert watched == [StepProgress("naming scenes", done, 40) for done in (16, 32, 40)]
     (file,) = out.glob("places365-*.csv")
     assert hashlib.sha256(weights.read_bytes()).hexdigest().startswith(file.stem.removeprefix("places365-"))
     guesses = read_predictions(file)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from confed.cli.progress import Display, GridDisplay
+from confed.cli.progress import Display
 from confed.data.label_partitions import label_skew
 from confed.data.ml_files.flair import FLAIR_LABELS, flair_hdf5_records, flair_relationship
 from confed.data.preparation import step
@@ -151,7 +151,7 @@ def test_the_command_line_says_once_how_many_pictures_are_left_out(
 @pytest.mark.parametrize("kind", ["run", "grid"])
 def test_displays_show_the_first_look_at_pictures(tmp_path: Path, kind: str, terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    display = Display(console, tmp_path) if kind == "run" else GridDisplay(console)
+    display = Display(console, rounds=kind == "run")
     with display, step("checking the pictures in [there]", 40) as done:
         done(30)
         display._bars.refresh()

@@ -310,7 +310,7 @@ def test_features_of_all_pictures_go_into_one_file(root: Path, tmp_path: Path):
     seen: list[str] = []
     found = prepare(
         root, [npz(tmp_path / "features", counts)], options=Options(precision="float32"),
-        watch=lambda what, done, total: seen.append(what),
+        progress=lambda event: seen.append(event.step),
     )  # fmt: skip
     assert found == {
         "questions": {"train2014": 60, "val2014": 30}, "pictures": {"train2014": 20, "val2014": 10},

@@ -187,7 +187,7 @@ def test_a_changing_federation_resumes_exactly_and_writes_what_happened(tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(recipe, tmp_path / "parts", watch=stop)
+        run(recipe, tmp_path / "parts", progress=stop)
     run(recipe, tmp_path / "parts", resume=True)
     for name in ("metrics.jsonl", "predictions.safetensors", "models/personal/sports/trained.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()

@@ -1,6 +1,7 @@
 """Asking models that give labels: what a run recorded comes back, known labels change the others, faults are named."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,8 @@ from confed.runs.run import run
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("told")
-    (root / "told.toml").write_text(RECIPE.replace(':colours"', ':told"'))
-    run(load_recipe(root / "told.toml"), root / "run")
-    return root / "run"
+def finished(finished_label_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished_label_run, tmp_path_factory.mktemp("told") / "run"))
 
 
 @pytest.fixture

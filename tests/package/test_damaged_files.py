@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from confed.cli.federation_status import StatusPage
-from confed.cli.progress import Display, GridDisplay
+from confed.cli.progress import Display
 from confed.data.card_files import read_card
 from confed.engines.remote.handshake import Fingerprint
 from confed.engines.remote.journal import Diary
 from confed.engines.remote.protocol import Limits
-from confed.engines.remote.sites import Patience, Roll, SiteStatus
+from confed.engines.remote.sites import Patience, Roll
 from confed.federation.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, DirectoryStore, remove_unfinished
 from confed.federation.messages import Message
 from confed.federation.state import ClientState, ServerState
@@ -27,9 +27,18 @@ from confed.report.figures.style import Drawing
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_markdown, to_rich
 from confed.results.folder import RunFolder, is_study, read_jsonl, run_folders
-from confed.runs.progress import Progress
-from confed.studies.pool import Event
 from confed.studies.study import Job, read_study
+from confed.system.events import (
+    Caution,
+    JobEnded,
+    JobProgress,
+    JobsPlanned,
+    JobStarted,
+    RunProgress,
+    SiteStates,
+    SiteStatus,
+    ignore,
+)
 from confed.system.plain_text import cell_text, visible
 from damaged_json import DEEP, OTHER
 
@@ -182,22 +191,24 @@ def test_status_pages_and_logs_hold_no_control_characters(tmp_path: Path) -> Non
     said = io.StringIO()
     console = Console(width=400, file=said, color_system=None)
     page = StatusPage(console, tmp_path / HOSTILE.replace("\x00", "").replace("\ud800", ""))
-    for text in (HOSTILE, f"{HOSTILE} left out"):
-        page.watch(Progress(0, 1, text))
+    page(RunProgress(0, 1, "training", HOSTILE))
+    page(Caution(f"{HOSTILE} left out"))
     sites = {HOSTILE: SiteStatus(HOSTILE, HOSTILE)}
-    page.status(sites)
+    page(SiteStates(sites))
     console.print(page._table(sites))
     job = Job(HOSTILE, 0, "x")
-    with Display(console, tmp_path) as display:
-        update = display(0, 2, job)
-        update(Progress(0, 1, f"loss {HOSTILE}"))
-    with GridDisplay(console) as grid:
-        listen = grid([HOSTILE], 0)
-        listen(Event("progress", 0, 0, 0, 1, f"{HOSTILE} damaged"))
-        listen(Event("failed", 0, 0, text=HOSTILE))
+    with Display(console, rounds=True) as display:
+        display(JobsPlanned([job.title, HOSTILE]))
+        display(JobStarted(0))
+        display(JobProgress(0, 0, RunProgress(0, 1, "training", f"loss {HOSTILE}")))
+    with Display(console) as display:
+        display(JobsPlanned([HOSTILE]))
+        display(JobStarted(0))
+        display(JobProgress(0, 0, Caution(f"{HOSTILE} damaged")))
+        display(JobEnded(0, 0, "failed", HOSTILE))
     assert said.getvalue().count("u009b31m") >= 9
     assert not set(said.getvalue()) & set("\x1b\x9b\u202e\x00\ud800")
-    roll = Roll(NOBODY, Fingerprint("", "", "", ""), Patience(), Limits(), tmp_path / "audit.jsonl", lambda: None)
+    roll = Roll(NOBODY, Fingerprint("", "", "", ""), Patience(), Limits(), tmp_path / "audit.jsonl", ignore)
     roll.log("in", f"{HOSTILE}\x7f", HOSTILE, b"", b"")
     folder = RunFolder(tmp_path)
     folder.append(folder.metrics, {"errors": {HOSTILE: HOSTILE}})

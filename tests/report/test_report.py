@@ -15,8 +15,8 @@ from synthetic_study import CLIENTS, METHODS, make_run, make_study, picture
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_study(tmp_path_factory.mktemp("report") / "study")
+def study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished_study, tmp_path_factory.mktemp("report") / "study"))
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,19 @@
 """Reading folders back; also makes the synthetic study that the other tests of results use."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from confed.report.tables.cost import cost_to_target_table
 from confed.results.runs import load
-from synthetic_study import CLIENTS, METHODS, ROUNDS, SCENES, make_run, make_study
+from synthetic_study import CLIENTS, METHODS, ROUNDS, SCENES, make_run
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_study(tmp_path_factory.mktemp("results") / "study")
+def study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished_study, tmp_path_factory.mktemp("results") / "study"))
 
 
 def test_study_keeps_the_order_of_its_index(study: Path) -> None:

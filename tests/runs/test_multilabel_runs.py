@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_with_any_number_of_workers(finis
     for workers in (1, 2):
         root = tmp_path / f"run-{workers}"
         with pytest.raises(Stopped):
-            run(recipe(tmp_path, f"run.workers={workers}"), root, watch=stop)
+            run(recipe(tmp_path, f"run.workers={workers}"), root, progress=stop)
         run(load_recipe(root / "recipe.toml"), root, resume=True)
         for name in ("metrics.jsonl", "predictions.safetensors"):
             assert (root / name).read_bytes() == (finished / name).read_bytes(), (workers, name)

@@ -17,7 +17,7 @@ from confed.registry import register_dataset
 from confed.results.folder import RunFolder
 from confed.results.runs import load
 from confed.runs.run import run
-from confed.studies.study import StudyWatch, create_study, read_study, run_study
+from confed.studies.study import create_study, read_study, run_study
 from toy_federation import squares
 
 HOSTILE = ("../../escaped", "..", "a:b c")
@@ -76,7 +76,7 @@ def test_a_row_with_a_colon_has_a_folder_without(tmp_path: Path) -> None:
     recipe = _recipe().with_rows([row], {row: {"name": "fedavg"}})
     (job,) = create_study(recipe, tmp_path / "study")
     assert job.folder == "plain%3AFedAvg/seed-0"
-    run_study(tmp_path / "study", StudyWatch())
+    run_study(tmp_path / "study")
     assert [one.method for one in load(tmp_path / "study").runs] == [row]
     # As earlier versions wrote it.
     index = (tmp_path / "study" / "summary.json").read_text()

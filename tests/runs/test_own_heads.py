@@ -54,7 +54,7 @@ def test_two_processes_and_an_interruption_give_the_same_bytes(reference: Path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(_tasks(), tmp_path / "stopped", watch=interrupt)
+        run(_tasks(), tmp_path / "stopped", progress=interrupt)
     run(_tasks(), tmp_path / "stopped", resume=True)
     assert _bytes(tmp_path / "stopped") == _bytes(reference)
 

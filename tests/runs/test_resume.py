@@ -59,7 +59,7 @@ def test_interrupted_after_every_round(tmp_path: Path, reference: dict[str, byte
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run(_tiny(), folder, resume=folder.exists(), watch=interrupt)
+            run(_tiny(), folder, resume=folder.exists(), progress=interrupt)
         # What a killed process leaves: a torn line, and a client state newer than the checkpoint.
         with RunFolder(folder).metrics.open("ab") as file:
             file.write(b'{"event": "rou')
@@ -81,7 +81,7 @@ def test_checkpoints_every_other_round_and_none_resume_too(tmp_path: Path, refer
                 raise RuntimeError("stopped hard")
 
         with pytest.raises(RuntimeError, match="stopped hard"):
-            run(recipe, folder, watch=interrupt)
+            run(recipe, folder, progress=interrupt)
         run(recipe, folder, resume=True)
         assert _bytes(folder) == reference
 

@@ -99,10 +99,10 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_continues(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(_tiny(), folder, watch=stop)
+        run(_tiny(), folder, progress=stop)
     victim = folder / "checkpoint" / "round-000002" / "main-0.safetensors"
     victim.write_bytes(victim.read_bytes()[:-8])
-    run(_tiny(), folder, resume=True, watch=lambda p: messages.append(p.text))
+    run(_tiny(), folder, resume=True, progress=lambda p: messages.append(p.text))
     assert any("damaged checkpoint" in m and "round-000002" in m for m in messages)
     assert RunFolder(folder).metrics.read_bytes() == RunFolder(reference).metrics.read_bytes()
     final = "models/global/trained.safetensors"

@@ -13,10 +13,10 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.report.statistics.comparison import compare_runs
 from confed.results.folder import RunFolder
 from confed.results.runs import load
-from confed.runs.progress import Progress
 from confed.runs.run import run
 from confed.runs.same_recipe import differing_settings
-from confed.studies.study import StudyWatch, create_study, run_study
+from confed.studies.study import create_study, run_study
+from confed.system.events import JobStarted, RunProgress
 from confed.system.processor import CHOICES, check_pinned, machine_differences, pin
 
 assert toy_federation.squares
@@ -32,12 +32,12 @@ def _recipe(*more: str) -> Recipe:
 
 
 def _halfway(folder: Path) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: RunProgress) -> None:
         if progress.round == 2 and "loss" in progress.text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(_recipe(), folder, watch=stop)
+        run(_recipe(), folder, progress=stop)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +85,16 @@ def test_a_study_is_not_finished_with_another_recipe(tmp_path: Path) -> None:
     root = tmp_path / "study"
     create_study(_recipe("study.methods=['fedprox','local']", "run.rounds=1"), root)
 
-    class Stop(StudyWatch):
-        def __call__(self, number: int, jobs: int, job: object):
-            if number:
-                raise KeyboardInterrupt
-            return lambda progress: None
+    def stop(event: object) -> None:
+        if event == JobStarted(1):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(root, Stop())
+        run_study(root, stop)
     recipe = root / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.5"))
     with pytest.raises(ValueError, match=r"fedprox.seed-0: the run began with local\.lr=0\.003, now 0\.5"):
-        run_study(root, StudyWatch())
+        run_study(root)
     assert not (root / "local").exists()
 
 

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from confed.cli.progress import GridDisplay
+from confed.cli.progress import Display
 from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import is_run
 from confed.studies.grid import open_grid, rows_of, run_grid
-from confed.studies.pool import Event, carry_out
-from confed.studies.study import StudyWatch, create_study, read_study, resume
+from confed.studies.pool import carry_out
+from confed.studies.study import create_study, read_study, resume
+from confed.system.events import Caution, Event, JobEnded, JobProgress, JobsPlanned, JobStarted, RunProgress, ignore
 from confed.system.folder_lock import exclusive
 
 with warnings.catch_warnings():
@@ -37,10 +38,12 @@ TINY = [
 WORK = """
 import os, pathlib, time
 
-def work(job, watch):
+from confed.system.events import RunProgress
+
+def work(job, progress):
     if job["do"] == "refuse":
         raise ValueError("cannot")
-    watch(Progress())
+    progress(RunProgress(1, 2, "training", "half"))
     if job["do"] == "fail":
         raise ValueError("broke")
     if job["do"] == "die":
@@ -54,9 +57,6 @@ def work(job, watch):
         path.write_text("in good order")
         raise
     return f"wrote {path.name}"
-
-class Progress:
-    round, rounds, text = 1, 2, "half"
 """
 
 BREAKS = '''
@@ -98,10 +98,6 @@ def tiny(rows: str, *more: str) -> Recipe:
     return recipe.with_rows(rows.split(","))
 
 
-def silent(titles, there):
-    return lambda event: None
-
-
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "modules"
@@ -123,13 +119,13 @@ def test_jobs_are_done_refused_or_failed_and_the_others_go_on(worker: Path, tmp_
     carry_out("toy_work:work", jobs, workers, events.append, lambda number: does[number] != "skip")
     last = {event.job: event for event in events}
     kinds = {"write": "done", "refuse": "refused", "fail": "failed", "die": "failed"}
-    assert {number: event.kind for number, event in last.items()} == {
+    assert {number: event.outcome for number, event in last.items()} == {
         number: kinds[do] for number, do in enumerate(does) if do != "skip"
     }
     assert last[0].text == "wrote 0"
     assert last[1].text == "cannot"
     assert last[2].text == "ValueError: broke"
-    assert any(e == Event("progress", 0, e.worker, 1, 2, "half") for e in events)
+    assert any(e == JobProgress(0, e.worker, RunProgress(1, 2, "training", "half")) for e in events)
     if workers > 1:
         assert last[6].text == "its process died (exit code 7)"
         assert len({(tmp_path / str(n)).read_text() for n in (0, 3, 5, 7)}) <= 4
@@ -178,16 +174,22 @@ def _alive(pid: int) -> bool:
 
 
 def test_the_display_has_a_line_per_process_on_a_terminal_and_per_job_elsewhere() -> None:
-    told = [Event("started", 0, 0), Event("started", 1, 1), Event("progress", 0, 0, 1, 2, "loss 1.5"),
-            Event("progress", 1, 1, 1, 2, "client 'a' left out of round 1"), Event("done", 0, 0, text="personal 50.0%"),
-            Event("started", 2, 0), Event("failed", 1, 1, text="broke"),
-            Event("refused", 2, 0, text="cannot")]  # fmt: skip
+    told = [
+        JobsPlanned(["A, seed 0", "B, seed 0", "A, seed 1"], 4),
+        JobStarted(0, 0),
+        JobStarted(1, 1),
+        JobProgress(0, 0, RunProgress(1, 2, "training", "loss 1.5")),
+        JobProgress(1, 1, Caution("client 'a' left out of round 1")),
+        JobEnded(0, 0, "done", "personal 50.0%"),
+        JobStarted(2, 0),
+        JobEnded(1, 1, "failed", "broke"),
+        JobEnded(2, 0, "refused", "cannot"),
+    ]
     for terminal in (False, True):
         shown = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-        with GridDisplay(shown) as display:
-            listen = display(["A, seed 0", "B, seed 0", "A, seed 1"], 4)
+        with Display(shown) as display:
             for event in told:
-                listen(event)
+                display(event)
         text = shown.file.getvalue()  # type: ignore[attr-defined]
         lines = ["4 of 7 are there already", "[5/7] A, seed 0: personal 50.0%", "[6/7] B, seed 0: failed: broke",
                  "[7/7] A, seed 1: refused: cannot", "B, seed 0: client 'a' left out"]  # fmt: skip
@@ -225,15 +227,15 @@ def test_all_means_the_table_or_every_method(tmp_path: Path) -> None:
 def test_a_grid_grows_and_never_passes_off_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "grid"
     open_grid(tiny("fedavg"), root, [0])
-    assert len(run_grid(root, 1, silent).summaries) == 1
+    assert len(run_grid(root, 1, ignore).summaries) == 1
     before = (root / "fedavg/seed-0/summary.json").stat().st_mtime_ns
     open_grid(tiny("fedavg,local"), root, [0, 1])
     titles: list[str] = []
 
-    def note(found, there):
-        titles.extend(found)
-        assert there == 1
-        return silent(found, there)
+    def note(event: Event) -> None:
+        if isinstance(event, JobsPlanned):
+            titles.extend(event.titles)
+            assert event.finished == 1
 
     grid = run_grid(root, 1, note)
     assert titles == ["Local only, seed 0", "Local only, seed 1", "FedAvg, seed 1"]  # by seed, in the table's order
@@ -348,10 +350,10 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path) -> None:
         runs = [{"method": method, "seed": seed, "folder": folder}]
         (root / "summary.json").write_text(json.dumps({**index, "runs": runs}))
         with pytest.raises(ValueError, match=r"a run must lie in ROW/seed-N with a row of local, got"):
-            run_grid(root, 1, silent)
+            run_grid(root, 1, ignore)
     (root / "summary.json").write_text(json.dumps(index))
     (root / "local").symlink_to(victim)
-    assert "leads out of" in run_grid(root, 1, silent).errors["local/seed-0"]
+    assert "leads out of" in run_grid(root, 1, ignore).errors["local/seed-0"]
     assert (victim / "seed-0/file").read_text() == "mine"
 
 
@@ -387,7 +389,7 @@ def test_a_folder_whose_making_was_cut_short_is_made_by_the_same_command(
         with pytest.raises(OSError, match="No space"):
             make("local")
         with pytest.raises(ValueError, match=r"no recipe\.toml: making it was interrupted"):
-            resume(root, StudyWatch())
+            resume(root)
         assert not is_run(root)
     make("local")
     assert read_study(root)[1]["methods"] == ["local"]
@@ -430,7 +432,7 @@ def _bytes(root: Path) -> dict[str, bytes]:
 
 def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     open_grid(tiny("local,fedavg", "run.rounds=3"), tmp_path / "whole", [0, 1])
-    run_grid(tmp_path / "whole", 1, silent)
+    run_grid(tmp_path / "whole", 1, ignore)
     root = tmp_path / "cut"
     command = ["compare", "--recipe", "fedvqa_scenes", *TINY, "run.rounds=3", "--methods", "local,fedavg"]
     code = "from confed.cli import main; main()"
@@ -444,6 +446,6 @@ def test_killed_in_the_middle_and_with_two_workers_it_ends_with_the_same_bytes(t
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert 1 <= len(list(root.glob("*/*/summary.json"))) < 4
-    run_grid(root, 1, silent)
+    run_grid(root, 1, ignore)
     assert _bytes(root) == _bytes(tmp_path / "whole")
     assert len(_bytes(root)) == 8

@@ -21,6 +21,7 @@ from confed.runs.run import run
 from confed.studies import tune as tuning
 from confed.studies.tune import search_space, tune, validation_scores
 from confed.studies.tuned import apply, read_tuned
+from confed.system.events import ignore
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
@@ -37,10 +38,6 @@ FOUR = "study.lr=[3e-4, 9e-4, 3e-3, 9e-3]"
 
 def tiny(*rows: str) -> Recipe:
     return load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6", FOUR]).with_rows(rows)
-
-
-def silent(titles, there):
-    return lambda event: None
 
 
 def invented(recipe: Recipe):
@@ -78,7 +75,7 @@ def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: 
 def test_the_same_budget_no_duplicates_and_the_best_of_what_was_finished(
     synthetic: list[Recipe], tmp_path: Path
 ) -> None:
-    found = tune(tiny("fedavg", "fedp3"), tmp_path, budget=8, seed=100, workers=1, show=silent)
+    found = tune(tiny("fedavg", "fedp3"), tmp_path, budget=8, seed=100, workers=1, progress=ignore)
     assert [len(tuned.trials) for tuned in found] == [4, 8]  # FedAvg's space has four points
     assert all(recipe.run.seed == 100 for recipe in synthetic)
     for tuned in found:
@@ -109,9 +106,9 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     synthetic: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, show=silent)
+    tune(tiny("fedp3"), whole, budget=9, seed=100, workers=1, progress=ignore)
     assert len(synthetic) == 9
-    tune(tiny("fedp3"), cut, budget=3, seed=100, workers=1, show=silent)
+    tune(tiny("fedp3"), cut, budget=3, seed=100, workers=1, progress=ignore)
 
     def interrupted(recipe: Recipe):
         raise KeyboardInterrupt
@@ -120,20 +117,20 @@ def test_interrupted_and_enlarged_it_chooses_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "validation_scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, show=silent)
+            tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
     with (cut / "trials/fedp3.jsonl").open("a") as file:
         file.write('{"choice": {"lo')  # what a kill leaves
-    tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, show=silent)
+    tune(tiny("fedp3"), cut, budget=9, seed=100, workers=1, progress=ignore)
     assert _without_seconds(cut) == _without_seconds(whole)
     # Another row later keeps what is there; other settings are another folder's.
-    found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, show=silent)
+    found = tune(tiny("fedavg"), cut, budget=9, seed=100, workers=1, progress=ignore)
     assert [(tuned.row, len(tuned.trials)) for tuned in found] == [("fedavg", 4), ("fedp3", 9)]
     assert len(synthetic) == 9 + 9 + 4
     other = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=5", FOUR]).with_rows(["fedp3"])
     with pytest.raises(ValueError, match=r"fedavg was tuned with run\.rounds=6, not 5; give another folder"):
-        tune(other, cut, budget=9, seed=100, workers=1, show=silent)
+        tune(other, cut, budget=9, seed=100, workers=1, progress=ignore)
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
-        tune(other, cut, budget=0, seed=100, workers=1, show=silent)
+        tune(other, cut, budget=0, seed=100, workers=1, progress=ignore)
 
 
 def test_a_configuration_that_diverges_is_a_finding(
@@ -145,29 +142,29 @@ def test_a_configuration_that_diverges_is_a_finding(
         yield from invented(recipe)
 
     monkeypatch.setattr(tuning, "validation_scores", diverging)
-    (found,) = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+    (found,) = tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
     assert sorted(t.state for t in found.trials).count("failed") == 1
     assert "diverged" in (tmp_path / "scores.csv").read_text()
     assert found.best is not None
 
 
 def test_rows_of_one_folder_have_one_budget(synthetic: list[Recipe], tmp_path: Path) -> None:
-    tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, show=silent)
+    tune(tiny("fedavg", "fedprox"), tmp_path, budget=3, seed=100, workers=1, progress=ignore)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for budget in (1, 4):
         with pytest.raises(ValueError, match=rf"fedavg was tuned with a budget of 3, not {budget}; give --budget 3, "):
-            tune(tiny("fedadam"), tmp_path, budget=budget, seed=100, workers=1, show=silent)
+            tune(tiny("fedadam"), tmp_path, budget=budget, seed=100, workers=1, progress=ignore)
     with pytest.raises(ValueError, match="fedprox was tuned with a budget of 3, not 4"):
-        tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+        tune(tiny("fedavg"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    found = tune(tiny("fedavg", "fedprox", "fedadam"), tmp_path, budget=4, seed=100, workers=1, show=silent)
+    found = tune(tiny("fedavg", "fedprox", "fedadam"), tmp_path, budget=4, seed=100, workers=1, progress=ignore)
     assert [len(tuned.trials) for tuned in found] == [4, 4, 4]
     # A folder whose files do not say their budget had at least as many configurations as it holds.
     for file in (tmp_path / "trials").iterdir():
         head, *trials = file.read_text().splitlines(keepends=True)
         file.write_text(json.dumps({"space": json.loads(head)["space"]}) + "\n" + "".join(trials))
     with pytest.raises(ValueError, match="tuned with a budget of 4, not 2"):
-        tune(tiny("fedadam"), tmp_path, budget=2, seed=100, workers=1, show=silent)
+        tune(tiny("fedadam"), tmp_path, budget=2, seed=100, workers=1, progress=ignore)
 
 
 def test_a_shortage_is_no_finding_and_a_crash_no_refusal(
@@ -211,7 +208,7 @@ def test_without_validation_examples_it_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(preparing, "load_data", bare)
     recipe = load_recipe("fedvqa_scenes", TINY)
     with pytest.raises(ValueError, match=r"none; see data\.validation"):
-        tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, show=silent)
+        tune(recipe.with_rows(["local"]), tmp_path / "t", budget=1, seed=100, workers=1, progress=ignore)
     assert not (tmp_path / "t").exists()
     with pytest.raises(ValueError, match=r"none; see data\.validation"):
         list(validation_scores(recipe.method("local").with_run(workers=1)))
@@ -283,5 +280,5 @@ def test_the_command_prints_what_it_chose(
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     recipe = replace(load_recipe("fedvqa_scenes", TINY), lr=(0.003,)).with_rows(["local", "fedavg"])
     for workers in (1, 2):
-        tune(recipe, tmp_path / f"{workers}", budget=2, seed=100, workers=workers, show=silent)
+        tune(recipe, tmp_path / f"{workers}", budget=2, seed=100, workers=workers, progress=ignore)
     assert _without_seconds(tmp_path / "1") == _without_seconds(tmp_path / "2")

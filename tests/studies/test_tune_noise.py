@@ -11,15 +11,12 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.studies import tune as tuning
 from confed.studies.tune import clearly_worse, search_space, tune, validation_scores
 from confed.studies.tuned import Trial, Tuned, effective_questions, standard_error
+from confed.system.events import ignore
 
 TINY = [
     "model.name=vilt_tiny", "model.width=16", "model.layers=1", "data.train=20", "data.validation=20", "data.test=5",
     "data.preset=quantity", "data.clients=2", "local.epochs=1", "run.rounds=1", "run.gallery=0", "run.workers=1",
 ]  # fmt: skip
-
-
-def silent(titles, there):
-    return lambda event: None
 
 
 def finished(*scores: float) -> Trial:
@@ -134,17 +131,17 @@ def test_a_folder_keeps_to_one_rule_for_stopping(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tuning, "validation_scores", falling)
     lr = "study.lr=[3e-4, 9e-4, 3e-3, 9e-3]"
     recipe = load_recipe("fedvqa_scenes", [*TINY, "run.rounds=6", "data.validation=40", lr]).with_rows(["fedavg"])
-    (whole,) = tune(recipe, tmp_path / "whole", budget=4, seed=100, workers=1, show=silent)
+    (whole,) = tune(recipe, tmp_path / "whole", budget=4, seed=100, workers=1, progress=ignore)
     assert [trial.state for trial in whole.trials] == ["complete"] * 4
     assert "# fedavg: the next is level; within noise" in (tmp_path / "whole/tuned.toml").read_text()
     assert tomllib.loads((tmp_path / "whole/tuned.toml").read_text())["methods"]
     calls.clear()
-    (cut,) = tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, show=silent, prune=True)
+    (cut,) = tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore, prune=True)
     assert [(trial.state, len(trial.scores)) for trial in cut.trials[2:]] == [("pruned", 3)] * 2
     with pytest.raises(ValueError, match="fedavg was tuned with --prune; do so again, or give another folder"):
-        tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, show=silent)
+        tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)
     file = tmp_path / "cut/trials/fedavg.jsonl"
     head, *rest = file.read_text().splitlines(keepends=True)
     file.write_text(json.dumps({k: v for k, v in json.loads(head).items() if k != "stopping"}) + "\n" + "".join(rest))
     with pytest.raises(ValueError, match="an earlier version's median rule"):
-        tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, show=silent)
+        tune(recipe, tmp_path / "cut", budget=4, seed=100, workers=1, progress=ignore)

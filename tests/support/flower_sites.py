@@ -35,7 +35,11 @@ def on_line(folder: Path, setup: Setup, port: int, private: Path, said: list[str
         own = folder / "sites" / name
         site = Serial(setup, client_named(setup, name), private / name)
         line = Line(
-            f"localhost:{port}", read_key(own / "key"), (own / "ca.crt").read_bytes(), interval=0.05, tell=said.append
+            f"localhost:{port}",
+            read_key(own / "key"),
+            (own / "ca.crt").read_bytes(),
+            interval=0.05,
+            progress=lambda event: said.append(event.text),
         )
         app = client_app(lambda _, site=site: site)
         threads.append(threading.Thread(target=line.serve, args=(app, stop)))

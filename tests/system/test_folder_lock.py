@@ -14,7 +14,7 @@ import pytest
 import toy_federation  # its datasets have names then
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.run import run
-from confed.studies.study import StudyWatch, create_study, resume, run_study
+from confed.studies.study import create_study, resume, run_study
 from confed.system import folder_lock
 from confed.system.folder_lock import LOCK, STALE, check_held, exclusive
 
@@ -67,13 +67,13 @@ def test_a_run_and_a_study_that_are_under_way_are_left_alone(tmp_path: Path, hol
         run(_recipe(), folder)
     (folder / "recipe.toml").write_text(_recipe().to_toml())
     with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        resume(folder, StudyWatch())
+        resume(folder)
     (folder / "recipe.toml").unlink()
     with pytest.raises(ValueError, match=f"process {holder.pid} on"):
         create_study(_recipe("study.methods=['fedavg']"), folder)
     (folder / "summary.json").write_text(json.dumps({"runs": []}))
     with pytest.raises(ValueError, match=f"process {holder.pid} on"):
-        run_study(folder, StudyWatch())
+        run_study(folder)
     assert {path.name for path in folder.iterdir()} == {LOCK, "summary.json"}
 
 
@@ -173,7 +173,7 @@ def test_a_run_whose_folder_was_taken_over_writes_no_further_round(tmp_path: Pat
             _elsewhere(folder, 0)
 
     with pytest.raises(RuntimeError, match="taken over by process 1 on elsewhere"):
-        run(_recipe(), folder, watch=taken)
+        run(_recipe(), folder, progress=taken)
     assert not (folder / "metrics.jsonl").read_bytes()
 
 

@@ -112,7 +112,7 @@ def test_interrupted_forgetting_is_continued_by_the_same_call(whole: Path, forgo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forget(whole, "natural", tmp_path / "forgotten", watch=stop)
+        forget(whole, "natural", tmp_path / "forgotten", progress=stop)
     result = forget(whole, "natural", tmp_path / "forgotten")
     assert forget(whole, "natural", tmp_path / "forgotten") == result
     assert _bytes(tmp_path / "forgotten") == _bytes(forgotten)
@@ -126,7 +126,7 @@ def test_an_unfinished_run_can_be_forgotten_exactly_only(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(_tiny(), tmp_path / "half", watch=stop)
+        run(_tiny(), tmp_path / "half", progress=stop)
     with pytest.raises(ValueError, match="is not finished"):
         forget(tmp_path / "half", "natural", approximate=Approximation())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half"]

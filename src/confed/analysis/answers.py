@@ -7,7 +7,7 @@ constant. Here are the rows v_APN of BiCSL; the gradients of supervised split le
 :mod:`confed.analysis.gradients`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from confed.federation.protocols import Batch
 from confed.federation.randomness import generator, isolated
 from confed.privacy.cut import CutPrivacy
 from confed.results.runs import distinct_labels
+from confed.system.events import Note, Progress, ignore
 
 __all__ = ["answers", "defences"]
 
@@ -58,7 +59,7 @@ def answers(
     examples: int = 2000,
     client: str = "",
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> Finding:
     """Audits what a client's answers look like to the main server: in v_APN, or in the gradients that go up.
 
@@ -67,7 +68,7 @@ def answers(
         examples: training examples of the client.
         client: whose; "" for the first.
         seed: of their order, the noise and the clustering.
-        tell: told about every step.
+        progress: called with every progress event.
 
     Raises:
         ValueError: no such runs or client, or fewer than two examples.
@@ -83,7 +84,7 @@ def answers(
         if not victim.partly_known:
             notes.append(f"left out: {folder}: {victim.label} sends no row per example")
             continue
-        tell(f"auditing {folder}")
+        progress(Note(f"auditing {folder}"))
         names[victim.name] = victim.label
         whose = client or next(iter(victim.run_data.clients))
         batches = batches_of(victim, examples, whose, seed)

@@ -1,6 +1,6 @@
 """What a two-key backdoor does, as a table, a drawing and a few samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.folder import RunFolder
 from confed.results.runs import average, distinct_labels
+from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,7 +144,7 @@ def dual_key(
     *,
     examples: int = 200,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> Finding:
     """Asks the models of finished runs with both keys, with each alone, and with none.
 
@@ -151,7 +152,7 @@ def dual_key(
         folders: run or study folders; at least one run on poisoned data.
         examples: test questions per client.
         seed: of their choice.
-        tell: told about every step.
+        progress: called with every progress event.
 
     Raises:
         ValueError: no such runs, none of them was trained on poisoned data, or fewer than one question.
@@ -168,7 +169,7 @@ def dual_key(
     first = next(iter(keyed.values()))
     found: list[Opened] = []
     for run, name in zip(runs, names_of(runs), strict=True):
-        tell(f"asking {run}")
+        progress(Note(f"asking {run}"))
         data = keyed.get(run)
         malicious = () if data is None else tuple(data["clients"])
         key = key_of(first if data is None else data)

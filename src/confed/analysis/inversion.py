@@ -5,7 +5,7 @@ data of the other clients about other pictures; it sees the activations of one c
 without noise on them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from confed.report.figures.style import Drawing, Palette
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
+from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ def inversion(
     client: str = "",
     steps: int = 200,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> Finding:
     """Audits what the activations at the cut say of pictures and questions.
 
@@ -94,7 +95,7 @@ def inversion(
         client: whose; "" for the first.
         steps: gradient steps of the search in the input; 0 leaves it out.
         seed: of the choice of examples, the noise and the decoder.
-        tell: told about every step.
+        progress: called with every progress event.
 
     Raises:
         ValueError: no such runs or client, or an option out of its range.
@@ -110,7 +111,7 @@ def inversion(
         if not victim.partly_known:
             notes.append(f"left out: {folder}: {victim.label} sends no activations")
             continue
-        tell(f"auditing {folder}")
+        progress(Note(f"auditing {folder}"))
         names[victim.name] = victim.label
         found, drawing = _audit(victim, examples, client, steps, seed)
         rows += found

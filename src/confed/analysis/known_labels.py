@@ -10,7 +10,7 @@ leave out classes without a positive among these entries), once with the others 
 is the gain, and it is of the very same entries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from confed.metrics.multilabel import multilabel_metrics
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
+from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ def tell(
     shares: Sequence[float] = SHARES,
     client: str = "",
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> Finding:
     """Tells the models of finished runs some labels of every test example.
 
@@ -74,7 +75,7 @@ def tell(
         shares: of the labels.
         client: whose personal model, on its own test examples; "" for the global one, on all clients'.
         seed: of the choice of labels.
-        say: told about every model.
+        progress: called for every model.
 
     Raises:
         ValueError: a share is outside [0, 1), there is none, or no run has a model that can be told labels.
@@ -91,7 +92,7 @@ def tell(
         if not model_spec(victim.model).reads_states:
             notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")
             continue
-        say(f"telling {victim.label}")
+        progress(Note(f"telling {victim.label}"))
         labels[name] = victim.label
         found += tell_model(victim, sorted(set(shares)), seed)
     if not found:

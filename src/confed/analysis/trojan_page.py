@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from confed.report.html.gallery import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
+from confed.system.events import Note, Progress, ignore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -284,7 +285,7 @@ def trojan(
     client: str = "",
     units: str = "spread",
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> Finding:
     """Attacks the models of finished runs, on the same test questions.
 
@@ -297,7 +298,7 @@ def trojan(
         client: whose personal models; "" for the global ones.
         units: "spread", or "absolute" for region features in their own units.
         seed: of the questions and the start of the search.
-        tell: told about every step.
+        progress: called with every progress event.
 
     Raises:
         ValueError: no such runs or models, or an option out of its range.
@@ -308,7 +309,7 @@ def trojan(
     rows: list[Attacked] = []
     asked: list[Questions] = []
     for folder, name in zip(runs, names_of(runs), strict=True):
-        tell(f"attacking {folder}")
+        progress(Note(f"attacking {folder}"))
         victim = open_victim(folder, client, name)
         questions = draw_questions(victim, examples, seed)
         key = "regions" if "regions" in questions.batch else "image"

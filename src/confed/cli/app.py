@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from confed.data.preparation import shown
 from confed.registry import allow_code, allowing_code
+from confed.system.events import Caution, Event, Note, Progress
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "default_workers",
     "interruptible",
     "main",
+    "notes",
     "plain",
     "print_json",
     "print_table",
@@ -151,9 +153,9 @@ def _spoken_warnings() -> Iterator[None]:
 def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A step of a dataset's preparation: a bar on a terminal, a line elsewhere."""
     from rich.errors import LiveError
-    from rich.progress import Progress
+    from rich.progress import Progress as Bars
 
-    bars = Progress(console=console, transient=True)
+    bars = Bars(console=console, transient=True)
     task = bars.add_task(escape(what), total=total)
     live = console.is_terminal
     if live:
@@ -256,6 +258,20 @@ def complain(text: str, kind: str = "error") -> None:
 def say(markup: str) -> None:
     """One message on standard error, lines as they are."""
     console.print(visible(markup), soft_wrap=True, highlight=False)
+
+
+def notes(of: str = "") -> Progress:
+    """Progress callback that prints notes as lines on standard error.
+
+    Args:
+        of: what the notes are about, which begins each line; empty for nothing.
+    """
+
+    def show(event: Event) -> None:
+        if isinstance(event, Note | Caution):
+            say(escape(f"{of}: {event.text}" if of else event.text))
+
+    return show
 
 
 def print_json(value: Any) -> None:

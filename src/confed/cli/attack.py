@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, print_table, say
+from confed.cli.app import Json, app, notes, plain, print_json, print_table
 
 __all__ = ["KINDS", "attack"]
 
@@ -71,8 +71,8 @@ def attack(
     for key in options:
         if key not in known:
             raise ValueError(f"--{key.replace('_', '-')} is no option of the attack {kind!r}")
-    if "tell" in known and not as_json:
-        options["tell"] = lambda text: say(escape(text))
+    if "progress" in known and not as_json:
+        options["progress"] = notes()
     finding = run(folders, **options)
     page = write(finding, out or folders[0] / "attack")
     if as_json:

@@ -244,7 +244,7 @@ def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
         RuntimeError: the same, and one of them failed on the way.
         typer.Exit: a cell failed on the way.
     """
-    from confed.cli.progress import GridDisplay
+    from confed.cli.progress import Display
     from confed.studies.grid import run_grid
     from confed.studies.study import read_study
 
@@ -252,7 +252,7 @@ def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
     said = index.get("judged", {})
     judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin), said.get("relative", ""))
     count = workers if workers is not None else default_workers(recipe)
-    with interruptible(folder), GridDisplay(console, quiet=as_json) as display:
+    with interruptible(folder), Display(console, quiet=as_json) as display:
         grid = run_grid(folder, count, display)
     if not grid.summaries:
         if grid.failed:

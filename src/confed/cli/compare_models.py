@@ -94,7 +94,7 @@ def _finish_all(root: Path, workers: int | None, as_json: bool) -> None:
 def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: int | None, as_json: bool) -> "Grid":
     """Runs one model's grid and writes its tables and report where something is new."""
     from confed.cli.app import default_workers
-    from confed.cli.progress import GridDisplay
+    from confed.cli.progress import Display
     from confed.report.report import write_report
     from confed.report.tables.write import write_tables
     from confed.studies.grid import run_grid
@@ -102,7 +102,7 @@ def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: i
 
     before = set(folder.glob("*/seed-*/summary.json"))
     count = workers if workers is not None else default_workers(read_study(folder)[0])
-    with GridDisplay(console, quiet=as_json) as display:
+    with Display(console, quiet=as_json) as display:
         grid = run_grid(folder, count, display)
     after = set(folder.glob("*/seed-*/summary.json"))
     if grid.summaries and (after != before or not (folder / "report.html").is_file()):

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import Json, console, data_app, print_json
+from confed.system.events import Event, Progress, StepProgress
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from confed.prepare.gqa_scenes import Watch
 
 prepare_app = typer.Typer(help="Make a dataset's folder out of files published by others.")
 data_app.add_typer(prepare_app, name="prepare")
@@ -98,9 +98,9 @@ def gqa_scenes(
     from confed.prepare.gqa_scenes import Options, prepare
 
     options = Options(threshold, answers, max_missing, train_cap, questions, seed)
-    with _progress() as watch:
+    with _bars() as progress:
         manifest = prepare(
-            gqa, images, out, options, predictions=predictions, weights=weights, device=device, watch=watch
+            gqa, images, out, options, predictions=predictions, weights=weights, device=device, progress=progress
         )
     if as_json:
         print_json(manifest)
@@ -132,8 +132,8 @@ def vqa_v2(
     from confed.prepare.region_features import Options, prepare
 
     options = Options(regions, width, precision, grid, device)
-    with _progress() as watch:
-        found = prepare(root, features or (), images or (), encoder, out, options, watch)
+    with _bars() as progress:
+        found = prepare(root, features or (), images or (), encoder, out, options, progress)
     if as_json:
         print_json(found)
         return
@@ -240,16 +240,19 @@ def _print_counts(manifest: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator["Watch"]:
+def _bars() -> Iterator[Progress]:
     """A bar per step on a terminal, nothing elsewhere."""
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
     steps: dict[str, TaskID] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
 
-        def watch(what: str, done: int, total: int) -> None:
-            if what not in steps:
-                steps[what] = bars.add_task(what, total=total or None)
-            bars.update(steps[what], completed=done, description=what if total else f"{what}: {done}")
+        def show(event: Event) -> None:
+            if isinstance(event, StepProgress):
+                step, known = event.step, bool(event.total)
+                if step not in steps:
+                    steps[step] = bars.add_task(step, total=event.total or None)
+                bars.update(steps[step], completed=event.done, description=step if known else f"{step}: {event.done}")
 
-        yield watch
+        yield show

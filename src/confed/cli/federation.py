@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import FAILED, Json, app, console, interruptible, print_json, say, show
+from confed.cli.app import FAILED, Json, app, console, interruptible, notes, print_json, say, show
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def server(
         page.line(f"listening on {host}:{opened}" + (", without TLS" if insecure else ""))
         summary = lead(
             loaded, state, GridPost(grid, keys), names=list(keys.values()), wait=wait, patience=patience, whole=whole,
-            bounds=bounds, watch=page.watch, status=lambda remote: page.status(remote.roll.status),
+            bounds=bounds, progress=page,
         )  # fmt: skip
     show(state, [summary], as_json)
 
@@ -205,16 +205,15 @@ def client(
     secret = read_key(key)
     root = None if ca is None else _certificate(ca)
 
-    def tell(text: str) -> None:
-        say(f"{escape(site)}: {escape(text)}")
+    progress = notes(site)
 
     stop = threading.Event()
     with _private(), exclusive(private):
         opened = open_site(
-            loaded, site, private, tell, limit=epsilon, evaluations=evaluations,
+            loaded, site, private, progress, limit=epsilon, evaluations=evaluations,
             signer=signer_by_list(loaded, site, key, members, signed), over=stop.set if once else lambda: None,
         )  # fmt: skip
-        line = Line(server, secret, root, largest=opened.largest, tell=tell)
+        line = Line(server, secret, root, largest=opened.largest, progress=progress)
         with _stopping(stop):
             line.serve(client_app(lambda _: opened), stop)
     if opened.problem is not None:
@@ -317,7 +316,7 @@ def demo(
     from confed.deployment.demo import demonstrate
 
     loaded = _single(recipe, [*_SMALL, *(overrides or [])] if recipe == "fedvqa_scenes" else overrides or [], method)
-    summary = demonstrate(loaded, out, sites, say, engine.value)
+    summary = demonstrate(loaded, out, sites, notes(), engine.value)
     show(out / "server" / "state", [summary], as_json)
 
 

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
-from confed.cli.app import console, interruptible, say, show
+from confed.cli.app import console, interruptible, notes, show
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +48,7 @@ def serve(
         update_bound=bounds.update, weight_bound=bounds.weight,
     )  # fmt: skip
     with interruptible(state, "the same command"), StatusPage(console, state, quiet=as_json) as page:
-        summary = serve(recipe, kit, settings, watch=page.watch, status=page.status, tell=page.line)
+        summary = serve(recipe, kit, settings, progress=page)
     show(state, [summary], as_json)
 
 
@@ -73,12 +71,9 @@ def join(
     need_flare()
     from confed.deployment.flare.site import join
 
-    def tell(text: str) -> None:
-        say(escape(text))
-
     join(
         recipe, kit.resolve(), private, stop, site=site or None, epsilon=epsilon, evaluations=evaluations, once=once,
-        tell=tell,
+        progress=notes(),
     )  # fmt: skip
 
 

@@ -9,9 +9,8 @@ from rich.live import Live
 from rich.table import Table
 
 from confed.cli.progress import escape
-from confed.engines.remote.sites import SiteStatus
 from confed.results import format as formats
-from confed.runs.progress import Progress
+from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus
 
 __all__ = ["StatusPage"]
 
@@ -42,16 +41,21 @@ class StatusPage:
         if self._live is not None:
             self._live.stop()
 
-    def watch(self, progress: Progress) -> None:
-        """See :data:`confed.runs.progress.Watch`."""
-        self._text = f"round {progress.round}/{progress.rounds}: {progress.text}"
-        if "left out" in progress.text or "damaged" in progress.text:
-            self._console.print(f"[yellow]warning:[/] {escape(progress.text)}", soft_wrap=True, highlight=False)
-        elif self._live is None:
-            self.line(self._text)
+    def __call__(self, event: Event) -> None:
+        """Progress callback."""
+        if isinstance(event, SiteStates):
+            self._show_sites(event.sites)
+        elif isinstance(event, Caution):
+            self._console.print(f"[yellow]warning:[/] {escape(event.text)}", soft_wrap=True, highlight=False)
+        elif isinstance(event, Note):
+            self.line(event.text)
+        elif isinstance(event, RunProgress):
+            self._text = f"round {event.round}/{event.rounds}: {event.text}"
+            if self._live is None:
+                self.line(self._text)
 
-    def status(self, sites: Mapping[str, SiteStatus]) -> None:
-        """Shows what sites do; on a terminal at most five times a second."""
+    def _show_sites(self, sites: Mapping[str, SiteStatus]) -> None:
+        """Shows the sites' states; on a terminal at most five times a second."""
         for name, site in sites.items():
             there = "away" if site.state == "away" else "connected"
             if self._said.get(name, ("away", "")) != (there, site.note):

@@ -1,10 +1,8 @@
-"""Showing how a run, a study or a grid goes on: bars on a terminal, lines elsewhere."""
+"""Progress displays: bars on a terminal, lines elsewhere."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -13,14 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from confed.data.preparation import Show, shown
-from confed.results.folder import is_study
-from confed.runs.progress import Progress, Watch
-from confed.studies.pool import Event, Listen
-from confed.studies.progress import headline
-from confed.studies.study import Job, StudyWatch
+from confed.system.events import Caution, Event, JobEnded, JobProgress, JobsPlanned, JobStarted, RunProgress
 from confed.system.plain_text import visible
 
-__all__ = ["Display", "GridDisplay", "escape"]
+__all__ = ["Display", "escape"]
 
 
 def escape(text: str) -> str:
@@ -28,28 +22,41 @@ def escape(text: str) -> str:
     return markup(visible(text))
 
 
-class Display(StudyWatch):
-    """Bars of the study and of its current run, and a line for every finished run; a context manager.
+class Display:
+    """Progress callback for a series of jobs, such as the runs of a study; a context manager.
+
+    A terminal has a bar for all jobs with the time that is left, and one for each job under way. Elsewhere every
+    finished job is a line.
 
     Args:
-        console: where to write; bars need a terminal, elsewhere every round is a line.
-        folder: the run or study folder, to read finished runs' results from.
+        console: where to write.
         quiet: only warnings.
+        rounds: elsewhere than on a terminal, every round is a line.
     """
 
-    def __init__(self, console: Console, folder: Path, quiet: bool = False) -> None:
-        self._console, self._folder, self._quiet = console, folder, quiet
+    def __init__(self, console: Console, quiet: bool = False, rounds: bool = False) -> None:
+        self._console, self._quiet = console, quiet
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[text]}"),
         )
         self._live = console.is_terminal and not quiet
-        self._bars = Bars(*columns, console=console, disable=not self._live, transient=True)
+        self._rounds = rounds and not self._live
+        # Jobs take long: the speed that the remaining time is worked out from is that of the last hour.
+        self._bars = Bars(
+            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0
+        )
+        self._workers: dict[int, TaskID] = {}
+        self._plan = JobsPlanned(())
         self._overall: TaskID | None = None
-        self._current: TaskID | None = None
+        self._done = 0
+        self._began = time.monotonic()
+        self._said: set[tuple[int, RunProgress]] = set()
         self._open = ExitStack()
 
     def __enter__(self) -> "Display":
@@ -63,134 +70,72 @@ class Display(StudyWatch):
         self._bars.stop()
         self._open.close()
 
-    def __call__(self, number: int, jobs: int, job: Job) -> Watch:
-        """A watcher for job ``number`` of ``jobs``."""
-        title = (f"[{number + 1}/{jobs}] " if jobs > 1 else "") + f"{job.method}, seed {job.seed}"
-        # A run on its own is a job too, whose folder is not below itself.
-        own = self._folder / job.folder
-        file = (own if is_study(self._folder) else self._folder) / "summary.json"
-        if self._live:
-            if jobs > 1 and self._overall is None:
-                self._overall = self._bars.add_task("all runs", total=jobs, text="")
-            self._current = self._bars.add_task(escape(title), total=None, text="preparing data")
-            if self._overall is not None:
-                self._bars.update(self._overall, completed=number)
-        else:
-            self._line(f"{title}: preparing data")
-        shown: set[tuple[int, str]] = set()
+    def __call__(self, event: Event) -> None:
+        """Shows one event."""
+        if isinstance(event, JobsPlanned):
+            self._begin(event)
+        elif isinstance(event, JobStarted):
+            self._start(event)
+        elif isinstance(event, JobProgress):
+            self._progress(event)
+        elif isinstance(event, JobEnded):
+            self._end(event)
 
-        def update(progress: Progress) -> None:
-            text = progress.text
-            if "left out" in text or "damaged" in text:
-                self._console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
-            elif text == "done":
-                self._done(number, title, file)
-            elif self._live and self._current is not None:
-                self._bars.update(self._current, completed=progress.round, total=progress.rounds, text=escape(text))
-            elif text.startswith("fine-tuning"):
-                self._line(f"{title}: {text}")
-            elif text.startswith(("loss", "evaluating")) and (progress.round, text) not in shown:
-                shown.add((progress.round, text))
-                self._line(f"{title}: round {progress.round}/{progress.rounds}, {text}")
+    @property
+    def _total(self) -> int:
+        return self._plan.finished + len(self._plan.titles)
 
-        return update
+    def _begin(self, event: JobsPlanned) -> None:
+        self._plan, self._done, self._began = event, 0, time.monotonic()
+        if event.finished:
+            self._line(f"{event.finished} of {self._total} are there already")
+        if self._total > 1:
+            self._overall = self._bars.add_task("all", total=self._total, completed=event.finished, text="")
 
-    def _done(self, number: int, title: str, file: Path) -> None:
-        if self._current is not None:
-            self._bars.remove_task(self._current)
-            self._current = None
-        if self._overall is not None:
-            self._bars.update(self._overall, completed=number + 1)
-        self._line(f"{title}: {headline(json.loads(file.read_text(encoding='utf-8')))}")
+    def _start(self, event: JobStarted) -> None:
+        title = self._plan.titles[event.job]
+        self._workers[event.worker] = self._bars.add_task(escape(title), total=None, text="preparing data")
+        if self._rounds:
+            self._line(f"{self._numbered(event.job)}: preparing data")
 
-    def _line(self, text: str) -> None:
-        if not self._quiet:
-            self._console.print(escape(text), soft_wrap=True, highlight=False)
+    def _numbered(self, job: int) -> str:
+        """A job's title, with its number where there are several."""
+        place = f"[{self._plan.finished + job + 1}/{self._total}] " if self._total > 1 else ""
+        return place + self._plan.titles[job]
 
-
-class GridDisplay:
-    """One bar for all jobs with the time that is left, and one per process; elsewhere a line per finished job.
-
-    A context manager. Called with the jobs' titles and the number of jobs that are done already, it returns who is
-    to be told of their events.
-
-    Args:
-        console: where to write; bars need a terminal.
-        quiet: only warnings.
-    """
-
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
-        )
-        self._live = console.is_terminal and not quiet
-        # Jobs take long: the speed that the remaining time is worked out from is that of the last hour.
-        self._bars = Bars(
-            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0
-        )
-        self._workers: dict[int, TaskID] = {}
-        self._titles: Sequence[str] = ()
-        self._done = self._there = 0
-        self._began = time.monotonic()
-        self._open = ExitStack()
-
-    def __enter__(self) -> "GridDisplay":
-        self._open.enter_context(shown(_steps(self._bars, self._line)))
-        self._bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bars.stop()
-        self._open.close()
-
-    def __call__(self, titles: Sequence[str], there: int) -> Listen:
-        """Begins with these jobs."""
-        self._titles, self._there, self._began = titles, there, time.monotonic()
-        if there:
-            self._line(f"{there} of {there + len(titles)} are there already")
-        overall = self._bars.add_task("all", total=there + len(titles), completed=there, text="")
-
-        def listen(event: Event) -> None:
-            if event.kind == "progress":
-                self._progress(event)
-            elif event.kind == "started":
-                self._start(event)
-            else:
-                self._end(event)
-                self._bars.update(overall, completed=self._there + self._done)
-
-        return listen
-
-    def _start(self, event: Event) -> None:
-        if event.worker in self._workers:
-            self._bars.remove_task(self._workers.pop(event.worker))
-        title = escape(self._titles[event.job])
-        self._workers[event.worker] = self._bars.add_task(title, total=None, text="preparing data")
-
-    def _progress(self, event: Event) -> None:
-        if "left out" in event.text or "damaged" in event.text:
-            text = f"{self._titles[event.job]}: {event.text}"
+    def _progress(self, event: JobProgress) -> None:
+        inner = event.event
+        if isinstance(inner, Caution):
+            text = f"{self._plan.titles[event.job]}: {inner.text}" if self._total > 1 else inner.text
             self._console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
-        else:
+        elif isinstance(inner, RunProgress):
             self._bars.update(
-                self._workers[event.worker], completed=event.round, total=event.rounds, text=escape(event.text)
+                self._workers[event.worker], completed=inner.round, total=inner.rounds, text=escape(inner.text)
             )
+            if self._rounds and (event.job, inner) not in self._said:
+                self._said.add((event.job, inner))
+                self._round(self._numbered(event.job), inner)
 
-    def _end(self, event: Event) -> None:
+    def _round(self, title: str, event: RunProgress) -> None:
+        if event.stage == "fine-tuning":
+            self._line(f"{title}: {event.text}")
+        elif event.stage in ("training", "evaluating"):
+            self._line(f"{title}: round {event.round}/{event.rounds}, {event.text}")
+
+    def _end(self, event: JobEnded) -> None:
         self._done += 1
-        left = len(self._titles) - self._done
+        self._bars.remove_task(self._workers.pop(event.worker))
+        if self._overall is not None:
+            self._bars.update(self._overall, completed=self._plan.finished + self._done)
+        left = len(self._plan.titles) - self._done
         seconds = (time.monotonic() - self._began) / self._done * left
-        place = f"[{self._there + self._done}/{self._there + len(self._titles)}] {self._titles[event.job]}"
-        text = event.text if event.kind == "done" else f"{event.kind}: {event.text}"
+        text = event.text if event.outcome == "done" else f"{event.outcome}: {event.text}"
         when = f" (about {seconds / 60:.0f} min left)" if seconds > 60 and not self._live else ""
-        self._line(f"{place}: {text}{when}")
+        if self._rounds:
+            self._line(f"{self._numbered(event.job)}: {text}")
+        else:
+            place = f"[{self._plan.finished + self._done}/{self._total}] {self._plan.titles[event.job]}"
+            self._line(f"{place}: {text}{when}")
 
     def _line(self, text: str) -> None:
         if not self._quiet:

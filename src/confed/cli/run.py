@@ -14,6 +14,7 @@ from confed.cli.app import (
     interruptible,
     show,
 )
+from confed.system.events import JobsPlanned
 
 
 @app.command()
@@ -47,7 +48,6 @@ def run(
     """
     from confed.cli.progress import Display
     from confed.recipes.recipe import load_recipe
-    from confed.runs.run import run as run_one
     from confed.studies import study
 
     overrides = list(overrides or [])
@@ -63,13 +63,14 @@ def run(
             raise ValueError(f"--methods takes different names with commas between them, got {methods!r}")
         loaded = loaded.with_rows(rows)
     folder = out or study.free_folder(loaded.name)
-    with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
+    with interruptible(folder), Display(console, quiet=as_json, rounds=True) as display:
         if loaded.methods or seeds != 1:
             study.create_study(loaded, folder, seeds)
-            summaries = study.run_study(folder, watch)
+            summaries = study.run_study(folder, display)
         else:
             job = study.Job(loaded.sections["algorithm"]["name"], loaded.run.seed, ".")
-            summaries = [run_one(loaded, folder, watch=watch(0, 1, job))]
+            display(JobsPlanned([job.title]))
+            summaries = [study.run_job(loaded, folder, display)]
     show(folder, summaries, as_json)
 
 
@@ -99,8 +100,8 @@ def resume(
     if is_grid(folder):
         finish_grid(folder, None, as_json)
         return
-    with interruptible(folder), Display(console, folder, quiet=as_json) as watch:
-        summaries = study.resume(folder, watch)
+    with interruptible(folder), Display(console, quiet=as_json, rounds=True) as display:
+        summaries = study.resume(folder, display)
     show(folder, summaries, as_json)
 
 

@@ -128,7 +128,7 @@ def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
 
 
 def _finish(root: Path, workers: int | None, as_json: bool) -> None:
-    from confed.cli.progress import GridDisplay
+    from confed.cli.progress import Display
     from confed.report.report import write_report
     from confed.report.tables.sweep import write_sweep
     from confed.report.tables.table import to_rich
@@ -149,7 +149,7 @@ def _finish(root: Path, workers: int | None, as_json: bool) -> None:
         before = _finished(folder)
         borrow(folder, [root / other.folder for other in index.points if other is not point])
         try:
-            with GridDisplay(console, quiet=as_json) as display:
+            with Display(console, quiet=as_json) as display:
                 grid = grids[point.folder] = run_grid(folder, count, display)
         except KeyboardInterrupt:
             say(f"[yellow]stopped;[/] what is finished is saved. Go on with:\n  confed resume {escape(str(root))}")

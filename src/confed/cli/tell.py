@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from confed.cli.app import Json, app, plain, print_json, print_table, say
+from confed.cli.app import Json, app, notes, plain, print_json, print_table, say
+from confed.system.events import ignore
 
 
 @app.command()
@@ -28,7 +29,7 @@ def tell(
         asked = [float(share) for share in shares.split(",")]
     except ValueError:
         raise ValueError(f"--shares must be numbers separated by commas, got {shares!r}") from None
-    finding = tell_runs(folders, asked, client, seed, lambda text: None if as_json else say(escape(text)))
+    finding = tell_runs(folders, asked, client, seed, ignore if as_json else notes())
     page = write(finding, out or folders[0], "")
     if as_json:
         print_json(plain(finding.values))

@@ -47,7 +47,7 @@ def tune(
     """
     from dataclasses import asdict
 
-    from confed.cli.progress import GridDisplay
+    from confed.cli.progress import Display
     from confed.recipes.recipe import load_recipe
     from confed.studies import tune as tuning
     from confed.studies.grid import rows_of
@@ -57,8 +57,8 @@ def tune(
     folder = out or Path("runs") / f"{loaded.name}-tune"
     count = workers if workers is not None else default_workers(loaded)
     try:
-        with GridDisplay(console, quiet=as_json) as display:
-            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, show=display, prune=prune)
+        with Display(console, quiet=as_json) as display:
+            found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, progress=display, prune=prune)
     except KeyboardInterrupt:
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")
         raise typer.Exit(INTERRUPTED) from None

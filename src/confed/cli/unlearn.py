@@ -1,5 +1,6 @@
 """Verbs that take clients out of a federation: forget."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,8 @@ def forget(
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
     from confed.cli.progress import Display
-    from confed.studies.study import Job
+    from confed.studies.progress import headline
+    from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
     from confed.unlearning.exact import Approximation, check_client, folder_without, recipe_of
     from confed.unlearning.exact import forget as forget_client
 
@@ -43,9 +45,12 @@ def forget(
     recipe = recipe_of(folder)
     check_client(recipe, client)
     target = folder_without(folder, client) if out is None else out
-    job = Job(f"without {client}", recipe.run.seed, ".")
-    with interruptible(target), Display(console, target, quiet=as_json) as watch:
-        result = forget_client(folder, client, target, approximate=how, watch=watch(0, 1, job))
+    title = f"without {client}, seed {recipe.run.seed}"
+    with interruptible(target), Display(console, quiet=as_json, rounds=True) as display:
+        display(JobsPlanned([title]))
+        display(JobStarted(0))
+        result = forget_client(folder, client, target, approximate=how, progress=of_job(display, 0))
+        display(JobEnded(0, 0, "done", headline(json.loads((target / "summary.json").read_text(encoding="utf-8")))))
     if as_json:
         print_json({"folder": str(target), **result})
     else:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from confed.deployment.provision import Federation, found
 from confed.deployment.site_models import KEPT
 from confed.recipes.recipe import Recipe
 from confed.runs.build import prepare
+from confed.system.events import Note, Progress
 
 __all__ = ["Party", "demonstrate", "flare_parties", "free_port", "parties", "started"]
 
@@ -94,7 +95,7 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
 
 
 def demonstrate(
-    recipe: Recipe, root: Path, sites: int, tell: Callable[[str], None], engine: Literal["flower", "flare"] = "flower"
+    recipe: Recipe, root: Path, sites: int, progress: Progress, engine: Literal["flower", "flare"] = "flower"
 ) -> dict[str, Any]:
     """Founds a federation of the first clients of a recipe's data, and runs it to its end.
 
@@ -102,7 +103,7 @@ def demonstrate(
         recipe: a single-run recipe.
         root: a folder for everything.
         sites: how many clients.
-        tell: told what happens.
+        progress: called with every progress event.
         engine: whose network carries the messages.
 
     Returns:
@@ -124,39 +125,40 @@ def demonstrate(
         found_flare(root, federation)
     else:
         found(root, federation)
-    tell(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}")
+    progress(Note(f"made certificates, keys and a folder for each of {', '.join(names[:sites])} in {root}"))
     commands = flare_parties(root) if engine == "flare" else parties(root, port)
     lead, where = commands["server"]
     commands["server"] = ([*lead, "--minimum", str(sites)], where)
     began = time.monotonic()
     with started(commands) as running:
-        tell(f"started {len(running)} processes; the server listens on port {port}")
+        progress(Note(f"started {len(running)} processes; the server listens on port {port}"))
         told = 0
         while (code := running["server"].poll()) is None:
-            told = _follow(where / "log.txt", told, tell)
+            told = _follow(where / "log.txt", told, progress)
             if broken := [name for name, site in running.items() if name != "server" and site.poll()]:
                 raise RuntimeError(f"site {broken[0]} ended: {_end(root / 'sites' / broken[0] / 'log.txt')}")
             time.sleep(0.3)
-    _follow(where / "log.txt", told, tell)
+    _follow(where / "log.txt", told, progress)
     if code != 0:
         raise RuntimeError(f"the server ended with code {code}: {_end(where / 'log.txt')}")
-    tell(f"done in {time.monotonic() - began:.0f} s; all processes have ended")
+    progress(Note(f"done in {time.monotonic() - began:.0f} s; all processes have ended"))
     private = root / "sites" / names[0] / "private"
     if (private / KEPT).is_dir():
-        tell(
+        text = (
             f"every site has the global model and its own: confed predict {private} --image FILE --question TEXT, or "
             f"confed export {private} DIR"
         )
+        progress(Note(text))
     return json.loads((where / "state" / "summary.json").read_text(encoding="utf-8"))
 
 
-def _follow(log: Path, told: int, tell: Callable[[str], None]) -> int:
+def _follow(log: Path, told: int, progress: Progress) -> int:
     """Tells the lines that are new in a log; returns how far it got."""
     data = log.read_bytes()
     whole = data.rfind(b"\n") + 1
     for line in data[told:whole].decode(errors="replace").splitlines():
         if line.startswith(("round", "site", "warning", "handed in", "FLARE", "going on")):
-            tell(f"  server: {line}")
+            progress(Note(f"  server: {line}"))
     return max(told, whole)
 
 

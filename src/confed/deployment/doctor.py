@@ -9,7 +9,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from confed.engines.perform import Workspace
 from confed.engines.remote.client import client_named
 from confed.federation.params import Scope
 from confed.runs.build import prepare
+from confed.system.events import Note, Progress, ignore
 from confed.system.release import VERSION
 
 __all__ = ["Finding", "check_data", "check_server", "check_signature"]
@@ -201,7 +202,7 @@ def check_signature(ca: Path, key: Path, site: str, recipe: str, card: Path | No
 
 
 def check_data(
-    source: str | Path, site: str, private: Path, data: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None
+    source: str | Path, site: str, private: Path, data: Sequence[str] = (), progress: Progress = ignore
 ) -> list[Finding]:
     """Whether this site has what a recipe needs: its examples, their pictures and answers, and room on its disk.
 
@@ -210,9 +211,9 @@ def check_data(
         site: which of the data's clients this is.
         private: the folder for what stays here.
         data: ``key=value`` for the recipe's section ``[data]``.
-        tell: told in words what is being done.
+        progress: called with every progress event.
     """
-    tell("reading the data")
+    progress(Note("reading the data"))
     try:
         setup, run_data = prepare(site_recipe(source, data))
         info = client_named(setup, site)

@@ -5,7 +5,7 @@ themselves, their examples and their personal models are elsewhere, and one that
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,9 +37,9 @@ from confed.results.folder import RunFolder
 from confed.runs.build import prepare
 from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
-from confed.runs.progress import Progress, Watch
 from confed.runs.run import Runner
 from confed.runs.summary import summarise_run
+from confed.system.events import Caution, Progress, RunProgress, ignore
 from confed.system.folder_lock import alone
 from confed.tasks.vqa import summarise
 
@@ -85,8 +85,7 @@ def lead(
     patience: Patience | None = None,
     whole: bool = False,
     bounds: Bounds | None = None,
-    watch: Watch = lambda _: None,
-    status: Callable[[Remote], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
 
@@ -103,8 +102,7 @@ def lead(
         patience: how long to wait for whom.
         whole: evaluate methods whose model has a part on a server too, for which that part is sent to the sites.
         bounds: how much one site may count; None for the default.
-        watch: told about every step.
-        status: told after every message who does what.
+        progress: called with every progress event of the run, and with the sites' states after every message.
 
     Returns:
         The content of ``summary.json``.
@@ -130,15 +128,14 @@ def lead(
             raise ValueError(f"the recipe's data have no client {name!r}; there are {listed(clients)}")
     expected = [name for name in clients if not names or name in names]
     folder = _folder(root, recipe)
-    told = Progress(0, setup.rounds, f"waiting for {len(expected)} sites")
-    watch(told)
+    progress(RunProgress(0, setup.rounds, "starting", f"waiting for {len(expected)} sites"))
     remote = Remote(
         setup, post, patience=patience, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
-        watch=lambda: status(remote), spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
+        progress=progress, spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
         bounds=Bounds() if bounds is None else bounds,
     )  # fmt: skip
     with closing(remote):
-        return _led(remote, recipe, setup, run_data, folder, expected, wait, coming, whole, absent, watch)
+        return _led(remote, recipe, setup, run_data, folder, expected, wait, coming, whole, absent, progress)
 
 
 def _led(
@@ -152,7 +149,7 @@ def _led(
     coming: Sequence[str],
     whole: bool,
     absent: Sequence[str],
-    watch: Watch,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Waits for the sites and runs the rounds with them."""
     root = folder.root
@@ -166,10 +163,10 @@ def _led(
     counted, heavy = bounded_members(members, _weight_bound(setup.algorithm, remote.bounds))
     for name, said in heavy.items():
         remote.roll.note(name, remote.roll.status[name].state, f"it {said}")
-        watch(Progress(0, setup.rounds, f"{name!r} {said}"))
+        progress(RunProgress(0, setup.rounds, "starting", f"{name!r} {said}"))
     remote.roll.members = frozenset(info.id for info in members)
     here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
-    leader = _Leader(recipe, here, run_data, folder, watch, remote)
+    leader = _Leader(recipe, here, run_data, folder, progress, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
     leader.absent = absent
     leader.examples = {info.id: {"train": info.num_examples} for info in members}
@@ -263,9 +260,9 @@ class _Leader(Runner):
     examples: Mapping[str, Mapping[str, int]] = {}
 
     def __init__(
-        self, recipe: Recipe, setup: Setup, run_data: RunData, folder: RunFolder, watch: Watch, remote: Remote
+        self, recipe: Recipe, setup: Setup, run_data: RunData, folder: RunFolder, progress: Progress, remote: Remote
     ) -> None:
-        super().__init__(recipe, setup, run_data, folder, watch)
+        super().__init__(recipe, setup, run_data, folder, progress)
         self.remote = remote
         self.bounded: dict[str, str] = {}
         self.course = LossCourse()
@@ -295,12 +292,12 @@ class _Leader(Runner):
             self.bounded.update(said)
             self.folder.append(self.folder.metrics, {"event": "bound", "round": record.round, "clients": said})
             for name, what in said.items():
-                self._tell(record.round, f"client {name!r}: {what}")
+                self.progress(Caution(f"client {name!r}: {what}"))
         jump, sound = self.course.note(record.losses, record.round, self.checkpoints.rounds()), self.course.sound
         self.always.intersection_update(self.joins)
         self.always.update(() if sound is None else (sound,))
         if jump is not None:
-            self._tell(record.round, jump + ("" if sound is None else f"; {self._way_back(sound)}"))
+            self.progress(Caution(jump + ("" if sound is None else f"; {self._way_back(sound)}")))
 
     def answerer(self, workspace: Workspace) -> InProcess | Workers | Remote:
         """The sites."""
@@ -373,5 +370,5 @@ class _Leader(Runner):
             summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
         summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
         self.folder.write_json(self.folder.summary, summary)
-        self._tell(self.setup.rounds, "done")
+        self._report(self.setup.rounds, "done", "done")
         return summary

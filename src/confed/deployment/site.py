@@ -17,6 +17,7 @@ from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.secure_sum.signatures import ListedKeys, VouchedKeys
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs.build import check_device, prepare
+from confed.system.events import Progress, ignore
 
 __all__ = ["open_site", "signer_by_kit", "signer_by_list", "site_recipe"]
 
@@ -112,7 +113,7 @@ def open_site(
     recipe: Recipe,
     client: str,
     private: Path,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
     *,
     limit: float | None = None,
     evaluations: str | None = None,
@@ -125,7 +126,7 @@ def open_site(
         recipe: the federation's, with this site's data.
         client: which of the data's clients this site is.
         private: the folder for what must not leave this machine.
-        tell: told in words what is being done.
+        progress: called with every progress event.
         limit: epsilon that this site's updates may cost in all; None for no limit.
         evaluations: which evaluations are answered, as :meth:`confed.privacy.evaluation_policy.EvaluationPolicy.parse`
             reads it; kept in the folder, and None for what is kept there.
@@ -150,6 +151,6 @@ def open_site(
         return str(write_site_run(private, recipe, setup, info, shared, state))
 
     return Site(
-        setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", tell=tell,
+        setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", progress=progress,
         limit=limit, evaluations=policy, signer=signer, over=over, final=final,
     )  # fmt: skip

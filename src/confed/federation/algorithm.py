@@ -46,7 +46,6 @@ class Algorithm(Evaluation):
         update_privacy: clipping and noise on the updates, at the client or at the server.
         robust: a mean that a few clients cannot steer, in place of the weighted one.
         secure_sum: secure aggregation: the server learns the sum of the updates only.
-        traits: facts about the method, the same for every value of its fields.
     """
 
     accumulator: Literal["float32", "float64"] = field(default="float32", kw_only=True)

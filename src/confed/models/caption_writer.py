@@ -88,7 +88,7 @@ class CaptionWriter(ModalTransformer):
         """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length).
 
         Args:
-            batch: it.
+            batch: pictures, or other inputs of the model.
             beams: width of the search; the model's by default.
             penalty: power of the length; the model's by default.
 

@@ -21,7 +21,7 @@ def checked_image(batch: Batch, size: tuple[int, int], model: str) -> Tensor:
     """The pictures of a batch, (B, 3, H, W).
 
     Args:
-        batch: it.
+        batch: has the pictures as ``image``.
         size: (H, W) in pixels.
         model: who reads them, for the message.
 

@@ -227,7 +227,7 @@ class ModalTransformer(nn.Module):
         """The last states of all tokens.
 
         Args:
-            batch: it.
+            batch: tensors of one or several modalities.
             causal: tokens look at themselves and at earlier ones alone, for a text that is written token by token.
 
         Raises:
@@ -272,7 +272,7 @@ def read(embed: nn.ModuleDict, batch: Batch) -> dict[str, tuple[Tensor, Tensor |
 
     Args:
         embed: modality -> what gives states (B, n, d) and which are no padding, bool (B, n), or None.
-        batch: it.
+        batch: tensors of one or several modalities.
 
     Raises:
         ValueError: none of the modalities is in the batch, they have different numbers of examples, or a tensor is not

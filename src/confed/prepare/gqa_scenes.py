@@ -11,7 +11,7 @@ answer are dropped; test questions with another answer are written and counted.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,14 +28,12 @@ from confed.datasets.gqa_scenes.places import (
     scene_of,
     write_predictions,
 )
+from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
 
 _MAPPING = Path(str(files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
 _SHOWN = 5
-
-Watch = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is (0: unknown)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def prepare(
     predictions: Path | None = None,
     weights: Path | None = None,
     device: str = "cpu",
-    watch: Watch | None = None,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Writes ``<scene>/train.jsonl``, ``<scene>/test.jsonl``, ``answers.json`` and ``manifest.json``.
 
@@ -92,7 +90,7 @@ def prepare(
         predictions: file of scene predictions (:func:`confed.datasets.gqa_scenes.places.read_predictions`).
         weights: or a scene classifier (:func:`confed.models.scene_classifier.load_scene_classifier`).
         device: where the classifier computes.
-        watch: is told about progress.
+        progress: called with every progress event.
 
     Returns:
         The manifest.
@@ -100,7 +98,7 @@ def prepare(
     Raises:
         ValueError: an input is missing or damaged, too many pictures are missing, or a scene is left empty.
     """
-    options, watch = options or Options(), watch or _unwatched
+    options = options or Options()
     if (predictions is None) == (weights is None):
         raise ValueError(
             "expected either a file of scene predictions (--predictions FILE) or the weights of a scene classifier "
@@ -108,18 +106,18 @@ def prepare(
             f"{'both' if weights else 'neither'}"
         )
     sources = question_files(gqa, options.questions)
-    asked = _survey(sources, watch)
+    asked = _survey(sources, progress)
     found = find_pictures(images, asked)
     missing = sorted(asked - found.keys())
     _check_share("pictures are missing", len(asked), missing, options.max_missing, images)
     if weights is not None:
-        predictions = _classified(weights, found, out, device, watch)
+        predictions = _classified(weights, found, out, device, progress)
     assert predictions is not None
     guesses = read_predictions(predictions)
     unknown = sorted(found.keys() - guesses.keys())
     _check_share("pictures have no scene prediction", len(found), unknown, options.max_missing, predictions)
     scenes, pictures = _sort(found, guesses, options.threshold)
-    rows = _select(sources, scenes, watch)
+    rows = _select(sources, scenes, progress)
     pictures = {
         "asked_about": len(asked),
         "missing": len(missing),
@@ -146,11 +144,7 @@ def prepare(
     return manifest
 
 
-def _unwatched(what: str, done: int, total: int) -> None:
-    del what, done, total
-
-
-def _survey(sources: Mapping[str, Sequence[Source]], watch: Watch) -> set[str]:
+def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[str]:
     """The images that questions are about, once ids are known to be distinct and splits to share no image."""
     ids: set[str] = set()
     images: dict[str, set[str]] = {}
@@ -163,7 +157,7 @@ def _survey(sources: Mapping[str, Sequence[Source]], watch: Watch) -> set[str]:
                 ids.add(question.id)
                 own.add(question.image)
                 if len(ids) % 10000 == 0:
-                    watch("reading questions", len(ids), 0)
+                    progress(StepProgress("reading questions", len(ids), 0))
     both = sorted(images["train"] & images["val"])
     if both:
         raise ValueError(f"training and validation questions must have different images, got {both[0]!r} in both")
@@ -179,7 +173,7 @@ def _check_share(what: str, total: int, lacking: Sequence[str], most: float, whe
         )
 
 
-def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str, watch: Watch) -> Path:
+def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str, progress: Progress) -> Path:
     """The file of predictions of this classifier, completed by whatever pictures it lacks."""
     from confed.models.scene_classifier import classify, load_scene_classifier
 
@@ -201,7 +195,7 @@ def _classified(weights: Path, found: Mapping[str, Path], out: Path, device: str
         guesses = [(image, Prediction(names[n], p)) for image, (n, p) in zip(own, batch, strict=True)]
         write_predictions(file, guesses, append=True)
         written += len(batch)
-        watch("naming scenes", len(done) + written, len(done) + len(left))
+        progress(StepProgress("naming scenes", len(done) + written, len(done) + len(left)))
     write_predictions(file, sorted(read_predictions(file).items()))
     return file
 
@@ -227,7 +221,7 @@ def _sort(
 
 
 def _select(
-    sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], watch: Watch
+    sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], progress: Progress
 ) -> dict[tuple[str, str], list[Question]]:
     """(scene, "train" or "test") -> its questions, in the order of the files."""
     rows: dict[tuple[str, str], list[Question]] = {(s, r): [] for s in SCENES for r in ("train", "test")}
@@ -240,7 +234,7 @@ def _select(
                     rows[scene, "train" if role == "train" else "test"].append(question)
                     kept += 1
                     if kept % 10000 == 0:
-                        watch("choosing questions", kept, 0)
+                        progress(StepProgress("choosing questions", kept, 0))
     for (scene, role), own in rows.items():
         if not own:
             raise ValueError(

@@ -1,6 +1,6 @@
 """One file of region features for all pictures of VQA v2, out of features or pictures as they are published."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ from confed.data.picture_files import find_pictures
 from confed.data.region_files import REGIONS, RegionIndex, image_number, write_regions
 from confed.data.region_layouts import PictureRegions, read_layout
 from confed.data.vl_files.vqa import vqa_records
+from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
 
 SPLITS = ("train2014", "val2014")
 _SHOWN = 5
-Watch = Callable[[str, int, int], None]
-"""Told what is being done, how much is done, and of how much (0 if unknown)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def prepare(
     encoder: str | None = None,
     out: Path | None = None,
     options: Options | None = None,
-    watch: Watch | None = None,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Checks the official files of VQA v2 and writes the regions of all their pictures as one file.
 
@@ -64,7 +63,7 @@ def prepare(
         encoder: instead of features, a picture encoder of ``transformers`` that makes grid features.
         out: the file to write; by default :data:`REGIONS` in ``root``.
         options: see there.
-        watch: told about progress.
+        progress: called with every progress event.
 
     Returns:
         What was found: ``questions`` and ``pictures`` per split, ``regions``, ``width``, ``padded``, ``unused``
@@ -74,7 +73,7 @@ def prepare(
         ValueError: neither or both of features and encoder, annotations of the wrong split or damaged, pictures without
             features (names the first), or features of other numbers or widths (names the file).
     """
-    options, watch = options or Options(), watch or _unwatched
+    options = options or Options()
     if bool(features) == (encoder is not None):
         raise ValueError("give either features, or an encoder together with the folders of pictures")
     if encoder is not None and not images:
@@ -82,15 +81,15 @@ def prepare(
     file = root / REGIONS if out is None else out
     if file.suffix != ".safetensors":
         raise ValueError(f"out must be a file .safetensors, got {file}")
-    asked, facts = _asked(root, watch)
+    asked, facts = _asked(root, progress)
     if encoder is not None:
-        made = _encode(asked, images, encoder, file, options, watch)
+        made = _encode(asked, images, encoder, file, options, progress)
     else:
-        made = _collect(asked, features, file, options, watch)
+        made = _collect(asked, features, file, options, progress)
     return {**facts, **made, "file": str(file)}
 
 
-def _asked(root: Path, watch: Watch) -> tuple[list[int], dict[str, Any]]:
+def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
     """The pictures that questions are about, ascending, and counts."""
     every: set[int] = set()
     questions: dict[str, int] = {}
@@ -101,7 +100,7 @@ def _asked(root: Path, watch: Watch) -> tuple[list[int], dict[str, Any]]:
             own.add(image_number(record.pictures[0]))
             questions[split] = number
             if number % 10000 == 0:
-                watch(f"reading {split}", number, 0)
+                progress(StepProgress(f"reading {split}", number, 0))
         if not own:
             raise ValueError(f"{root}: the files of {split} have no questions")
         pictures[split] = len(own)
@@ -110,7 +109,7 @@ def _asked(root: Path, watch: Watch) -> tuple[list[int], dict[str, Any]]:
 
 
 def _collect(
-    asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, watch: Watch
+    asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
     """Checks the shapes of all arrays first, then their values one by one while writing."""
     wanted, unused = set(asked), 0
@@ -133,18 +132,18 @@ def _collect(
                 raise ValueError(f"{part.where}: expected at least one region, got none")
             found[part.image] = part
             if len(found) % 1000 == 0:
-                watch("checking features", len(found), len(wanted))
+                progress(StepProgress("checking features", len(found), len(wanted)))
     _check_missing(asked, found, "features")
     most = max(part.count for part in found.values())
     padded = sum(part.count < most for part in found.values())
     index = RegionIndex(tuple(asked), most, width or 0, "", padded)
     rows = (found[image].read() for image in asked)
-    write_regions(file, index, _watched(rows, len(asked), watch), options.precision)
+    write_regions(file, index, _watched(rows, len(asked), progress), options.precision)
     return {"regions": most, "width": width, "padded": padded, "unused": unused}
 
 
 def _encode(
-    asked: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, watch: Watch
+    asked: Sequence[int], folders: Sequence[Path], encoder: str, file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
     from confed.models.vision_features import load_vision_encoder
 
@@ -164,7 +163,7 @@ def _encode(
         yield from rows
 
     index = RegionIndex(tuple(asked), first[0].shape[0], first[0].shape[1], model.name)
-    write_regions(file, index, _watched(every(), len(asked), watch), options.precision)
+    write_regions(file, index, _watched(every(), len(asked), progress), options.precision)
     return {"regions": index.regions, "width": index.width, "padded": 0, "unused": len(pictures) - len(asked)}
 
 
@@ -176,13 +175,9 @@ def _check_missing(asked: Sequence[int], there: Iterable[int], what: str) -> Non
 
 
 def _watched(
-    rows: Iterable[tuple[np.ndarray, np.ndarray]], total: int, watch: Watch
+    rows: Iterable[tuple[np.ndarray, np.ndarray]], total: int, progress: Progress
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for number, row in enumerate(rows, start=1):
         yield row
         if number % 500 == 0:
-            watch("writing features", number, total)
-
-
-def _unwatched(what: str, done: int, total: int) -> None:
-    del what, done, total
+            progress(StepProgress("writing features", number, total))

@@ -144,7 +144,7 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
     """What makes the recipe's model.
 
     Args:
-        recipe: it.
+        recipe: names the model and its options.
         run_data: its data.
         task: wraps the model, where it does such a thing.
         heads: which heads the model needs beside the one for answers.

@@ -26,7 +26,7 @@ class Source:
     """A dataset, and the regions of its pictures once a model asks for them; models of one study share both.
 
     Args:
-        dataset: it.
+        dataset: made by the recipe's section ``[data]``.
         fill: what stands in for missing pictures, see :func:`confed.data.filling.filled`.
 
     Attributes:

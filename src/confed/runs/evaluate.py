@@ -1,12 +1,12 @@
 """The final models, example by example, on everybody's test data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from confed.data.controls import controls_of
-from confed.engines.local import Simulation
+from confed.engines.local import Setup, Simulation
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
@@ -16,6 +16,7 @@ from confed.federation.state import ServerState
 from confed.results import format as formats
 from confed.runs.encode import RunData
 from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest, written
+from confed.system.events import Progress, RunProgress, ignore
 from confed.tasks.vqa import summarise
 
 __all__ = ["Examination", "examine"]
@@ -69,7 +70,7 @@ def examine(
     simulation: Simulation,
     servers: Mapping[str, ServerState],
     run_data: RunData,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
     subsets: bool = False,
     controls: bool = False,
 ) -> Examination:
@@ -79,7 +80,7 @@ def examine(
         simulation: the finished federation.
         servers: its servers' final states.
         run_data: its data.
-        tell: told about every model tried.
+        progress: called after every model tried.
         subsets: models are also tried with every set of modalities.
         controls: models at home are also tried with permuted and blank inputs.
     """
@@ -117,15 +118,15 @@ def examine(
     replies = simulation.examine([(key[2], tensors, how) for key, tensors, how in jobs], setup.rounds + 2)
     for (key, _, _), message in zip(jobs, replies, strict=True):
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
-        tell(f"evaluated the {key[0]} model on {key[2]}")
+        _report(progress, setup, key[0], key[2])
     if controls:
         own = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
         if not several:
             found.without_controls["personal"] = _one_model(algorithm)
-        _with_controls(found, simulation, own, run_data, tell)
+        _with_controls(found, simulation, own, run_data, progress)
     if subsets and len(seen) <= MATRIX_LIMIT:
         at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
-        _with_less(found, simulation, at_home, run_data, tell)
+        _with_less(found, simulation, at_home, run_data, progress)
     return found
 
 
@@ -164,12 +165,18 @@ def _models(
     return common
 
 
+def _report(progress: Progress, setup: Setup, model: str, place: str, how: str = "") -> None:
+    """Reports that one model was evaluated on the test data of one client or unseen place."""
+    text = f"evaluated the {model} model on {place}{how}"
+    progress(RunProgress(setup.rounds, setup.rounds, "evaluated", text))
+
+
 def _with_less(
     found: Examination,
     simulation: Simulation,
     at_home: Sequence[Job],
     run_data: RunData,
-    tell: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Tries models at home with every set of modalities."""
     broad = widest(run_data.unseen)
@@ -190,7 +197,7 @@ def _with_less(
         if count:  # what is asked for, such as a caption, is shown to nobody
             values = summarise(read_tallies(message.scalars, "examined"))
             found.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
-        tell(f"evaluated the {key[0]} model on {key[2]} with {tried} only")
+        _report(progress, simulation.setup, key[0], key[2], f" with {tried} only")
 
 
 def _with_controls(
@@ -198,7 +205,7 @@ def _with_controls(
     simulation: Simulation,
     at_home: Sequence[Job],
     run_data: RunData,
-    tell: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Tries models at home with other examples' inputs, and with blank pictures."""
     views: dict[str, list[Job]] = {}
@@ -220,7 +227,7 @@ def _with_controls(
     for (key, control, _), message in zip(trials, simulation.examine(jobs, simulation.setup.rounds + 2), strict=True):
         kept = {name: message.tensors[name] for name in keeps if name in message.tensors}
         found.controls.setdefault(key, {})[control] = kept
-        tell(f"evaluated the {key[0]} model on {key[1]} with {control.replace('_', ' ')}")
+        _report(progress, simulation.setup, key[0], key[1], f" with {control.replace('_', ' ')}")
     if not trials and "all" not in found.without_controls:
         found.without_controls["all"] = "no place has test examples with different inputs of any modality"
 

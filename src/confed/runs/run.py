@@ -30,9 +30,9 @@ from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
-from confed.runs.progress import Progress, Watch
 from confed.runs.same_recipe import check_same_recipe, machine_note, note_recipe
 from confed.runs.summary import summarise_run
+from confed.system.events import Caution, Progress, RunProgress, Stage, ignore
 from confed.system.folder_lock import alone, check_held
 from confed.system.processor import check_pinned
 from confed.tasks.vqa import summarise
@@ -41,14 +41,14 @@ __all__ = ["Runner", "load_data", "load_run", "prepare", "run"]
 
 
 @alone
-def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lambda _: None) -> dict[str, Any]:
+def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress = ignore) -> dict[str, Any]:
     """Runs a single-run recipe into a folder, or continues one.
 
     Args:
         recipe: the recipe; with ``resume`` the folder's own.
         root: the run folder.
         resume: continue from the folder's newest sound checkpoint.
-        watch: told about every step.
+        progress: called with every progress event.
 
     Returns:
         The content of ``summary.json``.
@@ -72,8 +72,10 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
         )
     workspace = Workspace(setup.model())  # weights that are none must not leave a folder behind
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
-    watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
-    return Runner(recipe, setup, run_data, folder, watch, workspace).run()
+    progress(
+        RunProgress(0, recipe.run.rounds, "starting", "training")
+    )  # what goes wrong from here on is no refusal of the recipe
+    return Runner(recipe, setup, run_data, folder, progress, workspace).run()
 
 
 class Runner:
@@ -84,7 +86,7 @@ class Runner:
         setup: the federation that it describes.
         run_data: its data.
         folder: where the results go.
-        watch: told about every step.
+        progress: called with every progress event.
         workspace: with the model of it; made by default.
     """
 
@@ -94,12 +96,12 @@ class Runner:
         setup: Setup,
         run_data: RunData,
         folder: RunFolder,
-        watch: Watch,
+        progress: Progress,
         workspace: Workspace | None = None,
     ) -> None:
         self.workspace = workspace
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
-        self.folder, self.watch = folder, watch
+        self.folder, self.progress = folder, progress
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
         self.presence = presence_of(self.settings, () if setup.algorithm.traits.centralised else run_data.clients)
         before = {round - 1 for round in self.presence.joins.values()} - {0}
@@ -132,7 +134,7 @@ class Runner:
                 if whole is not None and self.settings.checkpoint_every:
                     self.checkpoints.save(whole)
                 raise
-            self._tell(self.setup.rounds, "evaluating on test data")
+            self._report(self.setup.rounds, "evaluating", "evaluating on test data")
             examined = self.examine(simulation, servers)
             examined.notes.extend(self.notes)
             self._write_models(servers, examined.personal)
@@ -153,7 +155,7 @@ class Runner:
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
         return examine(
-            simulation, servers, self.run_data, lambda t: self._tell(self.setup.rounds, t),
+            simulation, servers, self.run_data, self.progress,
             self.settings.modality_matrix, self.settings.controls != "none",
         )  # fmt: skip
 
@@ -167,7 +169,7 @@ class Runner:
             check_same_data(self.folder, self.run_data)
             checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
-                self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
+                self.progress(Caution(f"damaged checkpoint left aside: {problem}"))
             self.folder.truncate(checkpoint.history_bytes, checkpoint.round)
             self.resumed = True
             if not self.folder.begun.is_file():
@@ -211,10 +213,11 @@ class Runner:
         }
         self.folder.append(self.folder.timings, timing)
         for client, error in record.errors.items():
-            self._tell(record.round, f"client {client!r} left out of round {record.round}: {error}")
+            self.progress(Caution(f"client {client!r} left out of round {record.round}: {error}"))
         loss = sum(record.losses.values()) / max(len(record.losses), 1)
-        phase = "fine-tuning, " if record.round > self.setup.rounds else ""  # that is what happens after the last round
-        self._tell(record.round, f"{phase}loss {loss:.3f}" if record.losses else "losses stay with the clients")
+        text = f"loss {loss:.3f}" if record.losses else "losses stay with the clients"
+        stage = "training" if record.round <= self.setup.rounds else "fine-tuning"  # which follows the last round
+        self._report(record.round, stage, text if stage == "training" else f"{stage}, {text}")
 
     def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
         """What a round cost in privacy, where updates are noised."""
@@ -300,11 +303,11 @@ class Runner:
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
-        self._tell(self.setup.rounds, "done")
+        self._report(self.setup.rounds, "done", "done")
         return summary
 
-    def _tell(self, round: int, text: str) -> None:
-        self.watch(Progress(min(round, self.setup.rounds), self.setup.rounds, text))
+    def _report(self, round: int, stage: Stage, text: str) -> None:
+        self.progress(RunProgress(min(round, self.setup.rounds), self.setup.rounds, stage, text))
 
 
 def _answerer(setup: Setup, settings: Run, workspace: Workspace) -> InProcess | Workers:

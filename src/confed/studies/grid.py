@@ -10,7 +10,7 @@ import json
 import shutil
 import tomllib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from confed.results.settings import flat
 from confed.runs.same_recipe import check_same_recipe
 from confed.studies import pool as cells
 from confed.studies.study import Job, cell_folder, is_free, read_study, write_study
+from confed.system.events import Event, JobEnded, JobsPlanned, Progress
 from confed.system.folder_lock import exclusive
 
 __all__ = [
@@ -260,14 +261,13 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
     return found
 
 
-def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cells.Listen]) -> Grid:
+def run_grid(root: Path, workers: int, progress: Progress) -> Grid:
     """Runs all cells of a grid that are missing or unfinished.
 
     Args:
         root: a folder made by :func:`open_grid`.
         workers: cells at a time, each in a process of its own.
-        show: given the cells' titles and how many of the grid's cells are there already, it returns who is told what
-            happens to them.
+        progress: called with the planned cells, and with every event of each.
 
     Raises:
         ValueError: faulty data, or another process is working in the folder.
@@ -282,7 +282,7 @@ def run_grid(root: Path, workers: int, show: Callable[[Sequence[str], int], cell
         outcome = Grid(root, tuned=index.get("tuned", {}))
         try:
             if todo:
-                _run_missing(recipe, root, todo, workers, show, len(everything) - len(todo), outcome)
+                _run_missing(recipe, root, todo, workers, progress, len(everything) - len(todo), outcome)
         finally:
             refused = [cell for cell in outcome.errors if cell not in outcome.failed]
             index = {**index, "errors": outcome.errors, "refused": refused}
@@ -298,7 +298,7 @@ def _run_missing(
     root: Path,
     todo: Sequence[Job],
     workers: int,
-    show: Callable[[Sequence[str], int], cells.Listen],
+    progress: Progress,
     there: int,
     outcome: Grid,
 ) -> None:
@@ -309,17 +309,17 @@ def _run_missing(
     if workers > 1:
         load_run_data.cache_clear()  # the processes read the data themselves
     jobs = [job for job in todo if job.method not in refused]
-    shown = show([f"{recipe.label(job.method)}, seed {job.seed}" for job in jobs], there)
+    progress(JobsPlanned([f"{recipe.label(job.method)}, seed {job.seed}" for job in jobs], there))
 
-    def listen(event: cells.Event) -> None:
-        job = jobs[event.job]
-        if event.kind in ("refused", "failed"):
+    def note(event: Event) -> None:
+        if isinstance(event, JobEnded) and event.outcome != "done":
+            job = jobs[event.job]
             outcome.errors[job.cell] = event.text
-        if event.kind == "failed":
-            outcome.failed.add(job.cell)
-        if event.kind == "refused":
-            refused[job.method] = event.text
-        shown(event)
+            if event.outcome == "failed":
+                outcome.failed.add(job.cell)
+            else:
+                refused[job.method] = event.text
+        progress(event)
 
     def wanted(number: int) -> bool:
         job = jobs[number]
@@ -328,17 +328,17 @@ def _run_missing(
         return job.method not in refused
 
     entries = [{"root": str(root), "method": job.method, "seed": job.seed, "folder": job.folder} for job in jobs]
-    cells.carry_out("confed.studies.grid:run_cell", entries, workers, listen, wanted)
+    cells.carry_out("confed.studies.grid:run_cell", entries, workers, note, wanted)
 
 
-def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
+def run_cell(job: Mapping[str, Any], progress: Progress) -> str:
     """Runs or continues one cell and returns its results in one line.
 
     A traceback of what goes wrong is left in its folder as ``error.txt``.
 
     Args:
         job: "root" (the grid's folder), "method", "seed" and "folder" (within the root).
-        watch: told about every step.
+        progress: called with every progress event.
     """
     from confed.runs.run import run
     from confed.studies.progress import headline
@@ -352,7 +352,7 @@ def run_cell(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
     (folder / "error.txt").unlink(missing_ok=True)
     recipe = _cell(read_study(root)[0], Job(job["method"], job["seed"], job["folder"]))
     try:
-        return headline(run(recipe, folder, resume=is_run(folder), watch=watch))
+        return headline(run(recipe, folder, resume=is_run(folder), progress=progress))
     except Exception:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):

@@ -20,53 +20,40 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
-__all__ = ["Event", "Job", "Listen", "carry_out", "serve"]
+from confed.system.events import (
+    Event,
+    JobEnded,
+    JobProgress,
+    JobStarted,
+    Progress,
+    from_json,
+    of_job,
+    to_json,
+)
+
+__all__ = ["Job", "carry_out", "serve"]
 
 PATIENCE = 15.0
 """Seconds that processes have for stopping in good order."""
 
 Job = Mapping[str, str | int]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened to a job.
-
-    Attributes:
-        kind: "refused" is a ``ValueError`` before the job told of any progress: it cannot be done as it stands.
-        job: its position.
-        worker: number of the process.
-        round: of a job under way.
-        rounds: how many there will be.
-        text: what it is doing, what the function returned, or what went wrong.
-    """
-
-    kind: Literal["started", "progress", "done", "refused", "failed"]
-    job: int
-    worker: int = 0
-    round: int = 0
-    rounds: int = 0
-    text: str = ""
-
-
-Listen = Callable[[Event], None]
+Outcome = Literal["done", "refused", "failed"]
 
 
 def carry_out(
-    function: str, jobs: Sequence[Job], workers: int, listen: Listen, wanted: Callable[[int], bool] = lambda _: True
+    function: str, jobs: Sequence[Job], workers: int, progress: Progress, wanted: Callable[[int], bool] = lambda _: True
 ) -> None:
     """Carries out all jobs, in order as far as there are processes for them.
 
     Args:
-        function: ``"module:function"``, called with a job and a watcher (:data:`confed.runs.progress.Watch`); what it
-            returns is the text of the last event.
+        function: ``"module:function"``, called with a job and a progress callback; what it returns is the text of the
+            job's last event.
         jobs: what to do.
         workers: processes; with one, everything happens in this one.
-        listen: told of every event, in this process.
+        progress: called with the start, the progress events and the end of every job, in this process.
         wanted: asked right before a job would start; if not, it is passed over without an event.
 
     Raises:
@@ -77,18 +64,19 @@ def carry_out(
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if workers == 1:
-        _one_by_one(function, jobs, listen, wanted)
+        _one_by_one(function, jobs, progress, wanted)
     elif jobs:
-        with _Crew(function, jobs, min(workers, len(jobs)), listen, wanted) as crew:
+        with _Crew(function, jobs, min(workers, len(jobs)), progress, wanted) as crew:
             crew.work()
 
 
-def _one_by_one(function: str, jobs: Sequence[Job], listen: Listen, wanted: Callable[[int], bool]) -> None:
+def _one_by_one(function: str, jobs: Sequence[Job], progress: Progress, wanted: Callable[[int], bool]) -> None:
     call = _resolve(function)
     for number, job in enumerate(jobs):
         if wanted(number):
-            listen(Event("started", number))
-            listen(_attempt(call, number, job, listen))
+            progress(JobStarted(number))
+            outcome, text = _attempt(call, job, of_job(progress, number))
+            progress(JobEnded(number, 0, outcome, text))
 
 
 def _resolve(function: str) -> Callable[..., Any]:
@@ -96,31 +84,31 @@ def _resolve(function: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def _attempt(call: Callable[..., Any], number: int, job: Job, listen: Listen) -> Event:
-    """Carries out one job; what goes wrong becomes the event."""
+def _attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Outcome, str]:
+    """Carries out one job; its outcome, and its result or what went wrong."""
     began = False
 
-    def watch(progress: Any) -> None:
+    def report(event: Event) -> None:
         nonlocal began
         began = True
-        listen(Event("progress", number, 0, progress.round, progress.rounds, progress.text))
+        progress(event)
 
     try:
-        result = call(job, watch)
+        result = call(job, report)
     except Exception as error:
         if isinstance(error, ValueError) and not began:
-            return Event("refused", number, text=str(error))
-        return Event("failed", number, text=f"{type(error).__name__}: {error}")
-    return Event("done", number, text=str(result or ""))
+            return "refused", str(error)
+        return "failed", f"{type(error).__name__}: {error}"
+    return "done", str(result or "")
 
 
 class _Crew:
     """The processes, seen from their parent; a context manager that leaves none behind."""
 
     def __init__(
-        self, function: str, jobs: Sequence[Job], count: int, listen: Listen, wanted: Callable[[int], bool]
+        self, function: str, jobs: Sequence[Job], count: int, progress: Progress, wanted: Callable[[int], bool]
     ) -> None:
-        self._function, self._jobs, self._listen, self._wanted = function, jobs, listen, wanted
+        self._function, self._jobs, self._progress, self._wanted = function, jobs, progress, wanted
         self._waiting = deque(range(len(jobs)))
         self._members = {number: _Member(function) for number in range(count)}
         self._running: dict[int, int] = {}
@@ -155,23 +143,23 @@ class _Crew:
                 except (EOFError, ConnectionResetError):
                     self._replace(number)
                     continue
-                if told["kind"] == "broken":
-                    raise RuntimeError(f"a process for {self._function} could not start: {told['text']}")
-                event = Event(**{**told, "worker": number})
-                self._listen(event)
-                if event.kind != "progress":
-                    del self._running[number]
-                    self._feed(number)
+                if "broken" in told:
+                    raise RuntimeError(f"a process for {self._function} could not start: {told['broken']}")
+                if "outcome" not in told:
+                    self._progress(JobProgress(self._running[number], number, from_json(told)))
+                    continue
+                self._progress(JobEnded(self._running.pop(number), number, told["outcome"], told["text"]))
+                self._feed(number)
 
     def _feed(self, number: int) -> None:
         while self._waiting:
             job = self._waiting.popleft()
             if self._wanted(job):
                 self._running[number] = job
-                self._listen(Event("started", job, number))
+                self._progress(JobStarted(job, number))
                 # Where the process has died, reading its answer finds that out.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self._members[number].pipe.send_bytes(json.dumps([job, dict(self._jobs[job])]).encode())
+                    self._members[number].pipe.send_bytes(json.dumps(dict(self._jobs[job])).encode())
                 return
 
     def _replace(self, number: int) -> None:
@@ -179,7 +167,7 @@ class _Crew:
         member, job = self._members[number], self._running.pop(number)
         why = member.last_words()
         member.close()
-        self._listen(Event("failed", job, number, text=f"its process died ({why})"))
+        self._progress(JobEnded(job, number, "failed", f"its process died ({why})"))
         if self._waiting:
             self._members[number] = _Member(self._function)
             self._feed(number)
@@ -231,9 +219,9 @@ def serve(handle: int) -> None:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     telling = threading.Lock()
 
-    def listen(event: Event) -> None:
+    def send(content: Mapping[str, Any]) -> None:
         with telling, contextlib.suppress(BrokenPipeError):
-            pipe.send_bytes(json.dumps(asdict(event)).encode())
+            pipe.send_bytes(json.dumps(content).encode())
 
     def read() -> None:
         # Always reading is what notices at once that the parent is gone.
@@ -254,10 +242,10 @@ def serve(handle: int) -> None:
         try:
             call = _resolve(inbox.get())
         except Exception as error:
-            pipe.send_bytes(json.dumps({"kind": "broken", "text": f"{type(error).__name__}: {error}"}).encode())
+            send({"broken": f"{type(error).__name__}: {error}"})
             return
         while True:
-            number, job = inbox.get()
-            listen(_attempt(call, number, job, listen))
+            outcome, text = _attempt(call, inbox.get(), lambda event: send(to_json(event)))
+            send({"outcome": outcome, "text": text})
     except KeyboardInterrupt:
         return

@@ -13,9 +13,10 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
 from confed.results.runs import distinct_labels
 from confed.runs.build import check_device
-from confed.runs.progress import Progress, Watch
 from confed.runs.run import prepare, run
 from confed.runs.same_recipe import check_same_recipe
+from confed.studies.progress import headline
+from confed.system.events import JobEnded, JobsPlanned, JobStarted, Progress, ignore, of_job
 from confed.system.folder_lock import alone, exclusive, without_lock
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "is_free",
     "read_study",
     "resume",
+    "run_job",
     "run_study",
     "write_study",
 ]
@@ -48,6 +50,11 @@ class Job:
     def cell(self) -> str:
         """Its name, which is also its folder where the row's name is a file name."""
         return f"{self.method}/seed-{self.seed}"
+
+    @property
+    def title(self) -> str:
+        """Its name in progress displays."""
+        return f"{self.method}, seed {self.seed}"
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -156,64 +163,69 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
     return recipe, index
 
 
-def run_study(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
+def run_study(root: Path, progress: Progress = ignore) -> list[dict[str, Any]]:
     """Runs what is missing in a study folder, and returns every run's summary.
 
     Args:
         root: a study folder made by :func:`create_study`.
-        watch: told which run is at which step.
+        progress: called with the planned runs, and with every event of each.
 
     Raises:
         ValueError: a faulty index, or another process works in the folder.
     """
     with exclusive(root):
-        return _run_missing(root, watch)
+        return _run_missing(root, progress)
 
 
-def _run_missing(root: Path, watch: "StudyWatch") -> list[dict[str, Any]]:
+def _run_missing(root: Path, progress: Progress) -> list[dict[str, Any]]:
     remove_unfinished(root, ".*.tmp")  # of the study's own files; every run sees to its own
     recipe, index = read_study(root)
-    summaries: list[dict[str, Any]] = []
     jobs, labels = [Job(**entry) for entry in index["runs"]], distinct_labels(index["labels"])
     for job in jobs:  # none of its runs may be joined by others with another recipe
         check_same_recipe(RunFolder(root / job.folder), recipe.method(job.method).with_run(seed=job.seed))
-    for number, job in enumerate(jobs):
-        folder = root / job.folder
-        if (folder / "summary.json").exists():
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        else:
-            own = recipe.method(job.method).with_run(seed=job.seed)
-            summary = run(own, folder, resume=is_run(folder), watch=watch(number, len(jobs), job))
-        # Rows of one method are told apart by the study's labels, which a run does not know.
-        summaries.append({**summary, "label": labels[job.method]})
-    return summaries
+    missing = [job for job in jobs if not (root / job.folder / "summary.json").exists()]
+    progress(JobsPlanned([job.title for job in missing], len(jobs) - len(missing)))
+    for number, job in enumerate(missing):
+        own = recipe.method(job.method).with_run(seed=job.seed)
+        run_job(own, root / job.folder, progress, number)
+    # Rows of one method are told apart by the study's labels, which a run does not know.
+    return [{**_summary(root / job.folder), "label": labels[job.method]} for job in jobs]
 
 
-class StudyWatch:
-    """Turns a study's job into the watcher of its run; the default watches nothing."""
+def run_job(recipe: Recipe, folder: Path, progress: Progress, number: int = 0) -> dict[str, Any]:
+    """Runs a single-run recipe, or continues it, as one job of a series.
 
-    def __call__(self, number: int, jobs: int, job: Job) -> Watch:
-        """A watcher for job ``number`` of ``jobs``."""
+    Args:
+        recipe: what to run.
+        folder: the run folder.
+        progress: callback of the series.
+        number: position of the job.
 
-        def ignore(progress: Progress) -> None:
-            del progress
+    Returns:
+        The run's summary.
+    """
+    progress(JobStarted(number))
+    summary = run(recipe, folder, resume=is_run(folder), progress=of_job(progress, number))
+    progress(JobEnded(number, 0, "done", headline(summary)))
+    return summary
 
-        return ignore
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def resume(root: Path, watch: StudyWatch) -> Sequence[Mapping[str, Any]]:
+def resume(root: Path, progress: Progress = ignore) -> Sequence[Mapping[str, Any]]:
     """Continues a run or study folder; returns the summaries of its runs.
 
     Raises:
         ValueError: the folder is neither.
     """
     if is_study(root):
-        return run_study(root, watch)
+        return run_study(root, progress)
     if is_run(root):
-        summary = root / "summary.json"
-        if summary.exists():
-            return [json.loads(summary.read_text(encoding="utf-8"))]
+        if (root / "summary.json").exists():
+            return [_summary(root)]
         recipe = load_recipe(root / "recipe.toml")
-        job = Job(recipe.sections["algorithm"]["name"], recipe.run.seed, root.name)
-        return [run(recipe, root, resume=True, watch=watch(0, 1, job))]
+        progress(JobsPlanned([Job(recipe.sections["algorithm"]["name"], recipe.run.seed, root.name).title]))
+        return [run_job(recipe, root, progress)]
     raise ValueError(f"{root} is neither a run folder (recipe.toml) nor a study folder (summary.json with runs)")

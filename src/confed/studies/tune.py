@@ -45,6 +45,7 @@ from confed.studies.tuned import (
     tuned_toml,
 )
 from confed.studies.validation import LOOKED_AT, NOTHING, any_validation, validation_scores
+from confed.system.events import Event, JobEnded, JobsPlanned, Progress, RunProgress
 from confed.system.folder_lock import exclusive
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def tune(
     budget: int,
     seed: int,
     workers: int,
-    show: Callable[[Sequence[str], int], cells.Listen],
+    progress: Progress,
     prune: bool = False,
 ) -> list[Tuned]:
     """Tries configurations of every row of a recipe; what a folder holds already is not tried again.
@@ -122,7 +123,7 @@ def tune(
         budget: configurations per row, the recipe's own included; fewer where there are not so many.
         seed: of all tuning runs.
         workers: rows at a time, each in a process of its own. The figures are the same for any number.
-        show: given the rows' titles and 0, it returns who is told what happens to them.
+        progress: called with the planned rows, and with every event of each.
         prune: stop configurations early that are clearly worse than the median one.
 
     Raises:
@@ -168,18 +169,18 @@ def tune(
             _open(recipe, row, _file(root, row), {"budget": budget, "stopping": stopping})
         write_atomically(file, recipe.to_toml().encode())
         rows = [row for row in asked.methods if row not in errors]
-        shown = show([recipe.label(row) for row in rows], 0)
+        progress(JobsPlanned([recipe.label(row) for row in rows]))
 
-        def listen(event: cells.Event) -> None:
-            if event.kind in ("refused", "failed"):
+        def note(event: Event) -> None:
+            if isinstance(event, JobEnded) and event.outcome != "done":
                 errors[rows[event.job]] = event.text
-            if event.kind == "failed":
-                failed.add(rows[event.job])
-            shown(event)
+                if event.outcome == "failed":
+                    failed.add(rows[event.job])
+            progress(event)
 
         limit = str(questions) if prune else ""
         jobs = [{"root": str(root), "row": row, "budget": budget, "stop_below": limit} for row in rows]
-        cells.carry_out("confed.studies.tune:tune_row", jobs, workers, listen)
+        cells.carry_out("confed.studies.tune:tune_row", jobs, workers, note)
         found = [
             Tuned(
                 row,
@@ -196,17 +197,15 @@ def tune(
     return found
 
 
-def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
+def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
     """Tries the configurations of one row that its file does not hold yet, and returns the best in one line.
 
     Args:
         job: "root" (the tuning folder), "row", "budget" and "stop_below": the number of validation questions that
             the margin for stopping early goes by, or empty where every configuration is trained to the end.
-        watch: told of every round.
+        progress: called after every round.
     """
     import optuna
-
-    from confed.runs.progress import Progress
 
     root, row = Path(job["root"]), str(job["row"])
     recipe = load_recipe(root / "tuning.toml")
@@ -225,14 +224,14 @@ def tune_row(job: Mapping[str, Any], watch: Callable[[Any], None]) -> str:
         single = _configured(recipe, row, {knob: space[knob][at] for knob, at in choice.items()})
         single = replace(single, score=recipe.score, headline=recipe.deploys(row))  # what it is chosen by
 
-        def tell(round: int, text: str, number: int = number) -> None:
-            watch(Progress(round, recipe.run.rounds, f"configuration {number + 1}/{budget}{text}"))
+        def report(round: int, text: str, number: int = number) -> None:
+            progress(RunProgress(round, recipe.run.rounds, "training", f"configuration {number + 1}/{budget}{text}"))
 
         def hopeless(scores: Sequence[float], earlier: Sequence[Trial] = tuple(done)) -> bool:
             return bool(job["stop_below"]) and clearly_worse(scores, earlier, float(job["stop_below"]))
 
-        tell(0, "")
-        done.append(_try(study, asked, single, choice, space, tell, hopeless))
+        report(0, "")
+        done.append(_try(study, asked, single, choice, space, report, hopeless))
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(vars(done[-1])) + "\n")
     best = Tuned(row, "", tuple(done)).best
@@ -246,7 +245,7 @@ def _try(
     recipe: Recipe,
     choice: Mapping[str, int],
     space: Mapping[str, Sequence[Any]],
-    tell: Callable[[int, str], None],
+    report: Callable[[int, str], None],
     hopeless: Callable[[Sequence[float]], bool],
 ) -> Trial:
     """Trains one configuration, as far as it is worth it."""
@@ -257,7 +256,7 @@ def _try(
         for score in validation_scores(recipe):
             scores.append(score)
             asked.report(score, len(scores))
-            tell(min(len(scores), recipe.run.rounds), f", {score:.1%}")
+            report(min(len(scores), recipe.run.rounds), f", {score:.1%}")
             if recipe.run.rounds // 3 < len(scores) < recipe.run.rounds and hopeless(scores):
                 state = TrialState.PRUNED
                 break

@@ -41,8 +41,8 @@ from confed.federation.state import ClientState, MemoryStore, ServerState
 from confed.federation.train import to_device
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
-from confed.runs.progress import Progress, Watch
 from confed.runs.run import prepare
+from confed.system.events import Progress, RunProgress
 
 __all__ = ["Approximation", "ascend", "begin"]
 
@@ -80,7 +80,7 @@ class Approximation:
 
 
 def begin(
-    root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, how: Approximation, watch: Watch
+    root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, how: Approximation, progress: Progress
 ) -> dict[str, Any]:
     """A new run folder that starts from the final model after gradient ascent; ``how.rounds`` rounds remain.
 
@@ -100,7 +100,7 @@ def begin(
     workspace = Workspace(setup.model())
     servers = Simulation(new, MemoryStore()).start(workspace)
     final = load_file(old.models / "global" / "trained.safetensors")
-    watch(Progress(done, changed.run.rounds, f"moving away from what {client!r} taught"))
+    progress(RunProgress(done, changed.run.rounds, "starting", f"moving away from what {client!r} taught"))
     moved, facts = _unlearn(old, setup, workspace, client, final, how)
     servers = {
         # Moments, control variates and the like start anew: they remember the client too.

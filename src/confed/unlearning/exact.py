@@ -27,8 +27,8 @@ from confed.federation.randomness import generator
 from confed.federation.train import teacher
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study
-from confed.runs.progress import Progress, Watch
 from confed.runs.run import load_data, prepare, run
+from confed.system.events import Caution, Progress, RunProgress, ignore
 from confed.unlearning.approximate import Approximation, begin
 
 __all__ = ["Approximation", "check_client", "folder_without", "forget", "recipe_of"]
@@ -42,7 +42,7 @@ def forget(
     out: Path | None = None,
     *,
     approximate: Approximation | None = None,
-    watch: Watch = lambda _: None,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Makes a run folder without a client out of one with it; the old folder is left as it is.
 
@@ -54,7 +54,7 @@ def forget(
         client: who is to be forgotten.
         out: the new folder; by default the old one's name with ``-without-CLIENT``.
         approximate: push the final model away from the client's data instead of training again.
-        watch: told about every step.
+        progress: called with every progress event.
 
     Returns:
         The content of ``forget.json``: where the new run started (``from_round``, 0 for the start), and for the old
@@ -78,9 +78,9 @@ def forget(
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             if approximate is None:
-                begun = _begin_exactly(root, temporary, recipe, setup, client, watch)
+                begun = _begin_exactly(root, temporary, recipe, setup, client, progress)
             else:
-                begun = begin(root, temporary, recipe, setup, client, approximate, watch)
+                begun = begin(root, temporary, recipe, setup, client, approximate, progress)
             write_atomically(temporary / NOTE, json.dumps({**request, **begun}, indent=1).encode())
             if out.exists():
                 out.rmdir()
@@ -89,7 +89,7 @@ def forget(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     if not RunFolder(out).summary.exists():
-        run(load_recipe(RunFolder(out).recipe), out, resume=True, watch=watch)
+        run(load_recipe(RunFolder(out).recipe), out, resume=True, progress=progress)
     result = json.loads(note.read_text(encoding="utf-8"))
     workspace = Workspace(setup.model())
     remaining = [name for name in run_data.clients if name != client]
@@ -134,7 +134,9 @@ def folder_without(root: Path, client: str) -> Path:
 # Exact -----------------------------------------------------------------------------------------------------
 
 
-def _begin_exactly(root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, watch: Watch) -> dict[str, Any]:
+def _begin_exactly(
+    root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, progress: Progress
+) -> dict[str, Any]:
     """A new run folder at the newest sound checkpoint before the client joined, or at the start."""
     changed = recipe.with_run(without=(*recipe.run.without, client))
     prepare(changed)  # a federation that cannot do without the client says so before anything is written
@@ -142,14 +144,18 @@ def _begin_exactly(root: Path, target: Path, recipe: Recipe, setup: Setup, clien
     problems: list[str] = []
     start = _checkpoint_before(root, recipe, setup, client, problems)
     for problem in problems:
-        watch(Progress(0, recipe.run.rounds, f"checkpoint left aside: {problem}"))
+        progress(Caution(f"checkpoint left aside: {problem}"))
     if start is not None:
         old = RunFolder(root)
         Checkpoints(old.checkpoint).copy(start.round, folder.checkpoint, without=[client])
         folder.metrics.write_bytes(old.metrics.read_bytes()[: start.history_bytes])
         if old.timings.exists():
             shutil.copyfile(old.timings, folder.timings)
-    watch(Progress(0, recipe.run.rounds, "from the start" if start is None else f"from round {start.round}"))
+    progress(
+        RunProgress(
+            0, recipe.run.rounds, "starting", "from the start" if start is None else f"from round {start.round}"
+        )
+    )
     return {"from_round": 0 if start is None else start.round, "problems": problems}
 
 

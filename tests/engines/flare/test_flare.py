@@ -45,9 +45,9 @@ from confed.engines.flare.transport import SITE_CLASSES, Answering, CollabPost, 
 from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits
 from confed.engines.remote.server import Remote
-from confed.engines.remote.sites import Patience, SiteStatus
+from confed.engines.remote.sites import Patience
 from confed.recipes.recipe import load_recipe
-from confed.runs.progress import Progress
+from confed.system.events import Event, Note, RunProgress, SiteStates, SiteStatus
 from confed.testing.toy import toy_setup
 
 SITES = ("warm", "cold")
@@ -163,7 +163,7 @@ def test_a_site_that_cannot_open_its_data_says_so_without_details() -> None:
     def opened() -> Site:
         raise ValueError("no pictures in /home/somebody/pictures")
 
-    [callee] = callees_in({"a": Answering(opened, said.append)})
+    [callee] = callees_in({"a": Answering(opened, lambda event: said.append(event.text))})
     head, _ = callee(timeout=9.0).answer(b"", b"")
     answer = Answer.from_bytes(head, Limits())
     assert answer.error is not None
@@ -329,14 +329,14 @@ def test_settings_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_a_bulletin_tells_another_process_what_is_new(tmp_path: Path) -> None:
     bulletin = Bulletin(tmp_path)
-    bulletin.say("old")
+    bulletin(Note("old"))
     reader = BulletinReader(tmp_path)
-    bulletin.watch(Progress(1, 3, "loss 1"))
-    bulletin.say("two\nlines")
-    bulletin.status({"cold": SiteStatus("idle", "late", 3, 4)})
-    assert reader.steps() == [Progress(1, 3, "loss 1")]
+    bulletin(RunProgress(1, 3, "training", "loss 1"))
+    bulletin(Note("two\nlines"))
+    bulletin(SiteStates({"cold": SiteStatus("idle", "late", 3, 4)}))
+    assert reader.steps() == [RunProgress(1, 3, "training", "loss 1")]
     assert reader.steps() == []
-    assert reader.said() == ["two lines"]
+    assert reader.notes() == ["two lines"]
     assert reader.sites() == {"cold": SiteStatus("idle", "late", 3, 4)}
     assert reader.outcome() is None
     bulletin.failed(ValueError("no"))
@@ -403,13 +403,13 @@ class Admin:
     def get_job_status(self, job: str) -> str:
         does = self.script[min(int(job[4:]), len(self.script) - 1)]
         if does == "done":
-            self.bulletin.watch(Progress(3, 3, "done"))
+            self.bulletin(RunProgress(3, 3, "done", "done"))
             self.bulletin.ended()
             return "FINISHED:COMPLETED"
         if does == "faulty":
             self.bulletin.failed(ValueError("no such data"))
         if does == "round":
-            self.bulletin.watch(Progress(int(job[4:]) + 1, 9, "loss 1"))
+            self.bulletin(RunProgress(int(job[4:]) + 1, 9, "training", "loss 1"))
         return "RUNNING" if does == "stray" else "FINISHED:EXECUTION_EXCEPTION"
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
@@ -424,9 +424,6 @@ class Admin:
 Scripted = Callable[..., tuple[Admin, Serving, list[str]]]
 
 
-def nothing(*_: object) -> None: ...
-
-
 @pytest.fixture
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     monkeypatch.setattr(flare_serving, "LOOK", 0.0)
@@ -435,9 +432,14 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     def with_script(*script: str) -> tuple[Admin, Serving, list[str]]:
         admin, said = Admin(Bulletin(tmp_path / "run"), *script), list[str]()
         monkeypatch.setattr(flare_serving, "new_secure_session", lambda *args, **kwargs: admin)
+
+        def keep(event: Event) -> None:
+            if isinstance(event, Note):
+                said.append(event.text)
+
         server = cast(Kept, SimpleNamespace(starts=1, check=lambda: None))
         settings = LeaderSettings("run/recipe.toml", "state", "run", {name: name for name in SITES}, minimum=2)
-        return admin, Serving(tmp_path, settings, server, nothing, nothing, said.append), said
+        return admin, Serving(tmp_path, settings, server, keep), said
 
     return with_script
 

@@ -101,7 +101,8 @@ class Sitting:
         self.said: list[str] = []
         self.stop = threading.Event()
         line = Line(
-            f"127.0.0.1:{port}", read_key(root / "key"), None, interval=0.05, largest=LIMIT, tell=self.said.append
+            f"127.0.0.1:{port}", read_key(root / "key"), None, interval=0.05, largest=LIMIT,
+            progress=lambda event: self.said.append(event.text),
         )  # fmt: skip
         self.thread = threading.Thread(target=line.serve, args=(app, self.stop), daemon=True)
         self.thread.start()

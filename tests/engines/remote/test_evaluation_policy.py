@@ -110,7 +110,8 @@ def test_a_refused_evaluation_changes_nothing_at_the_site(tmp_path: Path, policy
 
     info = client_named(setup, "client-0")
     site = Site(
-        setup, info, tmp_path, evaluations=EvaluationPolicy.parse(policy), tell=said.append, final=keep
+        setup, info, tmp_path, evaluations=EvaluationPolicy.parse(policy), final=keep,
+        progress=lambda event: said.append(event.text),
     )  # fmt: skip
     for version in (1000000, 4000000):
         site.store.begin(version)

@@ -85,7 +85,7 @@ def federation(
         for site in sites:
             dial(site)
         try:
-            remote = Remote(setup, GridPost(grid, keys), patience=patience, watch=lambda: watch(remote))
+            remote = Remote(setup, GridPost(grid, keys), patience=patience, progress=lambda _: watch(remote))
             yield remote, dial
         finally:
             for stop, _ in running:

@@ -146,7 +146,7 @@ class Unreadable:
 def test_errors_name_no_files_to_the_server_and_all_of_them_at_home(tmp_path: Path) -> None:
     clients = {"client-0": Unreadable()}
     setup, said = toy_setup(FedAvg(), clients=clients), list[str]()  # type: ignore[arg-type]
-    site = Site(setup, client_named(setup, "client-0"), tmp_path, tell=said.append)
+    site = Site(setup, client_named(setup, "client-0"), tmp_path, progress=lambda event: said.append(event.text))
     shared = Message(dict(Workspace(setup.model()).initial))
     error = str(asked(site, "fit", shared).error)
     assert error == "FileNotFoundError: [Errno 2] No such file or directory"
@@ -155,7 +155,7 @@ def test_errors_name_no_files_to_the_server_and_all_of_them_at_home(tmp_path: Pa
 
 def test_a_site_reads_in_which_round_it_is_asked_what(tmp_path: Path) -> None:
     setup, said = toy_setup(FedAvg(), rounds=3), list[str]()
-    site = Site(setup, client_named(setup, "client-0"), tmp_path, tell=said.append)
+    site = Site(setup, client_named(setup, "client-0"), tmp_path, progress=lambda event: said.append(event.text))
     shared = Message(dict(Workspace(setup.model()).initial), {"split": "test", "limit": 0})
     for action, round in (("fit", 0), ("evaluate", 1), ("evaluate", 5)):
         asked(site, action, shared, round)
@@ -190,7 +190,13 @@ def test_the_end_of_a_run_is_told_to_every_site(tmp_path: Path) -> None:
     setup, over = toy_setup(FedAvg(), rounds=1), list[str]()
     letters = Letters(setup, tmp_path)
     site = letters.sites[0]
-    letters.sites[0] = Site(setup, site.client, tmp_path / "again", over=lambda: over.append("over"), tell=over.append)
+    letters.sites[0] = Site(
+        setup,
+        site.client,
+        tmp_path / "again",
+        over=lambda: over.append("over"),
+        progress=lambda event: over.append(event.text),
+    )
     remote = remote_of(letters)
     del letters.since[2]
     remote.roll.look(always=True)

@@ -59,7 +59,9 @@ def test_an_error_of_the_system_is_told_in_its_own_words() -> None:
 def test_nothing_leaves_that_the_log_does_not_hold(tmp_path: Path) -> None:
     setup, told = toy_setup(Algorithm(), rounds=1), list[str]()
     client = client_named(setup, "client-0")
-    site = Site(setup, client, tmp_path / "site", audit=Path("/dev/full"), tell=told.append)
+    site = Site(
+        setup, client, tmp_path / "site", audit=Path("/dev/full"), progress=lambda event: told.append(event.text)
+    )
     head, body = site.handle(*fit(setup))
     answer = Answer.from_bytes(head, Limits())
     assert answer.error == "OSError: [Errno 28] No space left on device"

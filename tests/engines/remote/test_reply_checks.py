@@ -20,10 +20,10 @@ from confed.deployment.site import open_site
 from confed.engines.flower.transport import GridPost
 from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
 from confed.engines.remote.reply_checks import check_content
-from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Patience, Post
 from confed.federation.messages import Message
 from confed.recipes.recipe import Recipe
+from confed.system.events import Event, SiteStates
 from confed.tasks.multilabel import Multilabel
 from confed.tasks.vqa import VQA
 from confed.testing.toy import toy_setup
@@ -86,13 +86,15 @@ def test_no_reply_of_one_site_ends_the_run(tmp_path: Path, transport: str) -> No
     (spool / "of a process that was killed").mkdir(parents=True)
     modes, left, notes = set[int](), set[str](), list[str]()
 
-    def watch(remote: Remote) -> None:
+    def watch(event: Event) -> None:
+        if not isinstance(event, SiteStates):
+            return
         if spool.is_dir():
             modes.add(stat.S_IMODE(spool.stat().st_mode))
             left.update(path.name for path in spool.iterdir())
-        notes.append(remote.roll.status["cold"].note if "cold" in remote.roll.status else "")
+        notes.append(event.sites["cold"].note if "cold" in event.sites else "")
 
-    lead(recipe, state, hostile, patience=Patience(minimum=2, interval=0.01), status=watch)
+    lead(recipe, state, hostile, patience=Patience(minimum=2, interval=0.01), progress=watch)
     lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     errors = [line["errors"] for line in lines if line["event"] == "round"]
     assert [set(found) for found in errors] == [{"cold"}] * 3

@@ -99,7 +99,7 @@ def test_a_claim_is_bounded_in_the_mean_and_written_down_as_it_is(tmp_path: Path
     told: list[str] = []
     lead(
         recipe, tmp_path / "state", GridPost(grid_of(file, tmp_path)), patience=Patience(minimum=3, interval=0.01),
-        watch=lambda progress: told.append(progress.text),
+        progress=lambda event: told.append(getattr(event, "text", "")),
     )  # fmt: skip
     assert any("it has 800 examples, and counts as one with 80" in text for text in told)
     written = json.loads((tmp_path / "state" / MEMBERS).read_text())
@@ -140,7 +140,7 @@ def test_a_run_says_what_it_bounded_and_what_one_can_go_back_to(tmp_path: Path, 
     try:
         summary = lead(
             recipe, tmp_path / "state", post, patience=Patience(minimum=3, interval=0.01),
-            bounds=Bounds(update=factor), watch=lambda progress: told.append(progress.text),
+            bounds=Bounds(update=factor), progress=lambda event: told.append(getattr(event, "text", "")),
         )  # fmt: skip
     except RuntimeError as error:
         told.append(str(error))

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from confed.report.figures.save import save_figures
 from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, series_styles
 from confed.results.history import seconds_until
 from confed.results.runs import load
-from synthetic_study import METHODS, make_run, make_study
+from synthetic_study import METHODS, make_run
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_study(tmp_path_factory.mktemp("figures") / "study")
+def study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished_study, tmp_path_factory.mktemp("figures") / "study"))
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from confed.engines.remote.sites import Patience
 from confed.engines.remote.update_bounds import Bounds
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.schema import plain, validate
+from confed.system.events import Event
 
 __all__ = ["Leader", "LeaderSettings", "Member", "MemberSettings"]
 
@@ -141,9 +142,8 @@ class Leader:
             lead(
                 recipe, root / settings.state, post, names=list(settings.sites), wait=settings.wait,
                 coming=[connection.name or "" for connection in post.connections().values()],
-                patience=patience, whole=settings.whole, watch=bulletin.watch,
+                patience=patience, whole=settings.whole, progress=bulletin,
                 bounds=Bounds(settings.update_bound, settings.weight_bound),
-                status=lambda remote: bulletin.status(remote.roll.status),
             )  # fmt: skip
         except RunAborted:
             raise
@@ -159,7 +159,11 @@ class Member(Answering):
     """A site's end: answers for one client."""
 
     def __init__(self) -> None:
-        super().__init__(self._open, lambda text: Bulletin(_root(collab.workspace) / "run").say(text))
+        super().__init__(self._open, self._note)
+
+    @staticmethod
+    def _note(event: Event) -> None:
+        Bulletin(_root(collab.workspace) / "run")(event)  # the workspace is known once the job runs
 
     def _open(self) -> Site:
         root = _root(collab.workspace)
@@ -174,7 +178,7 @@ class Member(Answering):
         recipe = site_recipe(root / settings.recipe, settings.data, settings.device)
         bulletin, name = Bulletin(root / "run"), settings.site or str(collab.site_name)
         return open_site(
-            recipe, name, private, bulletin.say, limit=settings.epsilon, evaluations=settings.evaluations,
+            recipe, name, private, bulletin, limit=settings.epsilon, evaluations=settings.evaluations,
             signer=signer_by_kit(recipe, root), over=bulletin.ended,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +24,9 @@ from confed.deployment.flare.provision import ADMIN, close_kit
 from confed.deployment.flare.status import BulletinReader
 from confed.deployment.server import MEMBERS
 from confed.engines.flare.transport import SERVER_CLASSES, write_job
-from confed.engines.remote.sites import SiteStatus
 from confed.federation.checkpoint import write_atomically
 from confed.recipes.recipe import Recipe
-from confed.runs.progress import Watch
+from confed.system.events import Note, Progress, RunProgress, SiteStates, ignore
 
 __all__ = ["Serving", "serve"]
 
@@ -70,9 +69,7 @@ def serve(
     kit: Path,
     settings: LeaderSettings,
     *,
-    watch: Watch = lambda _: None,
-    status: Callable[[Mapping[str, SiteStatus]], None] = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """Runs a recipe over FLARE, or goes on where its run folder stopped.
 
@@ -80,9 +77,7 @@ def serve(
         recipe: a single-run recipe.
         kit: the server's FLARE workspace, with the administrator's in its folder ``admin``.
         settings: how the run is led; the paths are given anew here: the recipe's is ``run/recipe.toml``.
-        watch: told about every step of the run.
-        status: told what the sites do.
-        tell: told in words what FLARE does.
+        progress: called with every progress event of the run, of its sites and of FLARE.
 
     Returns:
         The content of ``summary.json``.
@@ -106,9 +101,9 @@ def serve(
         # A job goes on where the process that watches it is killed, and may have ended since.
         outcome = BulletinReader(kit / settings.bulletin).outcome()
         if same and summary.is_file() and outcome is not None and outcome["error"] is None:
-            tell("the run is over; nothing is left to do")
+            progress(Note("the run is over; nothing is left to do"))
         else:
-            Serving(kit, settings, server, watch, status, tell).until_done()
+            Serving(kit, settings, server, progress).until_done()
     return json.loads(summary.read_text(encoding="utf-8"))
 
 
@@ -132,11 +127,9 @@ class Serving:
 
     Args:
         kit: see :func:`serve`.
-        settings: as well.
+        settings: how the run is led.
         server: FLARE's server.
-        watch: as well.
-        status: as well.
-        tell: as well.
+        progress: called with every progress event.
     """
 
     def __init__(
@@ -144,12 +137,10 @@ class Serving:
         kit: Path,
         settings: LeaderSettings,
         server: Kept,
-        watch: Watch,
-        status: Callable[[Mapping[str, SiteStatus]], None],
-        tell: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self._kit, self._settings, self._server = kit, settings, server
-        self._watch, self._status, self._tell = watch, status, tell
+        self._progress = progress
         self._bulletin = BulletinReader(kit / settings.bulletin)
         self._admin: Session | None = None
         self._heard = time.monotonic()
@@ -180,13 +171,13 @@ class Serving:
                 if fruitless >= FRUITLESS:
                     raise RuntimeError(f"{fruitless} jobs in a row ended without a new round; the last: {why}")
                 self._fell = time.monotonic()
-                self._tell(f"{why}; going on from the last checkpoint")
+                self._progress(Note(f"{why}; going on from the last checkpoint"))
         finally:
             self._close()
 
     def _gather(self) -> list[str]:
         """FLARE's names of the sites to hand the job to: all, or after a while those that are there."""
-        self._tell(f"waiting for {len(self._clients)} sites")
+        self._progress(Note(f"waiting for {len(self._clients)} sites"))
         began, said = time.monotonic(), set[str]()
         # Sites that took part before come back soon, or are away.
         known = (self._kit / self._settings.state / MEMBERS).is_file()
@@ -194,7 +185,7 @@ class Serving:
         while True:
             there = self._connected()
             for name in sorted(there - said):
-                self._tell(f"site {self._clients[name]}: connected")
+                self._progress(Note(f"site {self._clients[name]}: connected"))
             said |= there
             enough = len(there) >= self._settings.minimum and time.monotonic() - began >= wait
             if len(there) == len(self._clients) or enough:
@@ -211,7 +202,7 @@ class Serving:
         while True:
             job = self._ask(lambda admin: admin.submit_job(str(folder)), "")
             if job:
-                self._tell(f"handed in job {job} for {len(sites)} sites")
+                self._progress(Note(f"handed in job {job} for {len(sites)} sites"))
                 return _Job(job, self._server.starts)
             time.sleep(LOOK)
 
@@ -247,13 +238,14 @@ class Serving:
                 return f"site {self._clients[stray]} is there and does not run the job"
 
     def _report(self) -> None:
-        for progress in self._bulletin.steps():
+        for event in self._bulletin.steps():
             if self._fell is not None:
-                self._tell(f"going on {time.monotonic() - self._fell:.1f} s after the job's end was noticed")
+                self._progress(Note(f"going on {time.monotonic() - self._fell:.1f} s after the job's end was noticed"))
                 self._fell = None
-            self._rounds = max(self._rounds, progress.round)
-            self._watch(progress)
-        self._status(self._bulletin.sites())
+            if isinstance(event, RunProgress):
+                self._rounds = max(self._rounds, event.round)
+            self._progress(event)
+        self._progress(SiteStates(self._bulletin.sites()))
 
     def _stray(self, job: _Job) -> str | None:
         """A site that is connected and has not had the job for a while: it came later, or was started again."""

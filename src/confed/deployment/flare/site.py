@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from confed.deployment.flare.job import MemberSettings, write_settings
@@ -11,6 +10,7 @@ from confed.deployment.flare.status import BulletinReader
 from confed.federation.checkpoint import write_atomically
 from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.recipes.recipe import Recipe
+from confed.system.events import Note, Progress, ignore
 
 __all__ = ["join"]
 
@@ -25,7 +25,7 @@ def join(
     epsilon: float | None = None,
     evaluations: str | None = None,
     once: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = ignore,
 ) -> None:
     """Takes part until told to stop.
 
@@ -38,7 +38,7 @@ def join(
         epsilon: what this site's updates may cost in all; None for no limit.
         evaluations: see :func:`confed.deployment.site.open_site`.
         once: end when the server says that the run is over.
-        tell: told in words what happens.
+        progress: called with every progress event.
 
     Raises:
         ValueError: the kit is none, or the policy for evaluations is.
@@ -62,11 +62,11 @@ def join(
     log, news = run / "flare.log", BulletinReader(run)
     news.begin()
     with kept(client_command(kit, name), log) as client:
-        tell(f"FLARE's client {name!r} dials {server}; what it says is in {log}")
+        progress(Note(f"FLARE's client {name!r} dials {server}; what it says is in {log}"))
         # The end of a job's process before its job's would be a failure of the job.
         while not stop.wait(0.5) and not (once and news.outcome() and not client.jobs()):
             client.check()
-            for text in news.said():
-                tell(text)
-        for text in news.said():
-            tell(text)
+            for text in news.notes():
+                progress(Note(text))
+        for text in news.notes():
+            progress(Note(text))

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from confed.engines.remote.sites import SiteStatus
 from confed.federation.checkpoint import write_atomically
-from confed.runs.progress import Progress
+from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus, from_json, to_json
 
 __all__ = ["Bulletin", "BulletinReader"]
 
@@ -29,22 +28,25 @@ class Bulletin:
         self._shown = -float("inf")
         folder.mkdir(parents=True, exist_ok=True)
 
-    def watch(self, progress: Progress) -> None:
-        """See :data:`confed.runs.progress.Watch`: a line for every step."""
-        with (self._folder / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(progress)) + "\n")
+    def __call__(self, event: Event) -> None:
+        """Progress callback: notes and steps of the run as lines of files, of the sites' states the newest only."""
+        if isinstance(event, SiteStates):
+            self._write_sites(event.sites)
+        elif isinstance(event, Note):
+            self._append("notes.txt", " ".join(event.text.split()))
+        elif isinstance(event, RunProgress | Caution):
+            self._append("progress.jsonl", json.dumps(to_json(event)))
 
-    def status(self, sites: Mapping[str, SiteStatus]) -> None:
-        """What the sites are doing: the newest state only, at most twice a second."""
+    def _append(self, name: str, line: str) -> None:
+        with (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _write_sites(self, sites: Mapping[str, SiteStatus]) -> None:
+        """Writes the sites' states, at most twice a second."""
         if time.monotonic() - self._shown >= OFTEN:
             self._shown = time.monotonic()
             states = {name: asdict(status) for name, status in sites.items()}
             write_atomically(self._folder / "sites.json", json.dumps(states).encode())
-
-    def say(self, text: str) -> None:
-        """A line for whoever looks after this machine."""
-        with (self._folder / "said.txt").open("a", encoding="utf-8") as file:
-            file.write(" ".join(text.split()) + "\n")
 
     def failed(self, error: Exception) -> None:
         """The run cannot go on, and would not if it were started again."""
@@ -67,16 +69,16 @@ class BulletinReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        files = [folder / name for name in ("progress.jsonl", "said.txt")]
+        files = [folder / name for name in ("progress.jsonl", "notes.txt")]
         self._read = {path: path.stat().st_size if path.is_file() else 0 for path in files}
 
-    def steps(self) -> list[Progress]:
-        """The steps since the last call."""
-        return [Progress(**json.loads(line)) for line in self._news("progress.jsonl")]
+    def steps(self) -> list[RunProgress | Caution | Note]:
+        """The steps of the run since the last call."""
+        return [from_json(json.loads(line)) for line in self._news("progress.jsonl")]
 
-    def said(self) -> list[str]:
-        """The lines since the last call."""
-        return [line.decode() for line in self._news("said.txt")]
+    def notes(self) -> list[str]:
+        """The notes since the last call."""
+        return [line.decode() for line in self._news("notes.txt")]
 
     def _news(self, name: str) -> list[bytes]:
         path = self._folder / name

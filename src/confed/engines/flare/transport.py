@@ -22,6 +22,7 @@ from confed.engines.remote.client import Site
 from confed.engines.remote.protocol import Answer, seal
 from confed.engines.remote.sites import Connection
 from confed.federation.messages import Message
+from confed.system.events import Note, Progress, ignore
 
 __all__ = ["SERVER", "SERVER_CLASSES", "SITE_CLASSES", "Answering", "Callee", "CollabPost", "write_job"]
 
@@ -166,11 +167,11 @@ class Answering:
     Args:
         site: opens it, when it is asked for the first time: FLARE gives a job a minute to start, and data may take
             longer to open.
-        tell: told in words where that fails. The server hears no more than that it did, and not where in which file.
+        progress: called with a note where that fails; the server hears that it did, and not where in which file.
     """
 
-    def __init__(self, site: Callable[[], Site], tell: Callable[[str], None] = lambda _: None) -> None:
-        self._opener, self._tell = site, tell
+    def __init__(self, site: Callable[[], Site], progress: Progress = ignore) -> None:
+        self._opener, self._progress = site, progress
         self._site: Site | None = None
         self._turn = threading.Lock()
 
@@ -179,7 +180,7 @@ class Answering:
         """Head and body of the reply to a request; see :meth:`confed.engines.remote.client.Site.handle`."""
         # FLARE lets the sites of a job call each other, too.
         if (caller := str(collab.caller)) != SERVER:
-            self._tell(f"refused: {caller!r} is not the server")
+            self._progress(Note(f"refused: {caller!r} is not the server"))
             return _error("ValueError: a site answers its server and nobody else")
         # FLARE may call from several threads; a client does one thing at a time.
         with self._turn:
@@ -187,7 +188,7 @@ class Answering:
                 if self._site is None:
                     self._site = self._opener()
             except Exception as error:
-                self._tell(f"cannot take part: {type(error).__name__}: {error}")
+                self._progress(Note(f"cannot take part: {type(error).__name__}: {error}"))
                 return _error(f"{type(error).__name__}: the site could not open its recipe or data; its log says why")
             return list(self._site.handle(head, body))
 

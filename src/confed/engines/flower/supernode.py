@@ -59,6 +59,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
 from confed.engines.remote.protocol import printable
 from confed.engines.remote.redact import discreet
+from confed.system.events import Note, Progress, ignore
 
 __all__ = ["Line", "public_of", "read_key", "read_public"]
 
@@ -110,7 +111,7 @@ class Line:
         root: certificate of the authority that vouches for the server, PEM; None for a connection without TLS.
         interval: seconds between questions for messages, at most; after a message it asks sooner for a while.
         largest: bytes of a message, about.
-        tell: told in words what happens.
+        progress: called with every progress event.
     """
 
     def __init__(
@@ -121,10 +122,10 @@ class Line:
         *,
         interval: float = 2.0,
         largest: int = 2**31,
-        tell: Callable[[str], None] = lambda _: None,
+        progress: Progress = ignore,
     ) -> None:
         self._server, self._key, self._root = server, key, root
-        self._interval, self._tell = interval, tell
+        self._interval, self._progress = interval, progress
         self._largest, self._most = largest, most_pieces(largest)
         self._public = public_key_to_bytes(key.public_key())
 
@@ -140,13 +141,13 @@ class Line:
             try:
                 with self._client() as client:
                     node = self._enter(client)
-                    self._tell(f"connected to {self._server}")
+                    self._progress(Note(f"connected to {self._server}"))
                     pause, said = 1.0, ""
                     self._answer(client, node, app, stop)
             except Exception as error:  # whatever a server may send, the site stays
                 text = f"no connection to {self._server}: {_reason(error)}; trying again"
                 if text != said:
-                    self._tell(text)
+                    self._progress(Note(text))
                 said = text
                 stop.wait(pause)
                 pause = min(2 * pause, 10.0)
@@ -229,7 +230,7 @@ class Line:
             reply = app(message, Context(run, node.node_id, {}, RecordDict(), {}))
         except Exception as error:  # a fault of ours must not end the connection
             text = f"{type(error).__name__}: {error}"
-            self._tell(f"refused: {text}")
+            self._progress(Note(f"refused: {text}"))
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, discreet(text)), reply_to=message)
         seconds = time.perf_counter() - began
         reply.metadata.__dict__["_message_id"] = reply.object_id

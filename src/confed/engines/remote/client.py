@@ -41,6 +41,7 @@ from confed.privacy.evaluation_policy import EvaluationPolicy
 from confed.privacy.guards import check_scale
 from confed.privacy.protections import ANALYSIS, UPDATE, actions
 from confed.privacy.secure_sum.memory import FRESH, GROUP
+from confed.system.events import Note, Progress, ignore
 from confed.system.plain_text import visible
 
 __all__ = ["KEPT_AT_HOME", "Site", "client_named"]
@@ -82,7 +83,7 @@ class Site:
         common: see :func:`confed.engines.remote.handshake.fingerprint`.
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
-        tell: told in words what is being done.
+        progress: called with every progress event.
         limit: epsilon that this site's updates may cost in all (:mod:`confed.engines.remote.journal`); None for no
             limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
@@ -107,7 +108,7 @@ class Site:
         common: str = "",
         limits: Limits | None = None,
         audit: Path | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        progress: Progress = ignore,
         limit: float | None = None,
         evaluations: EvaluationPolicy | None = None,
         signer: Signer | None = None,
@@ -124,7 +125,7 @@ class Site:
         self._telling = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
         self.client = client
         self.problem: str | None = None
-        self._audit, self._tell, self._over = audit, tell, over
+        self._audit, self._progress, self._over = audit, progress, over
         self._final, self._kept = final, ""
         self._last = root / "reply"
         # Every call may meet a new process, so that whatever a client has in hand between two calls is in its state.
@@ -166,14 +167,14 @@ class Site:
             else:
                 reply = self._greet(request, body) if request.action == HELLO else self._answer(request, body)
         except Exception as error:
-            self._tell(f"refused: {error}")
+            self._progress(Note(f"refused: {error}"))
             reply = Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0), seal(Message())
         answered, data = replace(reply[0], seconds=time.perf_counter() - began), reply[1]
         head = answered.to_bytes()
         try:
             self._log("out", head, data, id=answered.id, error=answered.error, seconds=answered.seconds)
         except OSError as error:  # nothing leaves that the site's own log does not hold
-            self._tell(f"refused, as the log cannot be written: {error}")
+            self._progress(Note(f"refused, as the log cannot be written: {error}"))
             return Answer(name, discreet(f"{type(error).__name__}: {error}"), False, 0.0).to_bytes(), seal(Message())
         return head, data
 
@@ -191,7 +192,7 @@ class Site:
         """Says who this is, and finds out whether both sides mean the same run."""
         told = open_body(body, self._limits, {}, frozenset(), {}).scalars
         self.problem = self.fingerprint.differences(told, "this site", "the server")
-        self._tell("connected" if self.problem is None else f"cannot take part: {self.problem}")
+        self._progress(Note("connected" if self.problem is None else f"cannot take part: {self.problem}"))
         info = self.client
         known = {"client": info.id, "examples": info.num_examples, "head": info.head}
         scalars = {**self.fingerprint.scalars(), **known, "modalities": ",".join(info.modalities)}
@@ -200,7 +201,7 @@ class Site:
     def _part(self, request: Request) -> tuple[Answer, bytes]:
         """The run is over."""
         where = f": {self._kept}" if self._kept else ""
-        self._tell(f"the run is over; the personal model stays here{where}")
+        self._progress(Note(f"the run is over; the personal model stays here{where}"))
         try:
             self.store.scrub(self.client.id, GROUP, before=self._newest() + 1)
         finally:
@@ -221,7 +222,7 @@ class Site:
         what = [self.fingerprint.terms, request.action, request.round, request.version, request.base]
         asked = digest(json.dumps(what).encode(), body)
         if (repeated := self._repeated(request, asked)) is not None:
-            self._tell(f"{self._when(request)} was done already, the reply goes out again")
+            self._progress(Note(f"{self._when(request)} was done already, the reply goes out again"))
             return repeated
         if request.round > (end := self._setup.rounds + AFTER):  # a server could count evaluations as it likes
             raise Refused(f"the round must be at most {end} in a run of {self._setup.rounds}, got {request.round}")
@@ -231,7 +232,7 @@ class Site:
         if privacy is not None:
             self.diary.check(privacy)
         self.diary.asked = asked
-        self._tell(self._when(request))
+        self._progress(Note(self._when(request)))
         if request.action == EVALUATE:  # before the store is touched: what is refused must leave no trace there
             try:
                 self.evaluations.check(request.round)
@@ -246,7 +247,7 @@ class Site:
             reply = replace(reply, message=self.evaluations.release(reply.message, request.round))
         data = seal(reply.message)
         if reply.error is not None:
-            self._tell(f"{self._when(request)} failed: {reply.error}")
+            self._progress(Note(f"{self._when(request)} failed: {reply.error}"))
             return Answer(request.id, discreet(reply.error), saved, 0.0), data
         if privacy is not None:
             self.diary.release(privacy, request.round)
@@ -264,14 +265,16 @@ class Site:
         names = {name for name, scope in self._scopes.items() if scope is Scope.SHARED}
         servers = {name for name, scope in self._scopes.items() if scope is Scope.SERVER}
         if message.tensors.keys() - servers != names:
-            self._tell("the final models were not kept: the message must hold all tensors that this site receives")
+            self._progress(
+                Note("the final models were not kept: the message must hold all tensors that this site receives")
+            )
             return
         try:
             store = DirectoryStore(self.store.root)  # one of its own, which removes nothing
             store.begin(request.base)
             self._kept = self._final(message.tensors, store.load(self.client.id))
         except Exception as error:
-            self._tell(f"the final models could not be kept: {error}")
+            self._progress(Note(f"the final models could not be kept: {error}"))
 
     # The last reply ------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from confed.federation.params import Scope
 from confed.federation.state import Store
 from confed.privacy.guards import check_reply
 from confed.privacy.protections import ANALYSIS, UPDATE
+from confed.system.events import Progress, ignore
 
 __all__ = ["Registered", "Remote"]
 
@@ -63,7 +64,7 @@ class Remote:
         common: see :func:`confed.engines.remote.handshake.fingerprint`.
         limits: how large replies may be.
         audit: a file that gets a line for every message; None for none.
-        watch: told after every change who does what.
+        progress: called with the sites' states after every change.
         spool: a folder on disk for replies until their turn comes, which is this object's own; None for one of the
             system's temporary ones, which may be in memory.
         judge: raises an error where an evaluation is none; by default every one is taken that consists of numbers.
@@ -86,7 +87,7 @@ class Remote:
         common: str = "",
         limits: Limits | None = None,
         audit: Path | None = None,
-        watch: Callable[[], None] = lambda: None,
+        progress: Progress = ignore,
         spool: Path | None = None,
         judge: Callable[[ClientInfo, Message], None] = lambda info, message: None,
         workspace: Workspace | None = None,
@@ -100,7 +101,7 @@ class Remote:
         if isinstance(post, Bounded):
             post.bound(self._limits.head + self._limits.body)
         common_ground = fingerprint(setup, self._local.workspace, common)
-        self.roll = Roll(post, common_ground, self.patience, self._limits, audit, watch)
+        self.roll = Roll(post, common_ground, self.patience, self._limits, audit, progress)
         self.kept: Sequence[int] = (0,)
         self._spool, self._judge = spool, judge
         if spool is not None:  # what a process that was killed has left there is nobody's

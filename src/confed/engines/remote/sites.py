@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Message
 from confed.federation.ownership import MODALITIES
 from confed.federation.protocols import ClientData
+from confed.system.events import Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
 __all__ = ["Bounded", "Connection", "Patience", "Post", "Registered", "Roll", "SiteStatus"]
@@ -108,23 +109,6 @@ class Patience:
             raise ValueError(f"away must not be negative, got {self.away} seconds")
 
 
-@dataclass
-class SiteStatus:
-    """What a server knows of a site.
-
-    Attributes:
-        state: "away", "idle", or the action it was asked for.
-        note: what went wrong last; empty if nothing did.
-        up: bytes that came from it.
-        down: bytes that went to it.
-    """
-
-    state: str = "away"
-    note: str = ""
-    up: int = 0
-    down: int = 0
-
-
 class Registered:
     """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
 
@@ -152,7 +136,7 @@ class Roll:
         patience: how long to wait.
         limits: how large messages may be.
         audit: a file that gets a line for every message; None for none.
-        watch: told after every change.
+        progress: called with the sites' states after every change.
 
     Attributes:
         clients: those that introduced themselves at some time.
@@ -169,7 +153,7 @@ class Roll:
         patience: Patience,
         limits: Limits,
         audit: Path | None,
-        watch: Callable[[], None],
+        progress: Progress,
     ) -> None:
         self.post, self.fingerprint, self.patience, self.limits = post, fingerprint, patience, limits
         self.clients: dict[str, ClientInfo] = {}
@@ -178,7 +162,7 @@ class Roll:
         self.status: dict[str, SiteStatus] = {}
         self.members: frozenset[str] | None = None
         self.run = uuid4().hex
-        self._audit, self._watch = audit, watch
+        self._audit, self._progress = audit, progress
         self._greeted: dict[int, Connection] = {}
         self._greetings: dict[int, tuple[str, Connection]] = {}
         self._looked = -float("inf")
@@ -298,7 +282,7 @@ class Roll:
         status = self.status.setdefault(name, SiteStatus())
         status.state = state
         status.note = printable(note, 500) or status.note
-        self._watch()
+        self._progress(SiteStates(self.status))
 
     def log(self, way: str, site: str, action: str, head: bytes, body: bytes) -> None:
         """Adds a message to the audit log and to the site's count of bytes."""

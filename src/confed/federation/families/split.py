@@ -59,7 +59,7 @@ class _OnItsWay:
 
     Attributes:
         step: its number in the round.
-        batch: it.
+        batch: its tensors.
         cut: the activations, with their graph.
         penalty: see :class:`Cut`.
         leaves: the weights that it was computed with, where they are copies; gradients are found there.
