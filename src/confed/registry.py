@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 __all__ = [
     "ALLOWED",
@@ -171,8 +172,24 @@ class Registry:
         self._entries: dict[str, Callable[..., Any]] = {}
         self._loaded = False
 
-    def register(self, factory: Factory) -> Factory:
-        """Decorator: registers a function or class under its own ``name`` attribute or ``__name__``."""
+    @overload
+    def register(self, factory: Factory, *, spec: object = None) -> Factory: ...
+
+    @overload
+    def register(self, factory: None = None, *, spec: object = None) -> Callable[[Factory], Factory]: ...
+
+    def register(self, factory: Any = None, *, spec: object = None) -> Any:
+        """Decorator: registers a function or class under its own ``name`` attribute or ``__name__``.
+
+        Args:
+            factory: what is registered; absent where the decorator is called with a spec.
+            spec: what it declares about itself (:class:`confed.federation.specs.ModelSpec`, or ``TaskSpec``); kept in
+                its attribute ``spec``.
+        """
+        if factory is None:
+            return partial(self.register, spec=spec)
+        if spec is not None:
+            factory.spec = spec
         name = getattr(factory, "name", None)
         self._entries[name if isinstance(name, str) else factory.__name__] = factory
         return factory

@@ -20,11 +20,13 @@ from confed.data.modality_names import set_names
 from confed.data.pooling import pool
 from confed.federation.local import Local
 from confed.federation.protocols import Batch
+from confed.federation.specs import model_spec
 from confed.federation.train import epoch_steps
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
+from confed.registry import models
 from confed.runs.build import prepare
-from confed.runs.encode import load_run_data, reads_absent
+from confed.runs.encode import load_run_data
 from confed.runs.run import run
 from modal_examples import OWNED, ROLES, examples, gaps, plain, recipe_file, table
 
@@ -428,9 +430,9 @@ def test_a_model_that_cannot_read_what_a_client_has_is_refused(tmp_path: Path) -
 
 
 def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
-    assert reads_absent("modal_examples:sums")
-    assert not reads_absent("modal_examples:both")
-    assert not reads_absent("vilt_mini")
+    assert model_spec(models["modal_examples:sums"]).reads_absent
+    assert not model_spec(models["modal_examples:both"]).reads_absent
+    assert not model_spec(models["vilt_mini"]).reads_absent
 
 
 def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:

@@ -586,5 +586,5 @@ def test_clients_with_answers_of_their_own_are_refused(tmp_path: Path, monkeypat
         return replace(run_data, dataset=replace(run_data.dataset, pools=pools))
 
     monkeypatch.setattr(preparing, "load_data", own)
-    with pytest.raises(ValueError, match=r"'contrastive' needs one answer vocabulary.* answer pools of their own"):
+    with pytest.raises(ValueError, match=r'"contrastive" needs the same answers .* answer sets of their own'):
         prepare(load_recipe(file))

@@ -300,10 +300,10 @@ def unpaired(other: Path, first: Run) -> str:
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("task.name=vqa", "have labels, so task.name must be a task for labels, such as 'multilabel'; got 'vqa'"),
+        ("task.name=vqa", "'colours' has labels, not questions: set task.name = \"multilabel\", got 'vqa'"),
         ("task.known=1.5", r"task.known must lie in \[0, 1\], got 1.5"),
         ("run.sampling=often", "run.sampling"),
-        ("model.name=mcan_s_mini", "answers questions; 'colours' has labels"),
+        ("model.name=mcan_s_mini", "answers questions, and dataset 'colours' has labels"),
         (
             "model.name=coloured_labels:blind",
             r"blind' reads no label states, .*: task.known must be 0 for it, got 0.75",
@@ -317,7 +317,7 @@ def test_faulty_recipes_are_refused(tmp_path: Path, override: str, complaint: st
 
 def test_questions_are_not_a_task_for_labels(tmp_path: Path) -> None:
     small = ("study.methods=[]", "algorithm.name=fedavg", "model.name=vilt_tiny", "data.train=8", "data.test=8")
-    with pytest.raises(ValueError, match=r"have answers, so task.name must be a task for answers, such as 'vqa'"):
+    with pytest.raises(ValueError, match=r"has answers, not labels: set task.name = \"vqa\""):
         prepare(load_recipe("fedvqa_scenes", [*small, "task.name=multilabel", "data.validation=8", "data.unseen=[]"]))
 
 

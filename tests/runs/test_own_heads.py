@@ -88,7 +88,7 @@ def test_heads_of_other_tasks_are_frozen_for_a_client() -> None:
         assert trained == {HEADS[info.id]}
 
 
-@pytest.mark.parametrize(("preset", "what"), [("function", "answer pools"), ("task", "tasks")])
+@pytest.mark.parametrize(("preset", "what"), [("function", "answer sets"), ("task", "tasks")])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "central", "ditto"])
 def test_no_head_is_shared_among_different_answers(preset: str, what: str, method: str) -> None:
     model = ["model.name=vilt_tiny", "model.trainable=all"] + ["algorithm.layers=all"] * (method == "fedbn")
@@ -169,7 +169,7 @@ def test_weights_per_input_where_a_model_splits_its_batches(monkeypatch: pytest.
         monkeypatch.setattr("confed.models.answer_ranking._TOKENS", 1)
         split = network(batch)
         monkeypatch.undo()
-        monkeypatch.setattr(model, "generative", False, raising=False)
+        monkeypatch.setattr(model, "writes", "", raising=False)
         whole, plain = network(batch), model(batch)
     torch.testing.assert_close(split.logits, whole.logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(whole.logits, plain.logits, atol=0.01)

@@ -245,9 +245,11 @@ def test_clients_choose_among_their_own_answers_and_share_the_model(tmp_path: Pa
 
 
 def test_models_and_tasks_that_do_not_fit_each_other_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"'blip_mini' writes its answers, so task\.name must be 'generation'"):
+    with pytest.raises(ValueError, match=r"'blip_mini' writes its answers: set task\.name = \"generation\""):
         prepare(recipe(tmp_path, "blip_mini", "vqa"))
-    with pytest.raises(ValueError, match=r"'vilt_mini' does not write answers; got task\.name = 'generation'"):
+    with pytest.raises(
+        ValueError, match=r"'vilt_mini' does not write answers: set task\.name = \"vqa\", got 'generation'"
+    ):
         prepare(recipe(tmp_path, "vilt_mini", "generation"))
 
 

@@ -41,6 +41,7 @@ from confed.federation.params import Mean, Params, Rules, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Flag, Report
+from confed.federation.specs import Contrasting, model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.federation.traits import Traits
 from confed.losses.distance_correlation import distance_correlation
@@ -106,11 +107,10 @@ class BiCSL(Algorithm):
             ValueError: the model is not in four parts, the task has no contrastive loss, or rows are to be noised that
                 depend on other examples too.
         """
-        parts: Any = getattr(model, "split_parts", None)
-        contrast = getattr(task, "contrast", None)
-        if parts != PARTS or contrast is None:
-            name = getattr(task, "name", type(task).__name__)
+        if model_spec(model).split_parts != PARTS or not isinstance(task, Contrasting):
+            name = task_spec(task).name or type(task).__name__
             raise ValueError(f"BiCSL needs task.name = 'contrastive', got {name!r}")
+        contrast = task.contrast
         if contrast.mask_same_answer and self.privacy.noise > 0:
             raise ValueError(
                 "task.mask_same_answer finds equal answers by equal rows, which algorithm.privacy.noise takes away"

@@ -13,6 +13,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope, named_tensors
 from confed.federation.protocols import Task
+from confed.federation.specs import frozen_names
 from confed.federation.traits import Traits
 
 __all__ = ["FedBN"]
@@ -40,7 +41,7 @@ class FedBN(Algorithm):
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the normalisation layers that the model trains."""
         kinds = BATCH if self.layers == "batch" else ALL
-        frozen: set[str] = set(getattr(model, "frozen", ()))
+        frozen = frozen_names(model)
         trained = set(named_tensors(model)) - frozen
         modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
         found = [name for name, module in modules.items() if isinstance(module, kinds)]

@@ -39,6 +39,7 @@ from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Rules, Scope, copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import AT_LEAST_ONE, SHARE
+from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import adapters_of, private_head
 from confed.federation.train import Objective, to_device, train
@@ -227,7 +228,7 @@ class _Weighing(nn.Module):
         likeness = functional.cosine_similarity(features[:, None], kept[None, :, : features.shape[1]], dim=2).mean(1)
         weights = [float(a) for a in self._scale * likeness.clamp_min(0).cpu()]
         blends = [{self._adapter: 1 - a, LOCAL: a} for a in weights]
-        if getattr(self.model, "generative", False):
+        if model_spec(self.model).writes == "answers":
             # Such a model splits a batch as it sees fit while it compares answers.
             rows = [branches.begin({name: t[i : i + 1] for name, t in batch.items()}) for i in range(len(blends))]
             outputs = [branches.run(row, blend) for row, blend in zip(rows, blends, strict=True)]

@@ -39,6 +39,7 @@ from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Batch, Output
 from confed.federation.ranges import Range
 from confed.federation.reports import Number, Report
+from confed.federation.specs import frozen_names
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
 from confed.federation.traits import Traits
@@ -89,7 +90,7 @@ class FedKD(Algorithm):
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds the mentor, a copy of the model; what the model does not train exists once."""
-        frozen = set[str](getattr(model, "frozen", ()))
+        frozen = frozen_names(model)
         state = model.state_dict(keep_vars=True)
         mentor = copy.deepcopy(model, {id(t): t for name, t in state.items() if name in frozen})
 

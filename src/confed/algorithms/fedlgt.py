@@ -50,6 +50,7 @@ from confed.federation.messages import Message, Reply
 from confed.federation.params import Mean
 from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE, SHARE
+from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, global_logits, train
 from confed.federation.traits import Traits
@@ -95,14 +96,15 @@ class FedLGT(Algorithm):
             ValueError: there is nothing to guide, as the model reads no label states or none are known in training;
                 noise for a graph that the model does not have; or a server optimiser that would step along the graph.
         """
-        if self.guidance and not getattr(model, "reads_states", False):
+        spec = model_spec(model)
+        if self.guidance and not spec.reads_states:
             raise ValueError(
                 f"FedLGT decides which labels a model is told, and {type(model).__name__} reads no label states: take "
                 "a model that does (ctran, ctran_mini), or set algorithm.guidance to false"
             )
-        if self.guidance and getattr(task, "known", None) == 0:
+        if self.guidance and task_spec(task).known == 0:
             raise ValueError(_NOTHING_KNOWN.format("task.known is 0"))
-        graph = str(getattr(model, "label_graph", ""))
+        graph = spec.label_graph
         if self.graph_noise and not graph:
             raise ValueError(
                 f"algorithm.graph_noise is noise on counts for a label graph, and {type(model).__name__} has none: set "

@@ -46,6 +46,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.params import Params, Rules, Scope, named_tensors
 from confed.federation.protocols import Task
+from confed.federation.specs import frozen_names
 from confed.federation.state import ServerState
 from confed.federation.structure import private_head
 from confed.federation.train import train
@@ -145,7 +146,7 @@ class FedLoRA(Algorithm):
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the heads, and checks that the model has LoRA of sufficient rank."""
-        targets = _targets(set(named_tensors(model)) - set[str](getattr(model, "frozen", ())))
+        targets = _targets(set(named_tensors(model)) - frozen_names(model))
         if not targets:
             raise ValueError(
                 f"FedLoRA works on the factors of LoRA, and {type(model).__name__} trains none: set model.trainable "

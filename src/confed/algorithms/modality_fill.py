@@ -33,6 +33,7 @@ from confed.federation.messages import Call, Flow, Message, Reply
 from confed.federation.ownership import modalities_of, owned
 from confed.federation.params import Mean, Params, Scope, named_tensors
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.specs import model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, to_device, train
@@ -71,7 +72,7 @@ class ModalityFill(Algorithm):
         """Refuses a model that needs all modalities, and one that writes: its head reads no single vector."""
         reads_absent(model, "Fill-in")
         feature_width(model, "Fill-in")
-        if getattr(model, "writes_captions", False):
+        if model_spec(model).writes == "captions":
             raise ValueError(
                 "Fill-in puts its stand-ins among the features of a whole example, and a model that writes reads none"
             )

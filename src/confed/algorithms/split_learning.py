@@ -34,6 +34,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.randomness import derive, isolated
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.reports import Flag, Report
+from confed.federation.specs import Contrasting, model_spec
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, heads_of
 from confed.federation.traits import Traits
@@ -100,7 +101,7 @@ class SplitLearning(Algorithm):
                 f"split learning needs a model with one answer head, {type(model).__name__} has "
                 f"{'those of ' + ', '.join(heads) if heads else 'none'}"
             )
-        if getattr(task, "contrast", None) is not None or getattr(model, "generative", False):
+        if isinstance(task, Contrasting) or model_spec(model).writes == "answers":
             raise ValueError("split learning needs a task whose loss is over answers: task.name = 'vqa'")
         if not self.server.plain:
             raise ValueError("the servers of split learning take the mean, so algorithm.server must be left as it is")

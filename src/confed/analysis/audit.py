@@ -11,6 +11,7 @@ from confed.analysis.victim import Finding, Victim
 from confed.attacks.answer_recovery import Recovery
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
+from confed.federation.specs import TaskAware, frozen_names
 from confed.federation.train import make_optimizer
 from confed.privacy.accountant import epsilon
 from confed.report.tables.table import Cell, Column, Table
@@ -104,12 +105,12 @@ def known_rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def beginner(victim: Victim) -> tuple[Any, Callable[[Batch], None]]:
     """A run's whole network with its initial values, in training mode, and what takes a step with a batch."""
-    model: Any = victim.setup.model()
-    frozen = set(getattr(model, "frozen", ()))
+    model = victim.setup.model()
+    frozen = frozen_names(model)
     learning = [p for name, p in model.named_parameters() if name not in frozen and p.requires_grad]
     optimizer = make_optimizer(learning, victim.setup.local)
     model.train()
-    if hasattr(model, "begin"):
+    if isinstance(model, TaskAware):
         model.begin(victim.task)
 
     def learn(batch: Batch) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from confed.analysis.victim import Finding, Victim, expand, names_of, open_victim
 from confed.data.labelled import LabelDataset
 from confed.federation.randomness import derive
+from confed.federation.specs import model_spec
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
 from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
@@ -88,7 +89,7 @@ def tell(
         victim = open_victim(folder, client, name)
         if not isinstance(victim.run_data.dataset, LabelDataset):
             raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
-        if not getattr(victim.model, "reads_states", False):
+        if not model_spec(victim.model).reads_states:
             notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")
             continue
         progress(Note(f"telling {victim.label}"))

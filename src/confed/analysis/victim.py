@@ -20,8 +20,10 @@ from confed.federation.checkpoint import write_atomically
 from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Forward, Output, Task
 from confed.federation.randomness import generator
+from confed.federation.specs import model_spec
 from confed.inference.predict import FinishedRun
-from confed.models.tokenizer import SPECIAL_TOKENS
+from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.tokenizer import SPECIAL_TOKENS, HasVocabulary
 from confed.report.figures.style import Drawing
 from confed.report.tables.table import Table as Figures
 from confed.report.tables.table import in_files
@@ -78,11 +80,11 @@ class Victim:
     @property
     def temperature(self) -> float:
         """By what its scores are divided before a softmax; 1 unless they are similarities."""
-        return float(getattr(self.model, "temperature", 1.0))
+        return model_spec(self.model).temperature
 
     def activations(self, batch: Batch) -> Tensor:
         """What the client's part of the model hands on, (B, D): v_MHA, or what the answer head reads."""
-        part = self.model.get_submodule("mha") if hasattr(self.model, "split_parts") else None
+        part = self.model.get_submodule("mha") if model_spec(self.model).split_parts else None
         output: Output = self.predict(batch) if part is None else part(batch)
         return output.features
 
@@ -282,10 +284,9 @@ def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
 
 def token_names(tokenizer: Any) -> tuple[str, ...]:
     """The token of every id of a tokenizer."""
-    inner = getattr(tokenizer, "questions", tokenizer)
-    known: Sequence[str] | None = getattr(inner, "vocabulary", None)
-    if known is not None:
-        return tuple(known)
+    inner: Any = tokenizer.questions if isinstance(tokenizer, AnswerTokenizer) else tokenizer
+    if isinstance(inner, HasVocabulary):
+        return tuple(inner.vocabulary)
     ids: Mapping[str, int] = inner._tokenizer.get_vocab()
     return tuple(sorted(ids, key=ids.__getitem__))
 

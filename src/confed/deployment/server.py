@@ -31,6 +31,7 @@ from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState, Store
 from confed.federation.update_privacy import UpdatePrivacy
+from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder
 from confed.runs.build import prepare
@@ -65,7 +66,7 @@ def common_ground(recipe: Recipe, run_data: RunData) -> str:
         "answers": list(answers),
         "types": list(run_data.types),
         "tokens": run_data.tokenizer.vocab_size,
-        "words": list(getattr(run_data.tokenizer, "words", ())),
+        "words": list(known_words(run_data.tokenizer)),
         "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
         "tasks": dict(getattr(dataset, "tasks", {})),
     }

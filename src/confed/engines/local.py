@@ -22,6 +22,7 @@ from confed.federation.messages import Call, Exchange, Flow, Message, Reply, dri
 from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
 from confed.federation.randomness import sample_cohort
+from confed.federation.specs import task_spec
 from confed.federation.state import ServerState, Store
 from confed.privacy.guards import first_non_finite
 from confed.privacy.protections import protect
@@ -185,7 +186,7 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     def observer(self, name: str) -> ClientInfo:
         """Who a place that takes no part is to the method: it may be sent everything that any client owns."""
-        return ClientInfo(name, 0, self._everything, getattr(self.setup.task_of(name), "head", ""))
+        return ClientInfo(name, 0, self._everything, task_spec(self.setup.task_of(name)).head)
 
     @cached_property
     def _everything(self) -> tuple[str, ...]:

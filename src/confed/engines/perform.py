@@ -22,6 +22,7 @@ from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
+from confed.federation.specs import TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
 from confed.privacy import protections
 from confed.privacy.guards import check_reply, first_non_finite
@@ -113,8 +114,8 @@ class Workspace:
     def __init__(self, model: nn.Module, device: str = "cpu", *, lasting: bool = True) -> None:
         self.model = model.to(device)
         self.tensors = named_tensors(self.model)
-        self.frozen = frozenset[str](getattr(model, "frozen", ()))
-        self.heads: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
+        self.frozen = frozen_names(model)
+        self.heads: Mapping[str, str] = model_spec(model).heads_of_tasks
         self.initial = {n: t.detach().clone() for n, t in self.tensors.items() if n not in self.frozen}
         self.lasting, self.live = lasting, dict[str, Any]()
         self._scopes: dict[tuple[object, ...], Mapping[str, Scope]] = {}
@@ -167,9 +168,8 @@ class Workspace:
 
     def set_task(self, task: Task) -> None:
         """Tells a model with several heads, or with answers of each client's own, whose task comes next."""
-        begin = getattr(self.model, "begin", None)
-        if begin is not None:
-            begin(task)
+        if isinstance(self.model, TaskAware):
+            self.model.begin(task)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,18 @@ import torch
 from torch import nn
 
 from confed.federation.params import named_tensors
+from confed.federation.specs import frozen_names, model_spec
 
-__all__ = ["Adapters", "adapters_of", "feature_width", "heads_of", "private_head", "reads_absent"]
+__all__ = [
+    "Adapters",
+    "HostsAdapters",
+    "adapter_bank",
+    "adapters_of",
+    "feature_width",
+    "heads_of",
+    "private_head",
+    "reads_absent",
+]
 
 
 @runtime_checkable
@@ -60,6 +70,21 @@ class Adapters(Protocol):
         ...
 
 
+@runtime_checkable
+class HostsAdapters(Protocol):
+    """A model with places for adapters."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """The bank."""
+        ...
+
+
+def adapter_bank(model: nn.Module) -> Adapters | None:
+    """The model's bank of adapters, if it has one."""
+    return model.adapters if isinstance(model, HostsAdapters) else None
+
+
 def adapters_of(model: nn.Module, method: str) -> Adapters:
     """The model's bank of adapters, with at least one adapter in it.
 
@@ -70,8 +95,8 @@ def adapters_of(model: nn.Module, method: str) -> Adapters:
     Raises:
         ValueError: the model has no adapters.
     """
-    bank = getattr(model, "adapters", None)
-    if not isinstance(bank, Adapters) or not bank.names:
+    bank = adapter_bank(model)
+    if bank is None or not bank.names:
         raise ValueError(
             f"{method} trains adapters, and {type(model).__name__} has none: set model.trainable to 'adapters'"
         )
@@ -88,8 +113,8 @@ def feature_width(model: nn.Module, method: str) -> int:
     Raises:
         ValueError: the model does not name its answer head, or the head has no weight matrix.
     """
-    name = getattr(model, "answer_head", None)
-    if not isinstance(name, str):
+    name = model_spec(model).answer_head
+    if name is None:
         raise ValueError(
             f"{method} needs to know how wide the features are: the model's attribute 'answer_head' must name the "
             f"submodule that reads them, got {name!r} in {type(model).__name__}"
@@ -102,9 +127,7 @@ def feature_width(model: nn.Module, method: str) -> int:
 
 def heads_of(model: nn.Module) -> dict[str, str]:
     """Head as tasks call it -> submodule; empty if the model does not say."""
-    several: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
-    known = getattr(model, "answer_head", None)
-    return dict(several) or ({"answers": known} if isinstance(known, str) else {})
+    return model_spec(model).heads
 
 
 def reads_absent(model: nn.Module, method: str) -> None:
@@ -117,7 +140,7 @@ def reads_absent(model: nn.Module, method: str) -> None:
     Raises:
         ValueError: the model needs all modalities.
     """
-    if not getattr(model, "reads_absent", False):
+    if not model_spec(model).reads_absent:
         raise ValueError(
             f"{method} needs a model that takes examples without some of the modalities (attribute reads_absent), such "
             f"as modal_transformer_mini; {type(model).__name__} needs all of them"
@@ -141,7 +164,7 @@ def private_head(model: nn.Module, wanted: tuple[str, ...], method: str) -> tupl
             f"{method} keeps the answer head private, and this model does not say what its head is (attribute "
             "answer_head); algorithm.head must name the submodules"
         )
-    trained = set(named_tensors(model)) - set[str](getattr(model, "frozen", ()))
+    trained = set(named_tensors(model)) - frozen_names(model)
     for part in head:
         if not any(name.startswith(f"{part}.") for name in trained):
             modules = ", ".join(name for name, _ in model.named_children())

@@ -11,6 +11,7 @@ from confed.federation.augment import MIRRORED, training_batches, versions
 from confed.federation.local import Local
 from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Counting, Output, Task
+from confed.federation.specs import Contrasting
 
 if TYPE_CHECKING:
     from confed.federation.client import Client
@@ -141,7 +142,7 @@ def trained(client: "Client") -> dict[str, Tensor]:
 
 def needs_two(client: "Client") -> bool:
     """Whether the model normalises over the examples of a batch while it trains, or the loss compares them."""
-    if getattr(client.task, "contrast", None) is not None:
+    if isinstance(client.task, Contrasting):
         return True
     return any(isinstance(module, BATCH_NORMS) and module.training for module in client.model.modules())
 

@@ -22,10 +22,12 @@ from confed.engines.local import InProcess
 from confed.federation.client_info import ClientInfo
 from confed.federation.evaluation import read_tallies
 from confed.federation.messages import Call, Message
+from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore
 from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test
 from confed.inference.predict import FinishedRun
 from confed.metrics.multilabel import class_average_precision, mean_over_classes
+from confed.models.tokenizer import CountsShortened
 from confed.recipes.recipe import load_recipe
 from confed.report.tables.table import Cell, Column, Table, to_csv, to_markdown
 from confed.results.example_names import NAMES, TRUTH, name_hashes
@@ -233,7 +235,7 @@ class _Trial:
         table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
         values = summarise(read_tallies(said.scalars, "examined"))
         if "probabilities" in said.tensors:
-            undefined: Any = getattr(self.setup.task, "undefined", "zero")
+            undefined = task_spec(self.setup.task).undefined
             truth = said.tensors["labels"]
             found = class_average_precision(said.tensors["probabilities"], truth)
             values["C-AP"] = mean_over_classes(found, truth.sum(0, dtype=torch.int64).numpy(), undefined)
@@ -347,8 +349,8 @@ class _Trial:
             hit = sum(any(word in unknown for word in _words(text)) for text in questions)
             notes.append(f"{hit} of {total} test questions have a word that the run's models do not know: "
                          f"{_some(sorted(unknown))}")  # fmt: skip
-        count = getattr(self.run.tokenizer, "shortened", None)
-        if count is not None and questions and (cut := count(questions)):
+        tokenizer = self.run.tokenizer
+        if isinstance(tokenizer, CountsShortened) and questions and (cut := tokenizer.shortened(questions)):
             notes.append(f"{cut} of {total} test questions are longer than the run's models read and lose their end")
         return notes
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from confed.federation.algorithm import Algorithm
 from confed.federation.file_names import file_name
 from confed.federation.params import Scope, named_tensors
-from confed.federation.structure import heads_of
+from confed.federation.specs import model_spec, task_spec
+from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.load import FACTS, SOURCES, backbone_of, digest, to_peft
 from confed.inference.predict import FinishedRun, TrainedModel
+from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.models.finetuning import Finetunable
 from confed.models.hf.prompts import ChatTokenizer
 from confed.registry import models
@@ -93,7 +95,7 @@ class _Export:
         self.run, self.root, self.own_tokenizer = run, root, tokenizer
         self.workspace, self.model = run.workspace, run.workspace.model
         self.heads, self.frozen = heads_of(self.model), run.workspace.frozen
-        self.generative = bool(getattr(self.model, "generative", False))
+        self.generative = model_spec(self.model).writes == "answers"
         self.added, self.children = self._additions()
         names = set(named_tensors(self.model)) - self.added
         self.backbone = {name: t for name, t in backbone_of(self.model).items() if name not in self.added}
@@ -101,7 +103,7 @@ class _Export:
         self.whole = len(learning) == sum(name in names for name, _ in self.model.named_parameters()) and not any(
             to_peft(name) or name.startswith("prompts.") for name in names
         )
-        bank = getattr(self.model, "adapters", None)
+        bank = adapter_bank(self.model)
         self.inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
         self.whole = self.whole and not self.inside
         self.injected: Any = getattr(self.model, "peft_config", {}).get("default")
@@ -141,8 +143,8 @@ class _Export:
             else {
                 "max_length": tokenizer.max_length,
                 "chat": isinstance(tokenizer, ChatTokenizer),
-                "answers": hasattr(tokenizer, "answers"),
-                "closing": getattr(tokenizer, "closing", True),
+                "answers": isinstance(tokenizer, AnswerTokenizer),
+                "closing": tokenizer.closing if isinstance(tokenizer, AnswerTokenizer) else True,
             },
             "backbone": {"copied": self.source is None and not self.whole, "source": self.source, "sha256": sha256},
             "extended": self.extended,
@@ -190,7 +192,7 @@ class _Export:
         """Beginnings of the names of a client's head."""
         if client is None:
             return ()
-        head = getattr(self.run.setup.task_of(client), "head", "answers")
+        head = task_spec(self.run.setup.task_of(client)).head
         return (f"{self.heads[head]}.",) if head in self.heads else tuple(f"{name}." for name in self.heads.values())
 
     def _used(self) -> set[str]:

@@ -31,11 +31,13 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import path_of
 from confed.federation.params import copy_into, named_tensors
 from confed.federation.randomness import generator
+from confed.federation.specs import RanksTexts, TaskAware, WrapsModel, task_spec
 from confed.federation.state import ServerState
-from confed.federation.structure import heads_of
+from confed.federation.structure import adapter_bank, heads_of
 from confed.inference.predict import TrainedModel
 from confed.models import create_model
 from confed.models.finetuning import Finetunable
+from confed.models.tokenizer import known_words
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
@@ -96,13 +98,11 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     recipe = load_recipe(directory / "recipe.toml")
     tokenizer = _tokenizer(directory / "backbone", facts["tokenizer"])
     answers: tuple[str, ...] = tuple(own["answers"])
-    model = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, getattr(tokenizer, "words", ()))
+    model: nn.Module = _built(recipe, facts, len(answers) if own["head"] == "answers" else 1, known_words(tokenizer))
     task = _task(recipe, own["task"], answers, tokenizer)
-    wrap = getattr(task, "wrap", None)
-    if wrap is not None:
-        if facts["backbone"]["copied"]:
-            wrap = _without_glove(task, directory).wrap
-        model = wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
+    if isinstance(task, WrapsModel):
+        wrapping = _without_glove(task, directory) if facts["backbone"]["copied"] else task
+        model = wrapping.wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
     _fill_backbone(model, directory, facts)
     algorithm: Any = recipe.construct("algorithm").configure(model, task)
     if facts["extended"]:
@@ -114,9 +114,8 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
         received = algorithm.broadcast(common, ClientInfo(client, 0, head=own["head"])).tensors
         tensors |= {name: tensor for name, tensor in received.items() if name in tensors}
     _fill(model, tensors, own["tensors"], str(place))
-    begin = getattr(model, "begin", None)
-    if begin is not None:
-        begin(task)
+    if isinstance(model, TaskAware):
+        model.begin(task)
     network = algorithm.deployed_model(model.eval())
     return TrainedModel(
         network, tokenizer, answers, facts["image_size"], own["head"], facts.get("regions", {}).get("encoder")
@@ -128,7 +127,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
 
 def backbone_of(model: nn.Module) -> dict[str, Tensor]:
     """The live tensors of a model without heads and without what a finetuning added, under their plain names."""
-    bank = getattr(model, "adapters", None)
+    bank = adapter_bank(model)
     inside = tuple(f".{name}." for name in (bank.names if bank is not None else ()))
     heads = tuple(f"{head}." for head in heads_of(model).values())
     return {
@@ -207,10 +206,10 @@ def _tokenizer(directory: Path, facts: Mapping[str, Any]) -> Any:
 def _task(recipe: Recipe, name: str, answers: Sequence[str], tokenizer: Any) -> Any:
     """What is asked of the model; it selects the head, or says which answers a model that writes them chooses from."""
     listed = recipe.sections["task"]["name"]  # of a task of one's own "module:Class", where `name` is the class's
-    if name not in (listed, getattr(registered_tasks[listed], "name", None)):
+    if name not in (listed, task_spec(registered_tasks[listed]).name):
         return registered_tasks[name]()
     task: Any = recipe.construct("task", answers=len(answers), types=())
-    return task.choosing(tokenizer.answers(answers)) if hasattr(task, "choosing") else task
+    return task.choosing(tokenizer.answers(answers)) if isinstance(task, RanksTexts) else task
 
 
 def _without_glove(task: Any, directory: Path) -> Any:

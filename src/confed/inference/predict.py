@@ -17,6 +17,7 @@ from confed.data.pictures import read_picture, resize
 from confed.federation.client_info import ClientInfo
 from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import model_spec, task_spec
 from confed.federation.state import ServerState
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
@@ -95,7 +96,7 @@ class TrainedModel:
             batch |= {"choices": texts[None], "choices_mask": masks[None]}
         # A head may give more scores than this client has answers: as many as the client with the most needs.
         # Similarities are no logits: the temperature that the model was trained with makes them some.
-        temperature = float(getattr(self.model, "temperature", 1.0))
+        temperature = model_spec(self.model).temperature
         scores = (self(batch).logits[0, : len(offered)].float() / temperature).softmax(0)
         best = scores.topk(min(top, len(offered)))
         return {
@@ -266,7 +267,7 @@ class FinishedRun:
             run_data.tokenizer,
             run_data.dataset.pool(client) if client is not None else run_data.dataset.answers,
             self._image_size(known),
-            getattr(task, "head", "answers"),
+            task_spec(task).head,
             run_data.encoder if run_data.region_width else None,
         )
 
@@ -293,12 +294,12 @@ class FinishedRun:
     @property
     def threshold(self) -> float:
         """The probability from which on such a model predicts a label."""
-        return float(getattr(self.setup.task, "threshold", 0.5))
+        return task_spec(self.setup.task).threshold
 
     @property
     def reads_states(self) -> bool:
         """Whether such a model can be told labels that are known."""
-        return bool(getattr(self.workspace.model, "reads_states", False))
+        return model_spec(self.workspace.model).reads_states
 
     def task(self, client: str | None) -> Any:
         """What is asked of a client's model; of the global one, the recipe's task with all answers."""

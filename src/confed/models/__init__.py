@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from confed.data.examples import Tokenizer
+from confed.federation.specs import model_spec
 from confed.registry import models
 
 __all__ = ["create_model", "create_tokenizer", "list_models"]
@@ -35,7 +36,7 @@ def create_tokenizer(name: str, words: Sequence[str], **options: Any) -> Tokeniz
     Raises:
         ValueError: nothing has that name, or the model does not say which tokenizer it reads.
     """
-    builder = getattr(models[name], "tokenizer", None)
+    builder = model_spec(models[name]).tokenizer
     if builder is None:
         raise ValueError(f"the model {name!r} names no tokenizer; build one from confed.models.tokenizer")
     return builder(words, **options)

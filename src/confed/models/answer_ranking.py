@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import HasCandidates
 from confed.models.adapters import AdapterBank
 from confed.models.finetuning import Finetunable
 from confed.models.inputs import additive_mask, checked_image
@@ -101,7 +102,7 @@ class GenerativeAnswerer(Finetunable):
 
     answer_head = "text_decoder.cls"
     """The language-model head: what FedDAT's released ALBEF keeps on each client."""
-    generative = True
+    writes = "answers"
     """Answers are texts, so clients with different answers can share all of the model."""
     text_decoder: Any
 
@@ -146,7 +147,7 @@ class GenerativeAnswerer(Finetunable):
 
     def begin(self, task: Any) -> None:
         """Takes over the answers to choose from: the task's ``candidates``, int64 (C, T), where it has them."""
-        self._candidates = getattr(task, "candidates", None)
+        self._candidates = task.candidates if isinstance(task, HasCandidates) else None
 
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class.

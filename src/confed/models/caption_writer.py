@@ -13,6 +13,7 @@ from torch import Tensor
 
 from confed.data.caption_batches import groups, text_masks
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import SearchesBeams
 from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, NEVER, START
 from confed.models.magneto import Encoder
@@ -51,7 +52,7 @@ class CaptionWriter(ModalTransformer):
     """
 
     answer_head = "head"
-    writes_captions: ClassVar[bool] = True
+    writes: ClassVar[str] = "captions"
     """Whether models write texts, which the captioning task needs."""
 
     def __init__(self, embed: Mapping[str, ModalEmbedding], body: Encoder, vocab_size: int, max_length: int) -> None:
@@ -62,7 +63,7 @@ class CaptionWriter(ModalTransformer):
 
     def begin(self, task: Any) -> None:
         """Takes over how wide the task searches."""
-        self.beams, self.penalty = getattr(task, "beams", 5), getattr(task, "length_penalty", 1.0)
+        self.beams, self.penalty = (task.beams, task.length_penalty) if isinstance(task, SearchesBeams) else (5, 1.0)
 
     def forward(self, batch: Batch) -> Output:
         """See the class.

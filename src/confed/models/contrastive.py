@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from confed.data.glove import say_missing
 from confed.federation.params import named_tensors
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import TaskAware, frozen_names, model_spec
 from confed.federation.structure import feature_width
 from confed.losses.info_nce import Similarity, similarities
 
@@ -223,7 +224,7 @@ class ContrastiveAnswerer(nn.Module):
         super().__init__()
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
-        others = [head for head in getattr(backbone, "heads_of_tasks", {}) if head != "answers"]
+        others = [head for head in model_spec(backbone).heads_of_tasks if head != "answers"]
         if others:
             raise ValueError(f"contrastive answers have no heads for other tasks, the model has {', '.join(others)}")
         self.similarity: Similarity = similarity
@@ -253,7 +254,7 @@ class ContrastiveAnswerer(nn.Module):
     @property
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained: the backbone's, and embeddings that were given."""
-        own = {f"mha.{name}" for name in getattr(self.mha, "frozen", ())} & set(named_tensors(self))
+        own = {f"mha.{name}" for name in frozen_names(self.mha)} & set(named_tensors(self))
         return own if self.apn.learned else own | {"apn.embedding.weight"}
 
     @property
@@ -274,9 +275,8 @@ class ContrastiveAnswerer(nn.Module):
 
     def begin(self, task: Any) -> None:
         """Tells the backbone whose turn it is, where it wants to know."""
-        begin = getattr(self.mha, "begin", None)
-        if begin is not None:
-            begin(task)
+        if isinstance(self.mha, TaskAware):
+            self.mha.begin(task)
 
     # Computation --------------------------------------------------------------------------------------------
 
@@ -350,8 +350,8 @@ def _width_below_the_head(model: nn.Module) -> int:
     Raises:
         ValueError: the model does not name its answer head, or the head has no weight matrix.
     """
-    name = getattr(model, "answer_head", None)
-    if isinstance(name, str):
+    name = model_spec(model).answer_head
+    if name is not None:
         # A weight-normalised layer has its matrix in parts, but is a linear layer still.
         linear = next((m for m in model.get_submodule(name).modules() if isinstance(m, nn.Linear)), None)
         if linear is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import task_spec
 from confed.models.layers import seeded_linear
 
 __all__ = ["CLASSES", "Heads", "answer_head", "check_heads", "count", "score", "task_head", "views"]
@@ -131,7 +132,7 @@ class Heads:
         Raises:
             ValueError: the model has no such head.
         """
-        head = getattr(task, "head", "answers")
+        head = task_spec(task).head
         if head not in self.heads_of_tasks:
             raise ValueError(
                 f"{type(self).__name__} has the heads {', '.join(self.heads_of_tasks)}, the task needs {head!r}"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,39 @@ __all__ = ["SPECIAL_TOKENS", "SUFFIXES", "BertTokenizer", "WordTokenizer", "bert
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SUFFIXES = ("##s", "##es")
 """Pieces behind a known word, so that the plural of a known noun keeps the noun's embedding."""
+
+
+@runtime_checkable
+class KnowsWords(Protocol):
+    """A tokenizer made of a list of words."""
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The words in the order of their ids, which come behind those of special tokens."""
+        ...
+
+
+@runtime_checkable
+class CountsShortened(Protocol):
+    """A tokenizer that can tell which texts it shortens."""
+
+    max_length: int
+
+    def shortened(self, texts: Sequence[str]) -> int:
+        """How many of these texts have more than ``max_length`` tokens."""
+        ...
+
+
+@runtime_checkable
+class HasVocabulary(Protocol):
+    """A tokenizer that can list its tokens."""
+
+    vocabulary: tuple[str, ...]
+
+
+def known_words(tokenizer: object) -> tuple[str, ...]:
+    """The words of a tokenizer made of a list of words; none of another."""
+    return tuple(tokenizer.words) if isinstance(tokenizer, KnowsWords) else ()
 
 
 class WordTokenizer:

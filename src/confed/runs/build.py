@@ -22,25 +22,32 @@ from confed.data.table import Table
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
-from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import UsesPublicData
-from confed.federation.params import Scope, layout, named_tensors
-from confed.federation.protocols import ClientData, Counting, Task
-from confed.federation.structure import heads_of
+from confed.federation.protocols import ClientData, Task
+from confed.federation.specs import ComparesCaptions, TaskAware, WrapsModel, model_spec, task_spec
 from confed.models import create_model
+from confed.models.tokenizer import known_words
 from confed.privacy.protections import check_layouts
 from confed.recipes.recipe import Recipe, Run
 from confed.registry import models
 from confed.registry import tasks as registered_tasks
-from confed.runs.checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
+from confed.runs.checks import (
+    check_combination,
+    check_heads,
+    check_lengths,
+    check_method,
+    check_modalities,
+    check_whole,
+    combination,
+    public_data,
+)
 from confed.runs.encode import (
     TOKENIZER_KEYS,
     RunData,
     derived_options,
     load_run_data,
-    writes_captions,
 )
-from confed.runs.ineffective import warn_of_ignored
+from confed.runs.ineffective import warn_of_ignored, warn_of_long_texts
 
 __all__ = ["check_device", "load_data", "participation_of", "prepare", "tasks_of"]
 
@@ -74,29 +81,21 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     participation_of(run, run_data.clients).check(list(run_data.clients), run.rounds)
     dataset, name = run_data.dataset, recipe.sections["model"]["name"]
     task, tasks = tasks_of(recipe, run_data)
-    heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
+    heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := task_spec(t).head) != "answers"))
     build = _builder(recipe, run_data, task, heads)
-    _check_task(task, recipe, dataset)
     check_lengths(recipe, dataset)
     warn_of_long_texts(run_data)
     writes = run_data.answer_tokens is not None
-    if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
-        raise ValueError(
-            f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
-            f"those of {dataset.name!r} have {'tasks' if dataset.tasks else 'answer pools'} of their own"
-        )
-    if heads and "heads" not in signature(models[name]).parameters:
-        others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads)
-        raise ValueError(
-            f"the model {name!r} answers questions only, and has no head for the tasks of {others}; leave these "
-            "clients out (run.without), or take a model with such heads"
-        )
+    headless = heads and "heads" not in signature(models[name]).parameters
+    others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads) if headless else ""
+    fits = combination(recipe, dataset, task, reads_answers=writes)
+    check_combination(replace(fits, wraps=isinstance(task, WrapsModel), heads_missing=others))
     algorithm: Algorithm = recipe.construct("algorithm")
-    known = getattr(task, "known", 0.0)
+    known = task_spec(task).known or 0.0
     if known or type(algorithm).configure is not Algorithm.configure:  # a model may take long to read
         built = build()
         algorithm = algorithm.configure(built, task)
-        if known and not getattr(built, "reads_states", False):
+        if known and not model_spec(built).reads_states:
             raise ValueError(
                 f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
                 f"its loss: task.known must be 0 for it, got {known}"
@@ -112,12 +111,12 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     if public is not None and isinstance(algorithm, UsesPublicData):
         examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(public))
         algorithm = algorithm.with_public_data(examples, dataset.widest)
-    _check_method(algorithm, run, run_data.clients)
+    check_method(algorithm, run, run_data.clients)
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
-        _check_heads(algorithm, build(), list(run_data.clients), dataset)
+        check_heads(algorithm, build(), list(run_data.clients), dataset)
     if algorithm.traits.centralised:
         observers = Both(clients, observers)
         clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
@@ -155,7 +154,7 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.pools else dataset.answers
-        words = getattr(run_data.tokenizer, "words", ())
+        words = known_words(run_data.tokenizer)
         derived = derived_options(name, run_data.region_width, words, run_data.shapes)
         if heads:
             derived["heads"] = heads
@@ -163,10 +162,11 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
             name, answers=answers, vocab_size=run_data.tokenizer.vocab_size, seed=seed, **derived, **options
         )
         if run_data.answer_tokens is not None:
-            writer: Any = built
-            writer.begin(task)
-        wrap = getattr(task, "wrap", None)
-        return built if wrap is None else wrap(built, dataset.answers, torch.Generator().manual_seed(seed))
+            assert isinstance(built, TaskAware)  # as every model that writes its answers
+            built.begin(task)
+        if isinstance(task, WrapsModel):
+            return task.wrap(built, dataset.answers, torch.Generator().manual_seed(seed))
+        return built
 
     return build
 
@@ -240,84 +240,23 @@ def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -
     """
     dataset, tokens = run_data.dataset, run_data.answer_tokens
     task: Any = recipe.construct("task", answers=dataset.widest, types=run_data.types)
-    if hasattr(task, "reading"):
-        return _reading(task, recipe, run_data)
-    if hasattr(task, "choosing") != (tokens is not None):
-        model = recipe.sections["model"]["name"]
-        what = (
-            "writes its answers, so task.name must be 'generation'" if tokens is not None else "does not write answers"
-        )
-        raise ValueError(f"the model {model!r} {what}; got task.name = {recipe.sections['task']['name']!r}")
+    check_combination(combination(recipe, dataset, task, reads_answers=tokens is not None))
+    if isinstance(task, ComparesCaptions):
+        return _reading(task, run_data)
     if tokens is None or candidates is None:
         return task
     row_of = {answer: row for row, answer in enumerate(dataset.answers)}
     return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
 
 
-def _reading(task: Any, recipe: Recipe, run_data: RunData) -> Any:
-    """A task that compares what a model writes with the captions of all validation and test pictures.
-
-    Raises:
-        ValueError: there are no captions, or the model does not write.
-    """
-    dataset, model = run_data.dataset, recipe.sections["model"]["name"]
-    if not isinstance(dataset, FederatedDataset) or not dataset.captioned:
-        raise ValueError(
-            f"task.name = {recipe.sections['task']['name']!r} needs pictures with captions, such as those of "
-            f"'scene_captions'; {dataset.name!r} has none"
-        )
-    if not writes_captions(model):
-        raise ValueError(
-            f"the model {model!r} writes no captions; take one that does, such as caption_transformer_mini"
-        )
+def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
+    """A task that compares what a model writes with the captions of all validation and test pictures."""
+    dataset = run_data.questions
     asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
     parts = [*asked, *dataset.unseen.values()]
     captions = [own for part in parts for own in part.captions or ()]
     # Where all examples are elsewhere, so is whoever compares a text with captions.
     return task.reading(run_data.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
-
-
-def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
-    """Raises ValueError if the examples have labels and the task asks for answers, or the other way round."""
-    if isinstance(dataset, FederatedDataset) and dataset.captioned and not hasattr(task, "reading"):
-        raise ValueError(
-            f"the pictures of {dataset.name!r} have captions and nobody asks questions about them, so task.name must "
-            f"be 'captioning', got {recipe.sections['task']['name']!r}"
-        )
-    model = recipe.sections["model"]["name"]
-    if writes_captions(model) and not hasattr(task, "reading"):
-        raise ValueError(
-            f"the model {model!r} writes captions and answers no questions, so task.name must be 'captioning'"
-        )
-    if isinstance(task, Counting) != isinstance(dataset, LabelDataset):
-        have = "labels" if isinstance(dataset, LabelDataset) else "answers"
-        raise ValueError(
-            f"the examples of {dataset.name!r} have {have}, so task.name must be a task for {have}, such as "
-            f"{'multilabel' if have == 'labels' else 'vqa'!r}; got {recipe.sections['task']['name']!r}"
-        )
-
-
-def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
-    """Raises ValueError if clients whose answers are not the same would share a head.
-
-    Args:
-        algorithm: the method.
-        model: any model of the run.
-        clients: who takes part.
-        dataset: the data, which have answer pools or tasks of the clients' own.
-    """
-    heads = {head: f"{part}." for head, part in heads_of(model).items()}
-    names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
-    frozen: set[str] = set(getattr(model, "frozen", ()))
-    rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
-    shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
-    if algorithm.traits.centralised or shared or (algorithm.traits.has_global and not algorithm.traits.private_heads):
-        whose = "tasks" if dataset.tasks else "answer pools"
-        raise ValueError(
-            f"the clients of {dataset.name!r} have {whose} of their own, so one head cannot serve them; "
-            f"{type(algorithm).__name__} needs one. Methods with a head for each client: local, fedper, fedrep, "
-            "fedpeft, feddat, feddpa, fedlora, pfedmma"
-        )
 
 
 def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
@@ -331,22 +270,6 @@ def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
 def participation_of(run: Run, clients: Collection[str]) -> Participation:
     """Who joins late and who leaves, of the clients that there are."""
     return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
-
-
-def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
-    """Raises ValueError where a method cannot work with the section ``[run]``."""
-    name = algorithm.title
-    leaves = participation_of(run, clients).leaves
-    if leaves and not algorithm.traits.clients_may_leave:
-        raise ValueError(
-            f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
-            "clients that have left put into them"
-        )
-    if not algorithm.traits.has_global and not run.keep_personal:
-        raise ValueError(
-            f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
-            "to evaluate"
-        )
 
 
 def _without(run_data: RunData, names: Sequence[str]) -> RunData:

@@ -1,8 +1,13 @@
-"""Whether data, model and method fit where clients have pictures, texts, sounds and series, or only some of these."""
+"""Checks that the model, task, data and method of a recipe fit: the table :data:`RULES`, and those that need more.
+
+What clients own of modalities (pictures, texts, sounds, series) decides the checks behind the table.
+"""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
+from typing import Literal, NamedTuple
 
 from torch import nn
 
@@ -12,77 +17,199 @@ from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
 from confed.federation.families.public_data import UsesPublicData
 from confed.federation.ownership import unowned
-from confed.federation.params import named_tensors
+from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData
+from confed.federation.specs import ModelSpec, TaskSpec, frozen_names, model_spec, task_spec
+from confed.federation.structure import heads_of
 from confed.recipes.recipe import Recipe
-from confed.runs.encode import RunData, reads_absent
+from confed.recipes.run_section import Run
+from confed.registry import models
 
-__all__ = ["check_lengths", "check_modalities", "check_whole", "public_data", "warn_of_long_texts"]
-
-
-def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ValueError if a client has nothing that the model reads; warns if the model reads what no client has."""
-    if isinstance(owned, tuple):
-        return
-    model = recipe.sections["model"]
-    gaps = reads_absent(model["name"])
-    reads: Sequence[str] | None = model.get("modalities") if gaps else ("image", "text")
-    if reads is None:
-        return
-    blind = [name for name, own in owned.items() if not set(reads) & set(own)]
-    if blind and gaps:
-        raise ValueError(
-            f"model.modalities must have something of every client, got {', '.join(reads)}; of these {listed(blind)} "
-            "have nothing"
-        )
-    if blind:
-        raise ValueError(
-            f"the model {model['name']!r} reads pictures and texts, of which {listed(blind)} have neither: leave these "
-            "clients out (run.without), or take a model that reads other modalities"
-        )
-    nobodys = [name for name in reads if not any(name in own for own in owned.values())]
-    if nobodys and gaps:
-        warnings.warn(
-            f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns",
-            stacklevel=3,
-        )
+__all__ = [
+    "RULES",
+    "Combination",
+    "Rule",
+    "check_combination",
+    "check_heads",
+    "check_lengths",
+    "check_method",
+    "check_modalities",
+    "check_whole",
+    "combination",
+    "public_data",
+]
 
 
-def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
-    """Raises ValueError if a sound or series is longer than the model reads, or it reads series and there are none."""
-    if not isinstance(dataset, FederatedDataset) or not reads_absent(recipe.sections["model"]["name"]):
-        return
-    options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
-    found = longest(dataset)
-    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in found:
-        raise ValueError(
-            f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
-            "to read"
-        )
-    for modality, (length, unit) in found.items():
-        key, what = options[modality]
-        most = recipe.sections["model"].get(key)
-        if most is not None and length > round(most * unit):
-            raise ValueError(
-                f"model.{key} must be at least {ceil(100 * length / unit) / 100:g}, as long as the longest of the "
-                f"{what} of {dataset.name!r}, got {most}"
-            )
+# Model x task x data --------------------------------------------------------------------------------------------
+
+Targets = Literal["answers", "captions", "labels"]
+_TASK_FOR = {"answers": "vqa", "captions": "captioning", "labels": "multilabel"}
 
 
-def warn_of_long_texts(run_data: RunData) -> None:
-    """Says how many different texts lose their end, whatever the dataset and the model.
+@dataclass(frozen=True)
+class Combination:
+    """What a recipe combines, as far as rules ask for it; "task" is empty before the task is known.
+
+    Attributes:
+        targets: what the examples of the data have.
+        own: "tasks" or "answer sets" where clients have such of their own; empty where these are the same for all.
+        reads_answers: whether the model's tokenizer makes tokens of answers, which the model writes then.
+        wraps: whether the task replaces the model's answer head.
+        heads_missing: tasks of clients that the model has no head for, with the clients.
+    """
+
+    model: str
+    data: str
+    task: str = ""
+    model_spec: ModelSpec = field(default_factory=ModelSpec)
+    task_spec: TaskSpec = field(default_factory=TaskSpec)
+    targets: Targets = "answers"
+    own: Literal["", "tasks", "answer sets"] = ""
+    reads_answers: bool = False
+    wraps: bool = False
+    heads_missing: str = ""
+
+    @property
+    def writes(self) -> str:
+        """What the model writes: "answers", "captions" or nothing."""
+        return "answers" if self.reads_answers else self.model_spec.writes
+
+    @property
+    def task_for_data(self) -> str:
+        """A task for these targets."""
+        return "generation" if self.reads_answers and self.targets == "answers" else _TASK_FOR[self.targets]
+
+
+class Rule(NamedTuple):
+    """One line of the table: the combinations that cannot work, and what to set instead."""
+
+    refused: Callable[[Combination], bool]
+    message: str
+
+
+RULES = (
+    # Model x data.
+    Rule(
+        lambda c: c.targets == "labels" and (c.reads_answers or c.model_spec.reads == "regions"),
+        "the model {c.model!r} answers questions, and dataset {c.data!r} has labels: set model.name to a model that "
+        'scores labels, such as "vit_mini" or "ctran_mini"',
+    ),
+    # Task x data.
+    Rule(
+        lambda c: c.targets != "captions" and c.task_spec.judges == "captions",
+        'task.name = "{c.task}" needs pictures with captions, and dataset {c.data!r} has {c.targets}: set task.name = '
+        '"{c.task_for_data}", or data.name to a dataset with captions, such as "scene_captions"',
+    ),
+    Rule(
+        lambda c: c.targets == "captions" and bool(c.task) and c.task_spec.judges != "captions",
+        'dataset {c.data!r} has captions, not questions: set task.name = "captioning", got {c.task!r}',
+    ),
+    Rule(
+        lambda c: c.targets == "labels" and bool(c.task) and c.task_spec.judges != "labels",
+        'dataset {c.data!r} has labels, not questions: set task.name = "multilabel", got {c.task!r}',
+    ),
+    Rule(
+        lambda c: c.targets != "labels" and c.task_spec.judges == "labels",
+        'dataset {c.data!r} has {c.targets}, not labels: set task.name = "{c.task_for_data}", got {c.task!r}',
+    ),
+    Rule(
+        lambda c: c.wraps and bool(c.own),
+        'task.name = "{c.task}" needs the same answers and the same task for all clients, and those of dataset '
+        '{c.data!r} have {c.own} of their own: set task.name to a task without shared answers, such as "vqa"',
+    ),
+    # Model x task.
+    Rule(
+        lambda c: c.task_spec.judges == "captions" and c.writes != "captions",
+        'the model {c.model!r} writes no captions: set model.name to one that does, such as "caption_transformer_mini"',
+    ),
+    Rule(
+        lambda c: bool(c.task) and c.writes == "captions" and c.task_spec.judges != "captions",
+        'the model {c.model!r} writes captions and answers no questions: set task.name = "captioning"',
+    ),
+    Rule(
+        lambda c: bool(c.task) and c.reads_answers and c.task_spec.judges != "answers",
+        'the model {c.model!r} writes its answers: set task.name = "generation", got {c.task!r}',
+    ),
+    Rule(
+        lambda c: not c.reads_answers and c.task_spec.judges == "answers",
+        'the model {c.model!r} does not write answers: set task.name = "{c.task_for_data}", got {c.task!r}',
+    ),
+    Rule(
+        lambda c: bool(c.heads_missing),
+        "the model {c.model!r} has no head for the tasks of {c.heads_missing}: leave these clients out (run.without), "
+        "or set model.name to a model with such heads",
+    ),
+)
+"""Model x task x data -> why they do not fit and what to set; the first rule that refuses is raised."""
+
+
+def combination(
+    recipe: Recipe | str, dataset: FederatedDataset | LabelDataset, task: object = None, *, reads_answers: bool = False
+) -> Combination:  # fmt: skip
+    """The combination of a recipe, or of a model's name and data before the task is known."""
+    name = recipe if isinstance(recipe, str) else recipe.sections["model"]["name"]
+    labelled = isinstance(dataset, LabelDataset)
+    return Combination(
+        name,
+        dataset.name,
+        "" if isinstance(recipe, str) else recipe.sections["task"]["name"],
+        model_spec(models[name]),
+        TaskSpec() if task is None else task_spec(task),
+        "labels" if labelled else "captions" if dataset.captioned else "answers",
+        "" if labelled else "tasks" if dataset.tasks else "answer sets" if dataset.pools else "",
+        reads_answers,
+    )
+
+
+def check_combination(combined: Combination) -> None:
+    """Raises ValueError with the message of the first rule of :data:`RULES` that refuses."""
+    for rule in RULES:
+        if rule.refused(combined):
+            raise ValueError(rule.message.format(c=combined))
+
+
+# Method x data, method x run --------------------------------------------------------------------------------------
+
+
+def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
+    """Raises ValueError if clients whose answers are not the same would share a head.
 
     Args:
-        run_data: the data, and the tokenizer that reads them.
+        algorithm: the method.
+        model: any model of the run.
+        clients: who takes part.
+        dataset: the data, which have answer sets or tasks of the clients' own.
     """
-    cut, texts = run_data.texts_cut
-    if cut:
-        warnings.warn(
-            f"{cut} of {texts} different texts of {run_data.dataset.name!r} are longer than model.max_length = "
-            f"{getattr(run_data.tokenizer, 'max_length', '?')} tokens and lose their end",
-            stacklevel=3,
+    heads = {head: f"{part}." for head, part in heads_of(model).items()}
+    names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
+    frozen = frozen_names(model)
+    rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
+    shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
+    if algorithm.traits.centralised or shared or (algorithm.traits.has_global and not algorithm.traits.private_heads):
+        own = "tasks" if dataset.tasks else "answer sets"
+        raise ValueError(
+            f"the clients of {dataset.name!r} have {own} of their own, so one head cannot serve them, and "
+            f"{type(algorithm).__name__} needs one: set algorithm.name to a method with a private head for each "
+            "client"
+        )
+
+
+def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
+    """Raises ValueError where a method cannot work with the section ``[run]``."""
+    name = algorithm.title
+    leaves = [client for client in run.leaves if client in clients]
+    if leaves and not algorithm.traits.clients_may_leave:
+        raise ValueError(
+            f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
+            "clients that have left put into them"
+        )
+    if not algorithm.traits.has_global and not run.keep_personal:
+        raise ValueError(
+            f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
+            "to evaluate"
         )
 
 
@@ -135,3 +262,58 @@ def public_data(
                 f"{'+'.join(strange)} only, and client {client!r} has {'+'.join(own)}"
             )
     return data, {other: kept for other, kept in unseen.items() if other != place}
+
+
+# Model x modalities of the data ---------------------------------------------------------------------------------
+
+
+def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
+    """Raises ValueError if a client has nothing that the model reads; warns if the model reads what no client has."""
+    if isinstance(owned, tuple):
+        return
+    model = recipe.sections["model"]
+    gaps = model_spec(models[model["name"]]).reads_absent
+    reads: Sequence[str] | None = model.get("modalities") if gaps else ("image", "text")
+    if reads is None:
+        return
+    blind = [name for name, own in owned.items() if not set(reads) & set(own)]
+    if blind and gaps:
+        raise ValueError(
+            f"model.modalities must have something of every client, got {', '.join(reads)}; of these {listed(blind)} "
+            "have nothing"
+        )
+    if blind:
+        raise ValueError(
+            f"the model {model['name']!r} reads pictures and texts, of which {listed(blind)} have neither: leave these "
+            "clients out (run.without), or take a model that reads other modalities"
+        )
+    nobodys = [name for name in reads if not any(name in own for own in owned.values())]
+    if nobodys and gaps:
+        warnings.warn(
+            f"model.modalities names {', '.join(nobodys)}, which no client of {data!r} has: what reads it never learns",
+            stacklevel=3,
+        )
+
+
+def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
+    """Raises ValueError if a sound or series is longer than the model reads, or it reads series and there are none."""
+    if (
+        not isinstance(dataset, FederatedDataset)
+        or not model_spec(models[recipe.sections["model"]["name"]]).reads_absent
+    ):
+        return
+    options = {"audio": ("audio_seconds", "sounds"), "series": ("series_steps", "series")}
+    found = longest(dataset)
+    if "series" in (recipe.sections["model"].get("modalities") or ()) and "series" not in found:
+        raise ValueError(
+            f"model.modalities names series, of which {dataset.name!r} has none, so nothing tells how many channels "
+            "to read"
+        )
+    for modality, (length, unit) in found.items():
+        key, what = options[modality]
+        most = recipe.sections["model"].get(key)
+        if most is not None and length > round(most * unit):
+            raise ValueError(
+                f"model.{key} must be at least {ceil(100 * length / unit) / 100:g}, as long as the longest of the "
+                f"{what} of {dataset.name!r}, got {most}"
+            )

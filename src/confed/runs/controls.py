@@ -37,6 +37,7 @@ from confed.data.question_words import WordAnswers
 from confed.data.table import Table
 from confed.engines.perform import Setup
 from confed.federation.protocols import Output
+from confed.federation.specs import task_spec
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
 from confed.results.headline import VALIDATION
 from confed.runs.encode import RunData
@@ -132,7 +133,7 @@ def _over_classes(
     decisive: Sequence[str],
 ) -> LabelVerdict:
     """C-AP of all places' examples together, under every condition that all of them have, and what follows from it."""
-    undefined: Any = getattr(setup.task, "undefined", "zero")
+    undefined = task_spec(setup.task).undefined
     truth = torch.cat([tensors["labels"] for tensors in own.values()])
     right = torch.cat([tensors["probabilities"] for tensors in own.values()])
     conditions: dict[str, np.ndarray] = {}

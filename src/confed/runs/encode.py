@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import signature
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable, with_modalities
 from confed.data.picture_tables import NoPictures
 from confed.data.table import Table
+from confed.federation.specs import model_spec
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
+from confed.models.tokenizer import CountsShortened
 from confed.registry import models
+from confed.runs.checks import check_combination, combination
 from confed.runs.dataset import Source, load_source, picture_table_id
 
 __all__ = [
@@ -29,9 +32,7 @@ __all__ = [
     "derived_options",
     "encoded",
     "load_run_data",
-    "reads_absent",
     "tokenizer_options",
-    "writes_captions",
 ]
 
 TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision")
@@ -90,9 +91,10 @@ class RunData:
     def texts_cut(self) -> tuple[int, int]:
         """How many different texts lose their end as they are longer than the tokenizer's ``max_length``, and of how
         many; both 0 where the tokenizer does not say."""
-        count = getattr(self.tokenizer, "shortened", None)
-        texts = [] if count is None else list(dict.fromkeys(_texts_read(self.dataset)))
-        return (count(texts), len(texts)) if count is not None and texts else (0, len(texts))
+        if not isinstance(self.tokenizer, CountsShortened):
+            return 0, 0
+        texts = list(dict.fromkeys(_texts_read(self.dataset)))
+        return (self.tokenizer.shortened(texts) if texts else 0), len(texts)
 
     @property
     def questions(self) -> FederatedDataset:
@@ -121,7 +123,7 @@ def load_run_data(data: str, model: str, seed: int) -> RunData:
             the dataset has any nor can they be made; or stand-ins for a model that reads examples with gaps.
     """
     options = json.loads(model)
-    if "fill" in json.loads(data).get("missing", {}) and reads_absent(options["name"]):
+    if "fill" in json.loads(data).get("missing", {}) and model_spec(models[options["name"]]).reads_absent:
         raise ValueError(
             f"data.missing.fill must be left out for the model {options['name']!r}: it reads examples with gaps, so "
             'nothing is put in them (a method that does so is "modality_fill")'
@@ -142,7 +144,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
     """
     if isinstance(source.dataset, LabelDataset):
         return _with_labels(source.dataset, options, tokenizer)
-    gaps = source.modal and reads_absent(options["name"])
+    gaps = source.modal and model_spec(models[options["name"]]).reads_absent
     source = source if gaps else source.whole
     dataset = source.questions
     words = dataset.words or ("nothing",)  # a tokenizer has words, also where there is nothing to read
@@ -155,7 +157,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
     types = tuple(sorted({t for part in parts for t in part.types} | {*dataset.types}))
     width = dataset.widest if tokens is None else 0  # a head serves the largest pool; candidates are the client's own
     pictures: dict[int, Tensor | StoredPictures] = {}
-    regions = source.regions if getattr(models[options["name"]], "reads", "") == "regions" else None
+    regions = source.regions if model_spec(models[options["name"]]).reads == "regions" else None
     # What stands before examples of documents has as many columns everywhere, so that rows can be put together.
     turns = max((len(before) for part in parts for before in part.before or ()), default=0)
 
@@ -233,13 +235,12 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: A
     """Multi-label examples for a model.
 
     Raises:
-        ValueError: the model reads regions or writes its answers.
+        ValueError: the model does not score labels.
     """
     words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
     if tokenizer is None:
         tokenizer = create_tokenizer(options["name"], words, **tokenizer_options(options, dataset.labels))
-    if isinstance(tokenizer, AnswerTokenizer) or getattr(models[options["name"]], "reads", "") == "regions":
-        raise ValueError(f"the model {options['name']!r} answers questions; {dataset.name!r} has labels")
+    check_combination(combination(options["name"], dataset, reads_answers=isinstance(tokenizer, AnswerTokenizer)))
     clients, unseen, types = encode_labels(dataset, tokenizer)
     return RunData(dataset, clients, unseen, types, tokenizer)
 
@@ -318,33 +319,7 @@ def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> 
         model: the section ``[model]``: the text length, and where a checkpoint or a vocabulary lies.
         answers: all answers, for the tokenizer of a model that writes them.
     """
-    accepted = signature(models[model["name"]].tokenizer).parameters  # pyright: ignore[reportFunctionMemberAccess]
+    accepted = signature(model_spec(models[model["name"]]).tokenizer or (lambda words: words)).parameters
     options = {{"pretrained": "path"}.get(key, key): model.get(key) for key in TOKENIZER_KEYS}
     given = {k: v for k, v in options.items() if k in accepted and isinstance(v, int | str) and v is not False}
     return given | ({"answers": answers} if "answers" in accepted else {})
-
-
-def reads_absent(model: str) -> bool:
-    """Whether a model takes batches without some of the modalities.
-
-    Args:
-        model: its registered name. The function says so in an attribute ``reads_absent``, or the class that it is
-            annotated to return does.
-    """
-    return _says(model, "reads_absent")
-
-
-def writes_captions(model: str) -> bool:
-    """Whether a model writes texts about pictures.
-
-    Args:
-        model: its registered name; see :func:`reads_absent`, here with the attribute ``writes_captions``.
-    """
-    return _says(model, "writes_captions")
-
-
-def _says(model: str, attribute: str) -> bool:
-    function = models[model]
-    said = getattr(function, attribute, None)
-    returned = get_type_hints(function).get("return") if said is None else None
-    return bool(getattr(returned, attribute, False) if said is None else said)

@@ -11,7 +11,7 @@ from confed.registry import datasets
 if TYPE_CHECKING:
     from confed.runs.encode import RunData
 
-__all__ = ["warn_of_ignored"]
+__all__ = ["warn_of_ignored", "warn_of_long_texts"]
 
 LOOKED_AT = 1000
 """Clients whose test examples are looked for; where none of the first so many has any, more are not asked."""
@@ -47,3 +47,18 @@ def _counted(clients: int) -> str:
 
 def _say(text: str) -> None:
     warnings.warn(text, stacklevel=3)
+
+
+def warn_of_long_texts(run_data: "RunData") -> None:
+    """Says how many different texts lose their end, whatever the dataset and the model.
+
+    Args:
+        run_data: the data, and the tokenizer that reads them.
+    """
+    cut, texts = run_data.texts_cut
+    if cut:
+        warnings.warn(
+            f"{cut} of {texts} different texts of {run_data.dataset.name!r} are longer than model.max_length = "
+            f"{getattr(run_data.tokenizer, 'max_length', '?')} tokens and lose their end",
+            stacklevel=3,
+        )

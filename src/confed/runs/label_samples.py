@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from confed.data.labelled import LabelDataset, LabelExamples
 from confed.engines.local import Workspace
 from confed.federation.protocols import Batch
+from confed.federation.specs import Attends, HasGrid
+from confed.models.tokenizer import HasVocabulary
 from confed.results.folder import RunFolder
 from confed.results.headline import VALIDATION
 from confed.runs.encode import RunData
@@ -58,15 +60,13 @@ class AtLabels:
 
         The largest of each label is 1; None if the model does not say.
         """
-        attend = getattr(self.model, "attention", None)
-        if attend is None:
+        if not isinstance(self.model, Attends):
             return None
-        maps: Tensor = attend(batch)
+        maps = self.model.attention(batch)
         maps = maps / maps.amax(-1, keepdim=True).clamp_min(1e-12)
         if "image" not in batch:
             return maps
-        grid = getattr(self.model, "grid", None)
-        return None if grid is None else maps.unflatten(-1, tuple(grid))
+        return maps.unflatten(-1, self.model.grid) if isinstance(self.model, HasGrid) else None
 
 
 def look(
@@ -215,9 +215,9 @@ def shrunk(pixels: np.ndarray) -> np.ndarray:
 
 def words_of(batch: Batch, tokenizer: Any) -> list[list[str]] | None:
     """The tokens of each text; None of pictures, and where the tokenizer does not tell them."""
-    vocabulary = getattr(tokenizer, "vocabulary", None)
-    if "text" not in batch or "image" in batch or vocabulary is None:
+    if "text" not in batch or "image" in batch or not isinstance(tokenizer, HasVocabulary):
         return None
+    vocabulary = tokenizer.vocabulary
     lengths = batch["text_mask"].sum(1).tolist()
     return [[vocabulary[i] for i in row[:n]] for row, n in zip(batch["text"].tolist(), lengths, strict=True)]
 

@@ -19,6 +19,7 @@ from confed.data.labelled import LabelDataset
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.protocols import Counting
+from confed.federation.specs import task_spec
 from confed.metrics.multilabel import (
     class_average_precision,
     flair_metrics,
@@ -117,8 +118,7 @@ def summarise_labels(
         return {}
     if not all("probabilities" in tensors for _, tensors in examined.results.values()):
         return {}  # single examples' scores stay at the sites of a federation across machines
-    threshold: float = getattr(task, "threshold", 0.5)
-    undefined: Any = getattr(task, "undefined", "zero")
+    threshold, undefined = task_spec(task).threshold, task_spec(task).undefined
     found: dict[str, Any] = {}
     classes: dict[str, list[dict[str, Any]]] = {}
     coarse_classes: dict[str, list[dict[str, Any]]] = {}

@@ -18,6 +18,7 @@ from confed.engines.remote.server import Remote
 from confed.engines.usage import cpu_seconds, keep_freed_memory, peak_memory, reset_peak
 from confed.engines.workers import Workers, free_cores
 from confed.federation.checkpoint import Checkpoint, Checkpoints, private_folder, remove_unfinished
+from confed.federation.specs import task_spec
 from confed.federation.state import MemoryStore, ServerState, Store
 from confed.privacy.ledger import PrivacyLedger
 from confed.recipes.recipe import Recipe, Run, load_recipe
@@ -285,7 +286,7 @@ class Runner:
         elif self.settings.gallery:
             samples = label_samples.gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery,
-                threshold=getattr(self.setup.task, "threshold", 0.5),
+                threshold=task_spec(self.setup.task).threshold,
                 network=self.setup.algorithm.deployed_model(workspace.model),
                 has_personal=self.setup.algorithm.traits.has_personal,
             )  # fmt: skip

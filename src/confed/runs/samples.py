@@ -23,6 +23,7 @@ from confed.data.table import Table
 from confed.engines.local import Workspace
 from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.specs import Attends, ComparesCaptions, model_spec
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
 from confed.runs.encode import RunData
@@ -62,18 +63,17 @@ def answer(
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
     """
-    attend = getattr(workspace.model, "attention", None)
     with torch.no_grad():
         output: Output = (network or workspace.model)(batch)
-        if hasattr(task, "written"):
+        if isinstance(task, ComparesCaptions):
             return task.written(output, batch)
         # Similarities are no logits: the temperature that the model was trained with makes them some.
-        temperature = float(getattr(workspace.model, "temperature", 1.0))
+        temperature = model_spec(workspace.model).temperature
         best = (output.logits[:, : len(answers)] / temperature).softmax(-1).max(-1)
         plain = "image2" not in batch and "choices" not in batch  # attention over one picture, read with one text
         seen = (
-            _looked(attend(batch), batch)
-            if attend is not None and plain
+            _looked(workspace.model.attention(batch), batch)
+            if isinstance(workspace.model, Attends) and plain
             else [{"attention": None}] * len(output.logits)
         )
     return [

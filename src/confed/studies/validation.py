@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from confed.federation.specs import task_spec
 from confed.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     if isinstance(run_data.clients, LazyTables):
         clients, population = run_data.clients.without_tests(), setup.population
         if not pooled:
-            population = _looking_on(setup, clients.masked(getattr(setup.task, "known", 0.0)))
+            population = _looking_on(setup, clients.masked(task_spec(setup.task).known or 0.0))
         place = None if any_validation(clients) else run_data.unseen.get(VALIDATION)
         observers = {} if place is None else {VALIDATION: place}
         observers = Both(clients, observers) if pooled else observers
@@ -111,7 +112,7 @@ def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[s
     view = next((name for name in [*wanted, f"unseen/{VALIDATION}"] if values.get(name)), None)
     if view is None:
         raise ValueError(NOTHING)
-    score = recipe.score or str(getattr(setup.task, "score", ""))
+    score = recipe.score or task_spec(setup.task).score
     if score not in values[view]:
         raise ValueError(f"study.score must be one of {', '.join(values[view])}, got {score!r}")
     return values[view][score]

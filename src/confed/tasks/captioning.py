@@ -61,6 +61,7 @@ class Captioning:
 
     name: ClassVar[str] = "captioning"
     head: ClassVar[str] = "answers"
+    judges: ClassVar[str] = "captions"
     metric: ClassVar[str] = "cider"
     single_label: ClassVar[bool] = False
     """Scores are of tokens, so that losses over one right class do not apply."""

@@ -61,6 +61,7 @@ class Generation:
 
     name: ClassVar[str] = "generation"
     head: ClassVar[str] = "answers"
+    judges: ClassVar[str] = "answers"
     single_label: ClassVar[bool] = False
     """Training scores are of tokens, so that losses over one right class do not apply."""
 

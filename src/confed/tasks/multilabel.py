@@ -73,6 +73,7 @@ class Multilabel:
 
     name: ClassVar[str] = "multilabel"
     head: ClassVar[str] = "answers"
+    judges: ClassVar[str] = "labels"
     score: ClassVar[str] = "C-AP-binned"
     """Of :meth:`values`, what settings are chosen by unless a recipe says otherwise."""
 

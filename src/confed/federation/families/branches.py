@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from confed.federation.client import Client
 from confed.federation.params import Scope
 from confed.federation.protocols import Batch, Output, Task
+from confed.federation.specs import BelowHead, SplitsPass, model_spec, task_spec
 from confed.federation.structure import adapters_of
 
 __all__ = ["Branches", "fresh_adapter", "held", "tensors_of"]
@@ -38,10 +39,10 @@ class Branches:
     def __init__(self, model: nn.Module, method: str, task: Task | None = None) -> None:
         self.model: Any = model
         self.bank = adapters_of(model, method)
-        self.split = bool(getattr(model, "prefix_is_frozen", False))
-        heads: Mapping[str, str] = getattr(model, "heads_of_tasks", {})
-        name = heads.get(getattr(task, "head", ""), getattr(model, "answer_head", None))
-        self.head = model.get_submodule(name) if isinstance(name, str) else None
+        self.split = isinstance(model, SplitsPass) and model.prefix_is_frozen
+        spec = model_spec(model)
+        name = spec.answer_head if task is None else spec.heads_of_tasks.get(task_spec(task).head, spec.answer_head)
+        self.head = None if name is None else model.get_submodule(name)
 
     def begin(self, batch: Batch) -> Any:
         """What all branches share of a batch: the state before the first adapter, or the batch itself."""
@@ -72,11 +73,12 @@ class Branches:
         for a batch whose pass has no such place. The function is None there, and where the model does more with the
         features than to hand them to its head.
         """
-        if hasattr(self.model, "below_head"):
+        model = self.model
+        if isinstance(model, BelowHead):
             with self.bank.using(blend):
-                below = self.model.below_head(state if self.split else self.model.prefix(state))
+                below = model.below_head(state if self.split else self.model.prefix(state))
             if below is not None:
-                return self.model.answer(below), lambda: self.model.answer(below)
+                return model.answer(below), lambda: model.answer(below)
             return self.run(state, blend), None
         if self.head is None:
             return self.run(state, blend), None

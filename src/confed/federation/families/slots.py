@@ -6,13 +6,14 @@ the model's answer head then reads (the fusion of PmcmFL, see :mod:`confed.algor
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from confed.federation.ownership import owned, restricted
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import model_spec
 
 __all__ = ["Slots", "head_name", "represented"]
 
@@ -59,4 +60,4 @@ def represented(model: nn.Module, batch: Batch, slots: Sequence[str]) -> dict[st
 
 def head_name(model: nn.Module) -> str:
     """The submodule that turns features into answers."""
-    return str(cast(Any, model).answer_head)
+    return model_spec(model).answer_head or ""
