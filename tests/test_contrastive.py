@@ -583,8 +583,8 @@ def test_clients_with_answers_of_their_own_are_refused(tmp_path: Path, monkeypat
     def own(recipe: Any) -> Any:
         materials = load(recipe)
         pools = dict.fromkeys(materials.clients, materials.dataset.answers)
-        return replace(materials, dataset=replace(materials.dataset, pools=pools))
+        return replace(materials, dataset=replace(materials.dataset, answer_sets=pools))
 
     monkeypatch.setattr(preparing, "load_data", own)
-    with pytest.raises(ValueError, match=r"'contrastive' needs one answer vocabulary.* answer pools of their own"):
+    with pytest.raises(ValueError, match=r"'contrastive' needs one answer vocabulary.* answer sets of their own"):
         prepare(load_recipe(file))

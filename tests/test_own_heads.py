@@ -88,7 +88,7 @@ def test_heads_of_other_tasks_are_frozen_for_a_client() -> None:
         assert trained == {HEADS[info.id]}
 
 
-@pytest.mark.parametrize(("preset", "what"), [("function", "answer pools"), ("task", "tasks")])
+@pytest.mark.parametrize(("preset", "what"), [("function", "answer sets"), ("task", "tasks")])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "central", "ditto"])
 def test_no_head_is_shared_among_different_answers(preset: str, what: str, method: str) -> None:
     model = ["model.name=vilt_tiny", "model.trainable=all"] + ["algorithm.layers=all"] * (method == "fedbn")

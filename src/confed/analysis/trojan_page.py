@@ -212,7 +212,9 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
         old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
         new = names[int(triggered.token[within])]
         dataset = victim.materials.dataset
-        pool = dict(enumerate(dataset.pool(victim.client)))  # of a shared head that is wider, no answer of this client
+        pool = dict(
+            enumerate(dataset.answer_set(victim.client))
+        )  # of a shared head that is wider, no answer of this client
         before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
         truth = examples.answers[line]
         pictures = "".join(

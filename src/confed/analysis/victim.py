@@ -206,7 +206,7 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
 
     FinishedRun(folder).check(client or None)
     recipe, setup, materials, workspace = load_run(folder)
-    if not client and (materials.dataset.pools or materials.dataset.tasks):
+    if not client and (materials.dataset.answer_sets or materials.dataset.tasks):
         raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
     run = RunFolder(folder)
     file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"

@@ -65,7 +65,7 @@ def common_ground(recipe: Recipe, materials: Materials) -> str:
         "types": list(materials.types),
         "tokens": materials.tokenizer.vocab_size,
         "words": list(getattr(materials.tokenizer, "words", ())),
-        "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
+        "pools": {name: list(pool) for name, pool in dataset.answer_sets.items()},
         "tasks": dict(getattr(dataset, "tasks", {})),
     }
     return json.dumps(terms, sort_keys=True, default=str)

@@ -266,7 +266,7 @@ class FinishedRun:
         return TrainedModel(
             self.network,
             materials.tokenizer,
-            materials.dataset.pool(client) if client is not None else materials.dataset.answers,
+            materials.dataset.answer_set(client) if client is not None else materials.dataset.answers,
             self._image_size(known),
             getattr(task, "head", "answers"),
             materials.encoder if materials.region_width else None,

@@ -17,8 +17,8 @@ from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
-from confed.data.pooling import pool
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
@@ -79,10 +79,10 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     check_lengths(recipe, dataset)
     warn_of_long_texts(materials)
     writes = materials.answer_tokens is not None
-    if hasattr(task, "wrap") and (dataset.pools or dataset.tasks):
+    if hasattr(task, "wrap") and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
             f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
-            f"those of {dataset.name!r} have {'tasks' if dataset.tasks else 'answer pools'} of their own"
+            f"those of {dataset.name!r} have {'tasks' if dataset.tasks else 'answer sets'} of their own"
         )
     if heads and "heads" not in signature(models[name]).parameters:
         others = ", ".join(f"{n} ({t.name})" for n, t in tasks.items() if t.head in heads)
@@ -115,7 +115,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.partial and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
-    if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
+    if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
         _check_heads(algorithm, build(), list(materials.clients), dataset)
     if algorithm.pooled:
         observers = Both(clients, observers)
@@ -153,7 +153,7 @@ def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[st
     name, dataset, seed = options.pop("name"), materials.dataset, recipe.run.seed
 
     def build() -> nn.Module:
-        answers = dataset.widest if dataset.pools else dataset.answers
+        answers = dataset.widest if dataset.answer_sets else dataset.answers
         words = getattr(materials.tokenizer, "words", ())
         derived = derived_options(name, materials.region_width, words, materials.shapes)
         if heads:
@@ -195,7 +195,7 @@ def _everyone(materials: Materials, known: float) -> TableData:
     if labelled:
         train = pool_labels(labelled)
         return LabelData(train, train.take(0), train.take(0), known)
-    rows = with_turns(pool([_without_labels(table, materials.questions) for table in tables]))
+    rows = with_turns(concatenate_tables([_without_labels(table, materials.questions) for table in tables]))
     mixture = materials.questions.mixture
     if mixture and isinstance(rows, ModalTable):
         return MixedData(rows, rows.take(0), rows.take(0), mixture)
@@ -221,12 +221,12 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
 def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
     """The tasks of clients and places where the data say that they have one of their own, or that others have."""
     dataset = materials.dataset
-    if not dataset.tasks and (materials.answer_tokens is None or not dataset.pools):
+    if not dataset.tasks and (materials.answer_tokens is None or not dataset.answer_sets):
         return {}
     return {
         name: registered_tasks[dataset.tasks[name]]()
         if name in dataset.tasks
-        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.pool(name))
+        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.answer_set(name))
         for name in (*materials.clients, *materials.unseen)
     }
 
@@ -303,7 +303,7 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
         algorithm: the method.
         model: any model of the run.
         clients: who takes part.
-        dataset: the data, which have answer pools or tasks of the clients' own.
+        dataset: the data, which have answer sets or tasks of the clients' own.
     """
     heads = {head: f"{part}." for head, part in heads_of(model).items()}
     names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
@@ -311,7 +311,7 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
     if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):
-        whose = "tasks" if dataset.tasks else "answer pools"
+        whose = "tasks" if dataset.tasks else "answer sets"
         raise ValueError(
             f"the clients of {dataset.name!r} have {whose} of their own, so one head cannot serve them; "
             f"{type(algorithm).__name__} needs one. Methods with a head for each client: local, fedper, fedrep, "
@@ -320,8 +320,8 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
 
 
 def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
-    """A table to be put together with others: positions in a client's own answer pool mean nothing there."""
-    if not dataset.pools:
+    """A table to be put together with others: positions in a client's own answer set mean nothing there."""
+    if not dataset.answer_sets:
         return table
     columns = {name: column for name, column in table.columns.items() if name != "label"}
     return replace(table, columns=columns, targets=None)

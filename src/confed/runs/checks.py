@@ -114,7 +114,7 @@ def public_data(
     if place is None:
         return None, unseen
     name = algorithm.label or type(algorithm).__name__
-    if isinstance(dataset, FederatedDataset) and (dataset.pools or dataset.tasks):
+    if isinstance(dataset, FederatedDataset) and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
             f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"
         )

@@ -9,17 +9,17 @@ import numpy as np
 
 from confed.data.card_files import read_card
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.filling import Fill, filled
+from confed.data.imputation import Fill, impute
 from confed.data.labelled import LabelDataset
-from confed.data.missing import lose, missing_of
+from confed.data.missing import drop_modalities, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
-from confed.datasets.card_terms import in_terms
+from confed.datasets.card_terms import aligned_to_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 
-__all__ = ["Source", "load_dataset", "load_source", "whose"]
+__all__ = ["Source", "load_dataset", "load_source", "picture_table_id"]
 
 
 class Source:
@@ -27,7 +27,7 @@ class Source:
 
     Args:
         dataset: it.
-        fill: what stands in for missing pictures, see :func:`confed.data.filling.filled`.
+        fill: what stands in for missing pictures, see :func:`confed.data.imputation.impute`.
 
     Attributes:
         modal: whether there is more to it than pictures with texts that are always there.
@@ -52,7 +52,7 @@ class Source:
     @cached_property
     def whole(self) -> "Source":
         """The same with what stands in for missing pictures; itself where none is missing."""
-        complete = filled(self.questions, self.fill) if self.modal else self.questions
+        complete = impute(self.questions, self.fill) if self.modal else self.questions
         return self if complete is self.dataset else Source(complete, self.fill)
 
     @cached_property
@@ -70,8 +70,8 @@ class Source:
             raise ValueError(f"either all examples of {name!r} must have regions, or none")
         found: dict[int, Regions] = {}
         for part in self.parts:
-            if whose(part) not in found:
-                found[whose(part)] = grid_features(part.images) if part.regions is None else part.regions
+            if picture_table_id(part) not in found:
+                found[picture_table_id(part)] = grid_features(part.images) if part.regions is None else part.regions
         widths = sorted({regions.shape[2] for regions in found.values()})
         if len(widths) > 1:
             raise ValueError(f"all regions of {name!r} must have as many features, got {widths}")
@@ -81,7 +81,7 @@ class Source:
         return found
 
 
-def whose(examples: Examples) -> int:
+def picture_table_id(examples: Examples) -> int:
     """The identity of the table of regions, or of the pictures that they are made of."""
     return id(examples.images if examples.regions is None else examples.regions)
 
@@ -114,13 +114,13 @@ def load_source(data: str, seed: int) -> Source:
     if isinstance(dataset, LabelDataset):
         if missing.loses:
             raise _labels_lose_nothing(dataset.name)
-        return Source(in_terms(dataset, read_card(Path(terms))) if terms else dataset)
+        return Source(aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset)
     if dataset.elsewhere is None:
         check_ownership(dataset)
         dataset = leave_out_unreadable(dataset)
-    own = in_terms(dataset, read_card(Path(terms))) if terms else dataset
+    own = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
     assert isinstance(own, FederatedDataset)
-    dataset = lose(own, missing, seed)
+    dataset = drop_modalities(own, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
 
 

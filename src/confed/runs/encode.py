@@ -21,7 +21,7 @@ from confed.data.table import Table
 from confed.models import create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer
 from confed.registry import models
-from confed.runs.dataset import Source, load_source, whose
+from confed.runs.dataset import Source, load_source, picture_table_id
 
 __all__ = [
     "TOKENIZER_KEYS",
@@ -167,7 +167,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
 
     def table(examples: Examples, answers: Sequence[str], *, outside: bool = False) -> Table:
         if regions is not None:
-            own = regions[whose(examples)]
+            own = regions[picture_table_id(examples)]
             rows = encode(examples, tokenizer, answers, types, outside=outside, width=width, regions=own)
             return modal(rows, examples)
         # Examples often share one picture table; it becomes one tensor.
@@ -194,7 +194,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
 
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
-        own = dataset.pool(name)
+        own = dataset.answer_set(name)
         train, test = training(s.train, own, name), table(s.test, own, outside=dataset.outside)
         clients[name] = (
             MixedData(train, table(s.validation, own), test, dataset.mixture)
@@ -203,7 +203,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
-        rows = table(examples, dataset.pool(name), outside=dataset.outside)
+        rows = table(examples, dataset.answer_set(name), outside=dataset.outside)
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")

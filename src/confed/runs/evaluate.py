@@ -95,7 +95,7 @@ def examine(
     infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
     common = _models(found, simulation, servers, seen, unseen, infos)
     jobs: list[Job] = []
-    same = not materials.dataset.pools and not materials.dataset.tasks
+    same = not materials.dataset.answer_sets and not materials.dataset.tasks
     several = not algorithm.pooled and algorithm.has_personal
     # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
     everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
