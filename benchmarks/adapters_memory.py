@@ -49,7 +49,7 @@ def child(clients: int, rounds: int, kind: str) -> None:
         return vilt_mini(ANSWERS, WORDS, trainable="adapters", pretrained=False)
 
     members = Members({f"client-{number:02}": TableData(table, table, table) for number in range(clients)})
-    method = FedDAT(preset="code").suit(build(), task)
+    method = FedDAT(preset="code").configure(build(), task)
     setup = Setup(method, members, task, Local(epochs=1, batch_size=32), build, rounds=rounds)
     with tempfile.TemporaryDirectory() as folder:
         store = MemoryStore() if kind == "memory" else DirectoryStore(Path(folder))

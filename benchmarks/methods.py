@@ -85,7 +85,7 @@ def rounds(algorithm: Algorithm, examples: int) -> Iterator[float]:
         everything = concatenate_tables(tables)
         data = {"everyone": TableData(everything, everything.take(0), everything.take(0))}
     task = VQA(ANSWERS)
-    setup = Setup(algorithm.suit(build(), task), Members(data), task, LOCAL, build, rounds=100_000)
+    setup = Setup(algorithm.configure(build(), task), Members(data), task, LOCAL, build, rounds=100_000)
     workspace = Workspace(setup.model())
     simulation = Simulation(setup, MemoryStore(), InProcess(setup, workspace))
     records = simulate(simulation, simulation.start(workspace))

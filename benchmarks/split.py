@@ -86,7 +86,7 @@ def cost(count: int) -> tuple[list[float], int]:
     """Time of a round over the plain loop's, in pairs that take turns; and bytes of a step each way."""
     clients = {f"client-{number}": Batches(number, EXAMPLES) for number in range(count)}
     task = Contrastive(len(ANSWERS), width=64, hidden=128, embedding=64)
-    algorithm = BiCSL().suit(build(), task)
+    algorithm = BiCSL().configure(build(), task)
     setup = Setup(algorithm, Members(clients), task, LOCAL, build, rounds=9)
     answerer, models = InProcess(setup), [build() for _ in clients]
     ratios: list[float] = []

@@ -19,7 +19,7 @@ from confed.data.examples import Examples, FederatedDataset, Turn
 from confed.datasets.scene_captions import READER, WAYS, scene_captions, tell, tell_words
 from confed.datasets.scenes.graph import Object
 from confed.models.caption_tokenizer import END, START, Pieces, WrittenWords, train_pieces
-from confed.runs.encode import load_materials
+from confed.runs.encode import load_run_data
 
 SMALL: Mapping[str, Any] = {
     "train": 12, "validation": 3, "test": 4, "texts": 9, "documents": 4, "references": 3,
@@ -87,14 +87,14 @@ def test_the_built_in_captions_refuse_what_is_out_of_range(options: dict[str, An
 # Mixtures and documents as tensors ------------------------------------------------------------------------------------
 
 
-def materials(**options: Any) -> Any:
+def run_data(**options: Any) -> Any:
     data = {"name": "scene_captions", **SMALL, **options}
     model = json.dumps({"name": "caption_transformer_tiny", "max_length": 16})
-    return load_materials(json.dumps(data), model, 0)
+    return load_run_data(json.dumps(data), model, 0)
 
 
 def test_batches_have_the_sources_in_their_proportions_and_follow_from_the_rng():
-    data = materials(train=40, texts=30, documents=5).clients["transport"]
+    data = run_data(train=40, texts=30, documents=5).clients["transport"]
     assert isinstance(data, MixedData)
 
     def epoch(seed: int, size: int = 32) -> list[dict[str, Any]]:
@@ -118,16 +118,16 @@ def test_batches_have_the_sources_in_their_proportions_and_follow_from_the_rng()
 
 
 def test_clients_without_a_source_leave_its_share_to_the_others():
-    clients = materials().clients
+    clients = run_data().clients
     rng = torch.Generator().manual_seed(0)
     batch = next(iter(clients[READER].train(8, rng)))
     assert set(batch) == {"text", "text_mask", "label", "type", "index"}
-    batch = next(iter(materials(documents=0).clients["transport"].train(8, rng)))
+    batch = next(iter(run_data(documents=0).clients["transport"].train(8, rng)))
     assert [len(part["text"]) for part in groups(batch)] == [4, 4]
 
 
 def test_documents_are_pictures_and_texts_in_turns():
-    made = materials(shots=2)
+    made = run_data(shots=2)
     data = made.clients["transport"]
     examples = made.dataset.clients["transport"].train
     row = next(i for i, own in enumerate(examples.before or ()) if own)
@@ -151,7 +151,7 @@ def test_documents_are_pictures_and_texts_in_turns():
 
 
 def test_a_source_with_several_sets_is_a_part_for_each_of_them():
-    made = materials(train=60, documents=40, missing={"image": 0.5})
+    made = run_data(train=60, documents=40, missing={"image": 0.5})
     data = made.clients["transport"]
     part_of: list[int] = [0, 0]
     for batch in data.train(32, torch.Generator().manual_seed(0)):
@@ -177,7 +177,7 @@ def test_a_source_with_several_sets_is_a_part_for_each_of_them():
     [((1.0, 2.0), "three shares"), ((-1.0, 1.0, 1.0), "three shares"), ((0.0, 0.0, 1.0), "no share")],
 )
 def test_mixtures_that_give_nothing_are_refused(mixture: tuple[float, ...], message: str):
-    table = materials(documents=0).clients["transport"].tables[0]
+    table = run_data(documents=0).clients["transport"].tables[0]
     with pytest.raises(ValueError, match=message):
         MixedData(table, table, table, mixture)
 
@@ -242,7 +242,7 @@ def test_pieces_are_learned_from_public_texts(scenes: FederatedDataset, tmp_path
 
 def materials_with(pieces: Path) -> Any:
     model = {"name": "caption_transformer_tiny", "max_length": 40, "pieces": str(pieces)}
-    return load_materials(json.dumps({"name": "scene_captions", **SMALL}), json.dumps(model), 0)
+    return load_run_data(json.dumps({"name": "scene_captions", **SMALL}), json.dumps(model), 0)
 
 
 def test_the_command_learns_pieces_of_a_recipe(tmp_path: Path):

@@ -24,7 +24,7 @@ from confed.data.caption_files.texts import chunks, story_lines, text_lines
 from confed.data.readable import leave_out_unreadable
 from confed.datasets.caption_corpus import caption_corpus, turns_of
 from confed.datasets.picture_captions import coco_captions, flickr30k, kind_of, known_words
-from confed.runs.encode import load_materials
+from confed.runs.encode import load_run_data
 
 
 def jpeg(shade: int) -> bytes:
@@ -442,7 +442,7 @@ def test_a_corpus_in_shards_becomes_a_federation(corpus: Path):
     assert len(everything.public) == 14 + 7
     assert everything.clients["client-00"].test.before is not None
     source = json.dumps({"name": "caption_corpus", "root": str(corpus), **options})
-    made: Any = load_materials(source, json.dumps({"name": "caption_transformer_tiny", "max_length": 24}), 0)
+    made: Any = load_run_data(source, json.dumps({"name": "caption_transformer_tiny", "max_length": 24}), 0)
     batch = next(iter(made.clients["client-00"].train(32, torch.Generator().manual_seed(0))))
     assert [len(part["text"]) for part in groups(batch)] == [14, 14, 4]
 

@@ -22,7 +22,7 @@ from confed.models.beam_search import beam_search
 from confed.models.caption_tokenizer import END, START, WrittenWords
 from confed.models.caption_transformer import caption_transformer_mini, caption_transformer_tiny
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.report.html.gallery import Album, gallery
+from confed.report.html.gallery import ImageStore, gallery
 from confed.report.html.page import Tabs
 from confed.report.sections import captions as caption_sections
 from confed.results.runs import load
@@ -346,7 +346,7 @@ def test_the_report_shows_pictures_with_what_people_and_models_say(finished: Pat
     assert len(samples) >= 10
     assert all(sample["captions"] and "cider" in sample["global"] for sample in samples)
     study = load(finished)
-    cards = gallery(study, Tabs(), Album())
+    cards = gallery(study, Tabs(), ImageStore())
     assert "People say" in cards
     assert all(samples[row]["captions"][0] in cards and samples[row]["global"]["answer"] in cards for row in (0, -1))
     table = caption_sections.caption_table(study)
@@ -384,15 +384,15 @@ def test_fedavg_learns_captions_and_one_place_can_hold_all(tmp_path: Path):
     plain = ("data.reader=false", "data.texts=0", "data.documents=0", "data.shots=0", "run.evaluate_every=0")
     summary = run(small("fedavg", *plain), tmp_path / "fedavg")
     assert 0 <= summary["global_seen_mean"] <= 10
-    pooled, materials = prepare(load_recipe("captions_scenes", [*SMALL, "algorithm.name=central"]))
+    pooled, run_data = prepare(load_recipe("captions_scenes", [*SMALL, "algorithm.name=central"]))
     everybody = pooled.population.data("everyone")
-    assert len(everybody) == sum(map(len, materials.clients.values()))
+    assert len(everybody) == sum(map(len, run_data.clients.values()))
     batch = next(iter(everybody.train(32, torch.Generator().manual_seed(0))))
     assert [len(part["text"]) for part in groups(batch)] == [14, 14, 4]
     # A document's own picture and those before it are its client's, also where all tables have become one.
-    table, own = everybody.tables[0], materials.clients["educational"].tables[0]  # type: ignore[attr-defined]
+    table, own = everybody.tables[0], run_data.clients["educational"].tables[0]  # type: ignore[attr-defined]
     row = int((own.columns["before_shown"].any(1)).nonzero()[0])
-    first = len(materials.clients["transport"].tables[0])
+    first = len(run_data.clients["transport"].tables[0])
     one, other = own.batch(torch.tensor([row])), table.batch(torch.tensor([first + row]))
     assert all(torch.equal(one[key], other[key]) for key in ("image", "before_image", "text", "before_text"))
 

@@ -559,12 +559,12 @@ def test_a_recipe_with_the_task(tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text(recipe.to_toml())
     assert load_recipe(again).sections == recipe.sections
-    setup, materials = prepare(recipe)
+    setup, run_data = prepare(recipe)
     model = setup.model()
     assert isinstance(model, ContrastiveAnswerer)
-    assert len(model.apn.tokens) == len(materials.dataset.answers)
+    assert len(model.apn.tokens) == len(run_data.dataset.answers)
     assert torch.equal(model.lta.weight, setup.model().lta.weight)
-    batch = next(iter(next(iter(materials.clients.values())).train(4, seeded())))
+    batch = next(iter(next(iter(run_data.clients.values())).train(4, seeded())))
     setup.task.loss(model(batch), batch).backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
     assert trained >= {"apn.embedding.weight", "nha.first.weight", "lta.weight", "mha.vilt.layernorm.weight"}
@@ -581,9 +581,9 @@ def test_clients_with_answers_of_their_own_are_refused(tmp_path: Path, monkeypat
     load = preparing.load_data
 
     def own(recipe: Any) -> Any:
-        materials = load(recipe)
-        pools = dict.fromkeys(materials.clients, materials.dataset.answers)
-        return replace(materials, dataset=replace(materials.dataset, answer_sets=pools))
+        run_data = load(recipe)
+        pools = dict.fromkeys(run_data.clients, run_data.dataset.answers)
+        return replace(run_data, dataset=replace(run_data.dataset, answer_sets=pools))
 
     monkeypatch.setattr(preparing, "load_data", own)
     with pytest.raises(ValueError, match=r"'contrastive' needs one answer vocabulary.* answer sets of their own"):

@@ -69,8 +69,8 @@ def test_the_method_keeps_the_contract(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_four_run_together(folder: Path) -> None:
-    setup, materials = prepare(load_recipe(folder / "mine.toml"))
-    assert materials.dataset.answers == ("red", "orange", "blue", "cyan")
+    setup, run_data = prepare(load_recipe(folder / "mine.toml"))
+    assert run_data.dataset.answers == ("red", "orange", "blue", "cyan")
     simulation = Simulation(setup, MemoryStore())
     assert isinstance(simulation.answerer, InProcess)
     servers = simulation.start(simulation.answerer.workspace)

@@ -404,7 +404,7 @@ def federation(method, model, rows=6):
     task = AllLabels()
     members = Members({"a": data(1), "b": data(2)})
     local = Local(epochs=1, batch_size=rows, lr=0.01, optimizer="sgd")
-    setup = Setup(method.suit(model(), task), members, task, local, model, rounds=1, seed=0)
+    setup = Setup(method.configure(model(), task), members, task, local, model, rounds=1, seed=0)
     with Simulation(setup, MemoryStore()) as simulation:
         (record,) = simulate(simulation, simulation.start(Workspace(setup.model())))
     assert record.errors == {}
@@ -423,7 +423,7 @@ def test_what_a_federation_sends(file):
     private = federation(FedBN(), lambda: ctran_mini(LABELS))
     assert not any("normalization" in name for name in private.servers["main"].params)
     with pytest.raises(ValueError, match="this model has none"):
-        FedBN().suit(ctran_mini(LABELS, norm="group"), AllLabels())
+        FedBN().configure(ctran_mini(LABELS, norm="group"), AllLabels())
 
 
 def test_the_baseline_in_a_federation():

@@ -180,7 +180,7 @@ def test_tables_pages_and_drawings_hold_no_control_characters() -> None:
     table = Table(HOSTILE, columns, (((Cell(HOSTILE), Cell("1", 1.0)), (Cell("=2+2"), Cell("-1", -1.0))),), (HOSTILE,))
     console = Console(width=200, record=True, file=io.StringIO(), color_system=None)
     console.print(to_rich(table))
-    drawing = Drawing("x", 3.0, 2.0, lambda figure, pen: figure.suptitle(HOSTILE.replace("\ud800", "")))
+    drawing = Drawing("x", 3.0, 2.0, lambda figure, palette: figure.suptitle(HOSTILE.replace("\ud800", "")))
     ElementTree.fromstring(drawing.svg())
     document = page.document(HOSTILE, to_html(table), [])
     for text in (console.export_text(), to_markdown(table), to_csv(table), document, drawing.svg().decode()):

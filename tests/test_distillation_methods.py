@@ -429,13 +429,13 @@ class Headless(nn.Module):
 def test_methods_that_need_one_right_answer_say_so_before_training() -> None:
     model = toy_model()
     with pytest.raises(ValueError, match=r"DKD treats .* exactly one right answer each .*; got SoftTask"):
-        DKD().suit(model, SoftTask())
+        DKD().configure(model, SoftTask())
     with pytest.raises(ValueError, match=r'negatives_from = "other_classes".* exactly one right class.*; got SoftTask'):
-        CRD().suit(model, SoftTask())
-    assert CRD(negatives_from="others").suit(model, SoftTask()) == CRD(negatives_from="others")
-    assert SP().suit(model, SoftTask()) == SP()
+        CRD().configure(model, SoftTask())
+    assert CRD(negatives_from="others").configure(model, SoftTask()) == CRD(negatives_from="others")
+    assert SP().configure(model, SoftTask()) == SP()
     with pytest.raises(ValueError, match=r"'answer_head' must name the submodule.*got None in Headless"):
-        CRD().suit(Headless(), ToyTask())
+        CRD().configure(Headless(), ToyTask())
 
 
 def test_a_client_whose_data_changed_is_told_so() -> None:

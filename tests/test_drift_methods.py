@@ -95,7 +95,7 @@ def run(setup: Setup, cohort: int | None = None) -> tuple[list[RoundRecord], Mem
 def bowls(method: Algorithm, rounds: int, local: Local = SGD, clients: int = 3, equal: bool = False) -> Setup:
     sizes = (4, 4, 4) if equal else SIZES
     members = Members({f"client-{k}": Same(A[k], B[k], sizes[k]) for k in range(clients)})
-    return Setup(method.suit(Point(), Bowl()), members, Bowl(), local, Point, rounds)
+    return Setup(method.configure(Point(), Bowl()), members, Bowl(), local, Point, rounds)
 
 
 def path(records: list[RoundRecord]) -> Array:
@@ -239,7 +239,7 @@ def test_a_cohort_of_unequal_clients_reaches_the_optimum(method: Algorithm) -> N
             self.batch |= {name: torch.tensor(value).expand(size, 2) for name, value in (("a", a), ("b", b))}
 
     members = Members({f"client-{k}": ExactSame(A[k], B[k], SIZES[k]) for k in range(3)})
-    method = replace(method, accumulator="float64").suit(Exact(), Bowl())
+    method = replace(method, accumulator="float64").configure(Exact(), Bowl())
     records, _ = run(Setup(method, members, Bowl(), SGD, Exact, 180), cohort=2)
     weight = np.array(SIZES)[:, None] * A
     optimum = (weight * B).sum(axis=0) / weight.sum(axis=0)
@@ -458,5 +458,5 @@ def test_misuse_is_explained() -> None:
         FedDC(alpha=-1)
     for method in (FedDyn(), FedDC(), Scaffold()):
         setup = replace(toy_setup(FedAvg()), algorithm=method)
-        with pytest.raises(RuntimeError, match=r"does not know this model's buffers; call suit\(model, task\)"):
+        with pytest.raises(RuntimeError, match=r"does not know this model's buffers; call configure\(model, task\)"):
             run(setup)

@@ -59,7 +59,7 @@ def one_round(method: Any, model: str, **options: Any) -> Any:
             return backbone
         return task.wrap(backbone, ANSWERS, torch.Generator().manual_seed(0))
 
-    method = method.suit(build(), task)
+    method = method.configure(build(), task)
     clients = Members({"a": Asked(0), "b": Asked(1)}, ("image", "text"))
     setup = Setup(method, clients, task, Local(epochs=1, batch_size=4), build, rounds=1)
     answerer = InProcess(setup)

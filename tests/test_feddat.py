@@ -367,8 +367,8 @@ def test_refused(options: Mapping[str, Any], message: str) -> None:
 
 def test_refused_models() -> None:
     with pytest.raises(ValueError, match=r"FedDAT trains adapters, and ToyModel has none: set model\.trainable"):
-        FedDAT().suit(toy_model(), ToyTask())
+        FedDAT().configure(toy_model(), ToyTask())
     with pytest.raises(ValueError, match=r"algorithm\.adapter must be one of adapter, got 'other'"):
-        FedDAT(adapter="other").suit(toy_model(adapters=True), ToyTask())
-    with pytest.raises(ValueError, match="call suit"):
+        FedDAT(adapter="other").configure(toy_model(adapters=True), ToyTask())
+    with pytest.raises(ValueError, match="call configure"):
         FedDAT().rules(toy_setup(FedDAT(), clients=toy_clients()).population.info(0))

@@ -246,7 +246,7 @@ def test_words_of_test_questions_alone_are_unknown(tmp_path: Path):
 def test_annotators_become_soft_scores(domain: Path):
     data = feddat_domain(domain, clients=("vizwiz",), answers=2, image_size=4)
     own = data.clients["vizwiz"].train
-    encoded = encode(own, WordTokenizer(data.words), data.pool("vizwiz"), sorted(set(own.types)))
+    encoded = encode(own, WordTokenizer(data.words), data.answer_set("vizwiz"), sorted(set(own.types)))
     # Four annotators say red and three blue, or seven say blue: the challenge's scores for 4, 3 and 7 of ten.
     expected = {"red": [1.0, 0.9], "blue": [0.0, 1.0]}
     target = next(encoded.batches(len(encoded)))["target"]

@@ -155,4 +155,4 @@ def test_refused(options: Mapping[str, Any], message: str) -> None:
 
 def test_refused_models() -> None:
     with pytest.raises(ValueError, match=r"FedDPA trains adapters, and ToyModel has none: set model\.trainable"):
-        FedDPA().suit(toy_model(), ToyTask())
+        FedDPA().configure(toy_model(), ToyTask())

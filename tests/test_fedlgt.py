@@ -72,7 +72,7 @@ def examples(x, labels, known=None, kind: type[TableData] = InOrder):
 def run(method, clients, build, labels, rounds=1, local=PLAIN, presence=None):
     """The records of a run and the clients' states after it."""
     asked = Multilabel(labels, known=0.75)
-    setup = Setup(method.suit(build(), asked), Members(clients), asked, local, build, rounds=rounds)
+    setup = Setup(method.configure(build(), asked), Members(clients), asked, local, build, rounds=rounds)
     store = MemoryStore()
     with Simulation(setup, store, InProcess(setup), presence=presence) as simulation:
         records = list(simulate(simulation, simulation.start(Workspace(setup.model()))))
@@ -163,14 +163,14 @@ def test_contract_where_much_is_unsure(method):
 def test_what_cannot_work_is_refused():
     task = Multilabel(3, known=0.75)
     with pytest.raises(ValueError, match="ResNetMultilabel reads no label states"):
-        FedLGT().suit(resnet_multilabel_mini(3), task)
-    assert FedLGT(guidance=False).suit(resnet_multilabel_mini(3), task).graph == ""
+        FedLGT().configure(resnet_multilabel_mini(3), task)
+    assert FedLGT(guidance=False).configure(resnet_multilabel_mini(3), task).graph == ""
     with pytest.raises(ValueError, match=r"task\.known is 0; set task\.known to the largest share"):
-        FedLGT().suit(Told(3), Multilabel(3, known=0.0))
+        FedLGT().configure(Told(3), Multilabel(3, known=0.0))
     with pytest.raises(ValueError, match=r"algorithm\.graph_noise .* set model\.graph to true.*got 2\.0"):
-        FedLGT(graph_noise=2.0).suit(Told(3), task)
+        FedLGT(graph_noise=2.0).configure(Told(3), task)
     with pytest.raises(ValueError, match=r"algorithm\.server\.optimizer must be 'none'.*got 'adam'"):
-        FedLGT(server=ServerOptimizer("adam")).suit(Told(3, graph=True), task)
+        FedLGT(server=ServerOptimizer("adam")).configure(Told(3, graph=True), task)
     with pytest.raises(RuntimeError, match=r"a training batch has index, labels, x only; set task\.known"):
         run(FedLGT(), {"a": examples(X[:, :3], Y, kind=WithoutPictures)}, lambda: Told(3), 3)
 
@@ -312,7 +312,7 @@ class GraphToy(ToyModel):
 def test_contract_with_a_graph(monkeypatch):
     def with_graph(algorithm, *, noisy=True, **options):
         setup = toy_setup(FedAvg(), kind="states", noisy=noisy, **options)
-        return replace(setup, algorithm=algorithm.suit(GraphToy(noisy), setup.task), build=lambda: GraphToy(noisy))
+        return replace(setup, algorithm=algorithm.configure(GraphToy(noisy), setup.task), build=lambda: GraphToy(noisy))
 
     for room in (trial, steadiness):
         monkeypatch.setattr(room, "toy_setup", with_graph)

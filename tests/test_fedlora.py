@@ -86,7 +86,7 @@ def run(
 ) -> tuple[Simulation, Listener, list[ServerState]]:
     """A federation on the toy model: the simulation, what was said, and the server before and after each round."""
     build = lora_toy(rank)
-    method = method.suit(build(False), ToyTask())
+    method = method.configure(build(False), ToyTask())
     local = Local(epochs=2, batch_size=8, lr=0.05)
     setup = Setup(method, Members(toy_clients(sizes=sizes)), ToyTask(), local, lambda: build(False), rounds=rounds)
     listener = Listener(setup)
@@ -260,7 +260,7 @@ def test_one_factor_stays_at_home(preset: Preset, shared: str, private: str) -> 
 
 def test_a_layer_computes_with_what_was_added() -> None:
     model = LoRAToy(False, 2)
-    FedLoRA(preset="flora").suit(model, ToyTask()).extend(model, torch.Generator())
+    FedLoRA(preset="flora").configure(model, ToyTask()).add_modules(model, torch.Generator())
     layer: Any = model.body
     rng = torch.Generator().manual_seed(1)
     x, added = torch.randn(4, 8, generator=rng), torch.randn(8, 8, generator=rng)
@@ -399,8 +399,8 @@ def test_a_rank_for_nobody_is_told() -> None:
 
 def test_the_layers_of_the_library() -> None:
     model = vilt_tiny(3, 20, width=16, layers=1, trainable="lora", peft=Finetuning(rank=2, alpha=6.0))
-    method = FedLoRA(preset="flora").suit(model, ToyTask())
-    method.extend(model, torch.Generator())
+    method = FedLoRA(preset="flora").configure(model, ToyTask())
+    method.add_modules(model, torch.Generator())
     target = "vilt.encoder.layer.0.attention.attention.query"
     layer: Any = model.get_submodule(target)
     rng = torch.Generator().manual_seed(1)
@@ -470,8 +470,8 @@ def test_refused_settings(settings: dict[str, Any], message: str) -> None:
 
 def test_refused_models() -> None:
     with pytest.raises(ValueError, match=r"ToyModel trains none: set model.trainable to 'lora'"):
-        FedLoRA().suit(ToyModel(False, torch.Generator()), ToyTask())
+        FedLoRA().configure(ToyModel(False, torch.Generator()), ToyTask())
     with pytest.raises(ValueError, match=r"ranks.client-0 must be at most 2, which is the rank of body, got 3"):
-        FedLoRA(ranks={"client-0": 3}).suit(LoRAToy(False, 2), ToyTask())
+        FedLoRA(ranks={"client-0": 3}).configure(LoRAToy(False, 2), ToyTask())
     with pytest.raises(ValueError, match=r"at most 8 for the aggregation 'svd'.* got 9"):
-        FedLoRA(preset="flexlora").suit(LoRAToy(False, 9), ToyTask())
+        FedLoRA(preset="flexlora").configure(LoRAToy(False, 9), ToyTask())

@@ -75,7 +75,7 @@ def test_scores_of_another_shape_are_left_out() -> None:
 
 def test_replies_must_look_as_the_public_examples_say_from_the_first_one_on(tmp_path: Path) -> None:
     """Nobody is left out because another site was heard first."""
-    method = FedMD(items=4, public_epochs=0).published(PUBLIC, 3)
+    method = FedMD(items=4, public_epochs=0).with_public_data(PUBLIC, 3)
     letters = Letters(toy_setup(method, rounds=1), tmp_path)
 
     def longer(kind: str, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -87,7 +87,7 @@ def test_replies_must_look_as_the_public_examples_say_from_the_first_one_on(tmp_
     assert re.search(r"'logits' must be .* of shape \(4, 3\)", record.errors["client-0"])
     asked = next(method.round(ServerState(0, {}), [ClientInfo("a", 1)]))
     assert {name: tuple(t.shape) for name, t in asked[0].expects.items()} == {"logits": (4, 3)}
-    few = next(FedMD(items=40).published(PUBLIC, 3).round(ServerState(0, {}), [ClientInfo("a", 1)]))
+    few = next(FedMD(items=40).with_public_data(PUBLIC, 3).round(ServerState(0, {}), [ClientInfo("a", 1)]))
     assert few[0].expects["logits"].shape == (PUBLIC, 3)
 
 
@@ -172,7 +172,7 @@ def test_bad_input() -> None:
             FedMD(**{name: -1})
     with pytest.raises(ValueError, match="needs public examples at every client"):
         ask(replace(toy_setup(FedMD()), public=None), "client-0", "predict", Message(), ClientState())
-    assert all(FedMD().refuses(protection) for protection in ("update_privacy", "robust", "secure_sum"))
+    assert all(FedMD().unsupported_reason(protection) for protection in ("update_privacy", "robust", "secure_sum"))
 
 
 def test_the_recipe_names_the_public_place() -> None:

@@ -50,12 +50,12 @@ def test_a_run_leaves_what_its_filter_picks(tmp_path: Path) -> None:
     run(recipe, folder)
     gallery = json.loads((folder / "gallery.json").read_text())
     shown = [sample for sample in gallery if "forgotten" in sample]
-    _, _, materials, workspace = load_run(folder)
-    names = materials.dataset.answers
-    assert [sample["place"] for sample in shown] == list(materials.dataset.clients)
+    _, _, run_data, workspace = load_run(folder)
+    names = run_data.dataset.answers
+    assert [sample["place"] for sample in shown] == list(run_data.dataset.clients)
     assert [sample for sample in gallery if "forgotten" not in sample] == gallery[: -len(shown)]
     sample = shown[0]
-    split = materials.dataset.clients[sample["place"]].train
+    split = run_data.dataset.clients[sample["place"]].train
     # The question is a training question, and r follows from the two models that the run wrote.
     rows = [i for i, question in enumerate(split.questions) if question == sample["question"]]
     found = []
@@ -63,7 +63,7 @@ def test_a_run_leaves_what_its_filter_picks(tmp_path: Path) -> None:
         logits = []
         for model in (f"personal/{sample['place']}", "global"):
             fill(workspace, load_file(folder / "models" / model / "trained.safetensors"))
-            batch = materials.clients[sample["place"]].tables[0].batch(torch.tensor([row]))
+            batch = run_data.clients[sample["place"]].tables[0].batch(torch.tensor([row]))
             with torch.no_grad():
                 logits.append(workspace.model(batch).logits[0].double().numpy())
         log_s, log_t = (np.maximum(z - z.max() - np.log(np.exp(z - z.max()).sum()), -30) for z in logits)

@@ -15,7 +15,7 @@ from confed.report.figures import bars as plots
 from confed.report.figures import curves as lines
 from confed.report.figures.annotate import at_points, spread
 from confed.report.figures.save import save_figures
-from confed.report.figures.style import PALETTE, Drawing, Look, looks
+from confed.report.figures.style import COLOURS, Drawing, SeriesStyle, series_styles
 from confed.results.history import seconds_until
 from confed.results.runs import load
 from test_results_runs import METHODS, make_run, make_study
@@ -42,7 +42,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(drawing: Drawing) -> Figure:
     """The figure with a drawing on it."""
     figure = Figure(figsize=(drawing.width, drawing.height), layout="constrained")
-    drawing.draw(figure, PALETTE.__getitem__)
+    drawing.draw(figure, COLOURS.__getitem__)
     return figure
 
 
@@ -68,10 +68,10 @@ def test_names_of_crowded_points_do_not_overlap() -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     rng = np.random.default_rng(0)
-    points = {f"p{i}": (Look(f"Method {i}", "m1"), *rng.normal(0, 1, 2)) for i in range(15)}
+    points = {f"p{i}": (SeriesStyle(f"Method {i}", "m1"), *rng.normal(0, 1, 2)) for i in range(15)}
     for _, x, y in points.values():
         axes.plot([x], [y], "o")
-    at_points(figure, axes, points, PALETTE.__getitem__)
+    at_points(figure, axes, points, COLOURS.__getitem__)
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) == 15
     # The width of letters is estimated, so neighbours may touch by a little.
@@ -80,14 +80,14 @@ def test_names_of_crowded_points_do_not_overlap() -> None:
 
 
 def test_points_at_one_place_share_a_name() -> None:
-    points = {"a": (Look("A", "m1"), 0.5, 0.5), "b": (Look("B", "m2"), 0.5, 0.5)}
-    drawing = Drawing("same", 3, 2, lambda figure, pen: at_points(figure, figure.add_subplot(), points, pen))
+    points = {"a": (SeriesStyle("A", "m1"), 0.5, 0.5), "b": (SeriesStyle("B", "m2"), 0.5, 0.5)}
+    drawing = Drawing("same", 3, 2, lambda figure, palette: at_points(figure, figure.add_subplot(), points, palette))
     assert ">A, B</text>" in drawing.inline()
 
 
 def test_looks_tell_fifteen_methods_apart(many: Path) -> None:
-    found = looks(load(many))
-    assert len({(look.colour, look.marker, look.dashed) for look in found.values()}) == 15
+    found = series_styles(load(many))
+    assert len({(series.colour, series.marker, series.dashed) for series in found.values()}) == 15
     assert found["central"].colour == "m0"
     assert found["row10"].dashed
     assert found["row10"].marker != found["row00"].marker
@@ -109,7 +109,7 @@ def test_traffic_and_time_show_what_was_spent(study: Path) -> None:
     assert seconds_until(found.of("fedavg")[0]) == {n: 5.0 * n for n in range(7)}  # evaluation is not counted
     drawing = lines.spending(found)
     assert drawing is not None
-    styles = {method: PALETTE[look.colour] for method, look in looks(found).items()}
+    styles = {method: COLOURS[series.colour] for method, series in series_styles(found).items()}
     # Curves have a point per evaluated round, the leaders to their names have two.
     traffic, time = (
         {

@@ -225,8 +225,8 @@ def recipe(folder: Path, model: str, task: str):
 
 
 def test_clients_choose_among_their_own_answers_and_share_the_model(tmp_path: Path):
-    setup, materials = prepare(recipe(tmp_path, "albef_mini", "generation"))
-    tokens = materials.answer_tokens
+    setup, run_data = prepare(recipe(tmp_path, "albef_mini", "generation"))
+    tokens = run_data.answer_tokens
     assert tokens is not None
     assert tokens.shape == (4, 4)
     given = next(iter(setup.data("b").train(2, torch.Generator().manual_seed(0))))

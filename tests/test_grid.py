@@ -74,7 +74,7 @@ class Breaks(Algorithm):
 class Unsuited(Algorithm):
     """FedAvg with a mistake in its code."""
 
-    def suit(self, model, task):
+    def configure(self, model, task):
         return model.nothing
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def test_the_command_marks_what_fails_and_finishes_the_others(
     assert "by design" in (root / "breaking%3ABreaks/seed-0/error.txt").read_text()
     # Both are tried again the next time, also by `resume`.
     monkeypatch.setattr("breaking.Breaks.aggregate", Algorithm.aggregate)
-    monkeypatch.setattr("confed.cli.app.default_workers", lambda recipe: 1)
+    monkeypatch.setattr("confed.cli.compare.default_workers", lambda recipe: 1)
     assert confed("resume", root, "--json") == 0
     assert set(json.loads(capfd.readouterr().out)["errors"]) == {"fedbn/seed-0", "fedbn/seed-1"}
     assert not (root / "breaking%3ABreaks/seed-0/error.txt").exists()

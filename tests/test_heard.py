@@ -17,6 +17,7 @@ from confed.recipes.recipe import load_recipe
 from confed.report.html import media as heard
 from confed.report.report import render
 from confed.results.runs import load
+from confed.runs import media
 from confed.runs.run import run
 from test_missing import recipe_file
 from test_report import Page
@@ -43,7 +44,7 @@ def file(samples: np.ndarray, channels: int = 1, width: int = 2) -> str:
 
 def test_a_recording_is_kept_as_a_wav_file_of_the_same_samples() -> None:
     clip = np.arange(-300, 300)
-    kept = heard.kept_sound(sounds(np.ones(5), clip, rate=16000), 1)
+    kept = media.kept_sound(sounds(np.ones(5), clip, rate=16000), 1)
     with wave.open(io.BytesIO(base64.b64decode(kept["wav"]))) as found:
         assert (found.getnchannels(), found.getsampwidth(), found.getframerate()) == (1, 2, 16000)
         assert np.frombuffer(found.readframes(1000), "<i2").tolist() == clip.tolist()
@@ -55,10 +56,10 @@ def test_a_recording_is_kept_as_a_wav_file_of_the_same_samples() -> None:
 
 
 def test_a_long_recording_is_cut_and_the_card_says_so() -> None:
-    kept = heard.kept_sound(sounds(np.ones(96_000)), 0)
+    kept = media.kept_sound(sounds(np.ones(96_000)), 0)
     recording = heard.read(kept)
     assert recording is not None
-    assert len(recording.samples) == heard.LONGEST // 2
+    assert len(recording.samples) == media.LONGEST // 2
     assert "the first 10.0 s of 12.0 s" in heard.player(recording, kept["seconds"])
     assert "sound, 10.0 s<" in heard.player(recording, 10.0)
 
@@ -77,7 +78,7 @@ def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() 
     # 256 samples for 128 strokes: two each, of which one is 0.
     samples = np.zeros(256)
     samples[0], samples[129], samples[254] = 1000, -500, 250
-    kept = heard.kept_sound(sounds(samples), 0)
+    kept = media.kept_sound(sounds(samples), 0)
     html = heard.player(heard.read(kept))  # type: ignore[arg-type]
     strokes = [tuple(map(float, found)) for found in re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)]
     assert len(strokes) == 128
@@ -90,7 +91,7 @@ def test_a_waveform_reaches_from_the_lowest_to_the_highest_value_of_each_part() 
 
 
 def test_a_silent_recording_is_a_flat_line() -> None:
-    html = heard.player(heard.read(heard.kept_sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
+    html = heard.player(heard.read(media.kept_sound(sounds(np.zeros(3)), 0)))  # type: ignore[arg-type]
     assert set(re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", html)) == {("32.5", "31.5")}
 
 
@@ -100,9 +101,9 @@ def test_a_silent_recording_is_a_flat_line() -> None:
 def test_of_a_long_series_evenly_spread_steps_are_kept_the_last_one_too() -> None:
     values = np.arange(1000 * 8, dtype=np.float32).reshape(1000, 8)
     series = Series(values, np.array([0, 300, 1000]), tuple("abcdefgh"))
-    kept = heard.kept_series(series, 1)
+    kept = media.kept_series(series, 1)
     assert kept["steps"] == 700
-    assert (len(kept["values"]), len(kept["values"][0])) == (heard.CHANNELS, heard.STEPS)
+    assert (len(kept["values"]), len(kept["values"][0])) == (media.CHANNELS, media.STEPS)
     assert kept["values"][0][0] == values[300, 0]
     assert kept["values"][5][-1] == pytest.approx(values[999, 5], rel=1e-3)
     assert "and 2 more" in heard.series_plot(kept)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from confed.algorithms.fedavg import FedAvg
 from confed.algorithms.feddat import FedDAT
 from confed.algorithms.feddpa import FedDPA
 from confed.datasets.scenes import scenes
@@ -17,7 +18,6 @@ from confed.inference.predict import predict
 from confed.models.vilt import vilt_tiny
 from confed.recipes.recipe import load_recipe
 from confed.results.example_names import name_hashes
-from confed.runs.finished import settle
 from confed.runs.run import run
 
 TINY = [
@@ -147,8 +147,8 @@ def test_the_shared_part_with_a_clients_own_head_is_what_the_run_reports_as_glob
 def test_a_method_says_how_its_models_answer():
     model: Any = vilt_tiny(3, 12, trainable="adapters")
     model.adapters.add("local", torch.Generator().manual_seed(1))
-    assert settle(FedDAT(inference="both", adapter="adapter"), model) is model
+    assert FedDAT(inference="both", adapter="adapter").deployed_model(model) is model
     assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)
-    assert settle(object(), model) is model
+    assert FedAvg().deployed_model(model) is model
     assert model.adapters.weights == ({"adapter": 0.5, "local": 0.5},)
-    assert settle(FedDPA(adapter="adapter"), model) is not model
+    assert FedDPA(adapter="adapter").deployed_model(model) is not model

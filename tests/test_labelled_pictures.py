@@ -20,7 +20,7 @@ from confed.prepare.label_embeddings import write_label_embeddings
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
 from confed.runs.dataset import load_source
-from confed.runs.encode import load_materials
+from confed.runs.encode import load_run_data
 from confed.runs.run import run
 
 WORDS = ("tree", "dog", "car")
@@ -212,7 +212,7 @@ def test_a_run_goes_on_with_the_pictures_it_began_with_only(tmp_path: Path, lost
         assert run(recipe, out, resume=True)["global_seen"] == first["global_seen"]  # nothing has changed yet
         (aside if lost_first else place).rename(place if lost_first else aside)
         load_source.cache_clear()
-        load_materials.cache_clear()
+        load_run_data.cache_clear()
         with pytest.raises(ValueError, match=r"not those that the run began with: then \d+ examples and [01] that.*07"):
             run(recipe, out, resume=True)
 

@@ -28,7 +28,7 @@ from confed.federation.train import epoch_steps
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.runs.build import prepare
-from confed.runs.encode import load_materials, reads_absent
+from confed.runs.encode import load_run_data, reads_absent
 from confed.runs.run import run
 
 OWNED = {"both": ("image", "text"), "ears": ("text", "audio"), "sensor": ("series",)}
@@ -525,10 +525,10 @@ def test_whole_runs(tmp_path: Path, model: str, data: str, missing: str) -> None
 
 
 def test_clients_have_their_own_modalities_and_one_with_everything_when_pooled(tmp_path: Path) -> None:
-    setup, materials = prepare(load_recipe(recipe_file(tmp_path, "sums", "gaps")))
+    setup, run_data = prepare(load_recipe(recipe_file(tmp_path, "sums", "gaps")))
     infos = [setup.population.info(number) for number in range(3)]
     assert {info.id: info.modalities for info in infos} == OWNED
-    assert materials.types == ("image+text", "image+text+audio+series", "series", "text+audio")
+    assert run_data.types == ("image+text", "image+text+audio+series", "series", "text+audio")
     central, _ = prepare(load_recipe(recipe_file(tmp_path, "sums", "gaps"), ["algorithm.name=central"]))
     assert central.population.info(0).modalities == ("image", "text", "audio", "series")
     assert len(central.population.data("everyone")) == 60
@@ -552,7 +552,7 @@ def test_a_model_says_for_itself_or_by_its_class_that_it_reads_gaps() -> None:
 
 def test_methods_share_what_is_lost_and_a_model_with_stand_ins_has_the_same_rows() -> None:
     data = json.dumps({"name": "test_missing:plain", "missing": {"image": 0.3, "when": "both"}})
-    ours, theirs = (load_materials(data, json.dumps({"name": f"test_missing:{m}"}), 5) for m in ("sums", "both"))
+    ours, theirs = (load_run_data(data, json.dumps({"name": f"test_missing:{m}"}), 5) for m in ("sums", "both"))
     one, other = (m.questions.clients["one"].test for m in (ours, theirs))
     assert one.names == other.names
     assert (presence(one) == presence(other)).all()
@@ -564,10 +564,10 @@ def test_labels_cannot_lose_modalities_which_is_said_before_they_are_made() -> N
     # There is no such folder, of which nobody comes to complain.
     away = json.dumps({"name": "voc", "root": "/nowhere", "missing": {"image": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'voc' have labels"):
-        load_materials(away, json.dumps({"name": "ctran_mini"}), 0)
+        load_run_data(away, json.dumps({"name": "ctran_mini"}), 0)
     data = json.dumps({"name": "tagged_texts", "train": 20, "clients": 2, "missing": {"text": 0.3}})
     with pytest.raises(ValueError, match=r"data.missing is for questions with answers; .* 'tagged_texts' have labels"):
-        load_materials(data, json.dumps({"name": "ctran_mini"}), 0)
+        load_run_data(data, json.dumps({"name": "ctran_mini"}), 0)
 
 
 def test_training_counts_its_steps_by_the_data() -> None:

@@ -64,13 +64,13 @@ def test_all_of_it_has_the_values_that_it_had_before() -> None:
 
 def test_feddat_keeps_what_reads_a_modality_and_the_head_at_home() -> None:
     model = modal_transformer_tiny(5, 20, trainable="adapters", **OPTIONS)
-    method = FedDAT(head=("head", "embed")).suit(model, VQA(5))
-    method.extend(model, torch.Generator().manual_seed(0))
+    method = FedDAT(head=("head", "embed")).configure(model, VQA(5))
+    method.add_modules(model, torch.Generator().manual_seed(0))
     rules = method.rules(ClientInfo("x", 1))
     assert rules["*"] is Scope.FROZEN
     assert {glob for glob, scope in rules.items() if scope is Scope.PRIVATE} == {"head.*", "embed.*", "*.local.*"}
     lora = FedLoRA(aggregation="dimension", ranks={"x": 4})
-    assert lora.suit(modal_transformer_tiny(5, 20, trainable="lora", **OPTIONS), VQA(5)).head == ("head",)
+    assert lora.configure(modal_transformer_tiny(5, 20, trainable="lora", **OPTIONS), VQA(5)).head == ("head",)
 
 
 # Recipes ---------------------------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_every_row_of_the_recipe_can_begin() -> None:
     recipe = load_recipe("modalities", FEW)
     for row in recipe.methods:
         prepare(recipe.method(row))
-    setup, materials = prepare(recipe.method("fedmd"))
-    assert setup.public is materials.unseen["new_image_text_audio"]
+    setup, run_data = prepare(recipe.method("fedmd"))
+    assert setup.public is run_data.unseen["new_image_text_audio"]
     assert "new_image_text_audio" not in setup.observers
     assert load_recipe("modalities_digits").methods == recipe.methods
 
@@ -113,14 +113,14 @@ def test_series_that_nobody_has_cannot_be_read() -> None:
 def test_texts_longer_than_the_limit_lose_their_end_and_it_is_said_once() -> None:
     # [CLS], four words, [SEP]: "there was one red ball" has a word too many, "there was one ball" fits.
     with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'modalities' .*max_length = 6 ") as said:
-        _, materials = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
+        _, run_data = prepare(load_recipe("modalities", [*FEW, "model.max_length=6"]))
     assert len([warning for warning in said if "lose their end" in str(warning.message)]) == 1
     texts = dict.fromkeys(
         text
-        for split in materials.questions.clients.values()
+        for split in run_data.questions.clients.values()
         for part in (split.train, split.validation, split.test)
         for text in part.questions
-    ) | dict.fromkeys(text for part in materials.questions.unseen.values() for text in part.questions)
+    ) | dict.fromkeys(text for part in run_data.questions.unseen.values() for text in part.questions)
     long = sum(len(text.split()) > 4 for text in texts)
     assert long
     assert str(said[0].message).startswith(f"{long} of {len(texts)} ")

@@ -177,15 +177,15 @@ def test_bad_input() -> None:
         ModalityFill("median")  # pyright: ignore[reportArgumentType]
     task = toy_setup(FedAvg()).task
     with pytest.raises(ValueError, match="ToyModel needs all of them"):
-        ModalityFill().suit(toy_model(), task)
+        ModalityFill().configure(toy_model(), task)
     with pytest.raises(ValueError, match="a model that writes reads none"):
-        ModalityFill().suit(caption_transformer_tiny(1, 20), task)
+        ModalityFill().configure(caption_transformer_tiny(1, 20), task)
     model = modal(ModalityFill()).model()
     with pytest.raises(ValueError, match="at least one of image, text, audio, got label"):
         model({"label": torch.zeros(2)})
     protections = ("update_privacy", "robust", "secure_sum")
-    assert not any(ModalityFill().refuses(p) for p in protections)
-    assert all(ModalityFill(kind).refuses(p) for kind in ("mean", "token") for p in protections)
+    assert not any(ModalityFill().unsupported_reason(p) for p in protections)
+    assert all(ModalityFill(kind).unsupported_reason(p) for kind in ("mean", "token") for p in protections)
 
 
 def test_a_place_that_sees_everything_and_a_client_of_two() -> None:

@@ -92,8 +92,8 @@ def test_each_cell_is_the_models_accuracy_on_the_examples_that_have_the_set(fold
     assert {client: set(sets) for client, sets in found["personal"].items()} == {
         "both": {"image", "text", "image+text"}, "ears": {"text", "audio", "text+audio"}, "sensor": {"series"},
     }  # fmt: skip
-    setup, materials = prepare(load_recipe(folder / "recipe.toml"))
-    rows = materials.clients["both"].tables[2]
+    setup, run_data = prepare(load_recipe(folder / "recipe.toml"))
+    rows = run_data.clients["both"].tables[2]
     for view, name in (("personal", "personal/both"), ("global_seen", "global")):
         model = Sums()
         tensors = load_file(folder / "models" / name / "trained.safetensors")
@@ -121,9 +121,9 @@ def test_other_clients_examples_are_shown_in_part_or_not_at_all(folder: Path) ->
     model = Sums()
     tensors = load_file(folder / "models/personal/both/trained.safetensors")
     model.load_state_dict({**model.state_dict(), **tensors})
-    _, materials = prepare(load_recipe(folder / "recipe.toml"))
+    _, run_data = prepare(load_recipe(folder / "recipe.toml"))
     right, count = 0, 0
-    for batch in materials.clients["ears"].tables[2].batches(100):
+    for batch in run_data.clients["ears"].tables[2].batches(100):
         if "text" in batch:
             right += int((model({"text": batch["text"]}).logits.argmax(1) == batch["label"]).sum())
             count += len(batch["label"])

@@ -99,7 +99,7 @@ def test_a_place_without_maps_and_the_global_model_use_the_shared_ones() -> None
 def test_a_client_that_comes_late_starts_from_the_shared_maps() -> None:
     setup = modal(ModalityTransformer(lam=0.5), local=SGD)
     server = {n: torch.full_like(t, 0.5) for n, t in setup.model().state_dict().items() if ".local." not in n}
-    given = setup.algorithm.newcomer(server)
+    given = setup.algorithm.initial_private(server)
     assert sorted(given) == [f"embed.{m}.local.weight" for m in ("audio", "image", "text")]
     assert all(torch.equal(t, server[n.replace(".local.", ".shared.")]) for n, t in given.items())
 
@@ -120,7 +120,7 @@ def test_the_transformer_refuses_bad_input() -> None:
             ModalityTransformer(**options)
     for method in (ModalityTransformer(), ModalityDropout()):
         with pytest.raises(ValueError, match="ToyModel"):
-            method.suit(toy_model(), toy_setup(FedAvg()).task)
+            method.configure(toy_model(), toy_setup(FedAvg()).task)
 
 
 # Dropout --------------------------------------------------------------------------------------------------------

@@ -202,12 +202,12 @@ def test_a_model_without_a_named_head_is_refused() -> None:
         pass
 
     with pytest.raises(ValueError, match="answer_head"):
-        MOON().suit(Headless(), ToyTask())
-    assert MOON(projection=False).suit(Headless(), ToyTask()) == MOON(projection=False)
+        MOON().configure(Headless(), ToyTask())
+    assert MOON(projection=False).configure(Headless(), ToyTask()) == MOON(projection=False)
     headless = toy_model()
     headless.head = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="weight matrix"):
-        MOON().suit(headless, ToyTask())
+        MOON().configure(headless, ToyTask())
 
 
 def test_bad_hyper_parameters_are_named() -> None:

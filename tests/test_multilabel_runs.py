@@ -230,13 +230,13 @@ def test_rounds_are_evaluated_over_all_places_together(finished: Path) -> None:
 
 
 def test_counts_of_places_add_up_to_the_metrics_of_all_their_examples(tmp_path: Path) -> None:
-    setup, materials = prepare(recipe(tmp_path))
+    setup, run_data = prepare(recipe(tmp_path))
     with Simulation(setup, MemoryStore()) as simulation:
         model = simulation.answerer.workspace.model
         servers = simulation.start(simulation.answerer.workspace)
-        pooled = PooledCounts(setup.task, setup.algorithm, materials.unseen)
+        pooled = PooledCounts(setup.task, setup.algorithm, run_data.unseen)
         simulation.evaluate(servers, 0, split="test", counted=pooled.add)
-    batches = [batch for client in materials.clients.values() for batch in client.test(100)]
+    batches = [batch for client in run_data.clients.values() for batch in client.test(100)]
     model.load_state_dict(servers["main"].params)
     scores = torch.cat([model(batch).logits.sigmoid() for batch in batches]).detach().numpy()
     expected = by_hand(scores, torch.cat([batch["labels"] for batch in batches]).numpy())
@@ -261,7 +261,7 @@ def test_central_training_pools_the_labels_and_is_judged_on_every_client(tmp_pat
 def test_tuning_is_by_pooled_validation_examples(tmp_path: Path) -> None:
     single = recipe(tmp_path, "run.rounds=1")
     (score,) = validation_scores(single)
-    setup, materials = prepare(single)
+    setup, run_data = prepare(single)
     views = {}
     for name, wanted in (("C-AP-binned", score), ("O-F1", None)):
         (found,) = validation_scores(recipe(tmp_path, "run.rounds=1", f"study.score={name}"))
@@ -273,7 +273,7 @@ def test_tuning_is_by_pooled_validation_examples(tmp_path: Path) -> None:
     # Who has no validation examples is judged on the place of that name.
     (elsewhere,) = validation_scores(recipe(tmp_path, "run.rounds=1", "data.validation=false"))
     assert 0 <= elsewhere <= 1
-    assert "abroad" in materials.unseen
+    assert "abroad" in run_data.unseen
     assert setup.task.score == "C-AP-binned"
 
 
@@ -420,11 +420,11 @@ def test_training_batches_alone_are_told_labels(tmp_path: Path, method: str, exa
 
 
 def test_clients_can_be_left_out(tmp_path: Path) -> None:
-    setup, materials = prepare(recipe(tmp_path, "run.without=['u1']", "run.joins={u2=2}"))
-    assert list(materials.clients) == list(materials.dataset.clients) == ["u0", "u2", "u3"]
+    setup, run_data = prepare(recipe(tmp_path, "run.without=['u1']", "run.joins={u2=2}"))
+    assert list(run_data.clients) == list(run_data.dataset.clients) == ["u0", "u2", "u3"]
     assert [setup.population.info(i).id for i in range(3)] == ["u0", "u2", "u3"]
     with pytest.raises(ValueError, match="this needs questions with answers; the examples of 'colours' have labels"):
-        _ = materials.questions
+        _ = run_data.questions
 
 
 def test_a_dataset_is_described_and_drawn(tmp_path: Path, monkeypatch) -> None:

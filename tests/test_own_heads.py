@@ -164,7 +164,7 @@ def test_weights_per_input_where_a_model_splits_its_batches(monkeypatch: pytest.
             if ".local." in name or name.startswith("feddpa_examples"):
                 tensor.normal_(0, 0.3, generator=rng)
     model.begin(setup.task_of(client))  # pyright: ignore
-    batch, network = next(iter(setup.data(client).test(5))), setup.algorithm.answering(model.eval())  # pyright: ignore
+    batch, network = next(iter(setup.data(client).test(5))), setup.algorithm.deployed_model(model.eval())  # pyright: ignore
     with torch.no_grad():
         monkeypatch.setattr("confed.models.answer_ranking._TOKENS", 1)
         split = network(batch)

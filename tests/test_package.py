@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, which room may import which, and what must be nowhere."""
+"""The package as a whole: what importing it costs, which package may import which, and what must be nowhere."""
 
 import ast
 import importlib
@@ -9,6 +9,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,50 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "confed"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# Floors of docs/architecture.md; whatever is not named here is on the top floor.
-FLOORS = {
-    "federation": 0,
-    "folder_lock": 0,
-    "plain_text": 0,
-    "processor": 0,
-    "registry": 0,
-    "release": 0,
-    "losses": 1,
-    "metrics": 1,
-    "privacy": 1,
-    "attacks": 1,
+# The layers of docs/architecture.md, from the bottom. A package imports from lower layers only, and of those what
+# MAY_IMPORT lists; a package that is not named here fails.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("registry", "system", "federation", "losses", "metrics"),
+    ("data", "privacy", "results"),
+    ("algorithms", "models", "attacks", "datasets", "engines", "recipes"),
+    ("tasks", "report"),
+    ("runs", "prepare", "testing"),
+    ("studies", "inference", "deployment", "unlearning"),
+    ("analysis",),
+    ("cli",),
+)
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+BELOW_RUNS = {package for packages in LAYERS[:4] for package in packages}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "registry": set(),
+    "system": set(),
+    "federation": set(),
+    "losses": set(),
+    "metrics": set(),
+    "data": {"federation", "losses", "metrics"},
+    "privacy": {"federation"},
+    "results": {"federation", "registry", "system"},
+    "algorithms": {"federation", "losses", "privacy"},
+    "models": {"federation", "data", "losses", "registry"},
+    "attacks": {"federation", "privacy"},
+    "datasets": {"data", "federation", "metrics", "registry"},
+    "engines": {"federation", "privacy", "system"},
+    "recipes": {"registry", "federation", "data"},
+    "tasks": {"federation", "losses", "metrics", "models", "data", "registry"},
+    "report": {"results", "metrics", "privacy", "federation", "data", "system"},
+    "runs": BELOW_RUNS - {"report"},
+    "prepare": BELOW_RUNS,
+    "testing": BELOW_RUNS,
+    "studies": BELOW_RUNS - {"report"} | {"runs"},
+    "inference": BELOW_RUNS | {"runs"},
+    "deployment": BELOW_RUNS | {"runs"},
+    "unlearning": BELOW_RUNS - {"report"} | {"runs"},
+    "analysis": BELOW_RUNS | {"runs", "inference"},
+    "cli": set(LAYER) - {"cli"},
 }
-FLOORS |= {"data": 1, "models": 1, "tasks": 1, "algorithms": 1, "recipes": 1}
-FLOORS |= {"engines": 2, "recipe": 2, "overrides": 2, "run_section": 2, "schema": 2}
-TOP = 3
+ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}
+TRANSPORTS = {"flwr": ("engines/flower", "deployment"), "nvflare": ("engines/flare", "deployment/flare")}
 
 # An environment may lack it; its tests are skipped then.
 OPTIONAL = {"nvflare"}
@@ -55,7 +84,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -101,14 +130,43 @@ def test_methods_import_only_the_core_the_losses_and_privacy() -> None:
             assert allowed or name.startswith(ours), f"{path.name}: {name}"
 
 
-def test_rooms_import_from_their_own_floor_or_lower_ones() -> None:
+def test_root_holds_the_registry_and_nothing_else() -> None:
+    assert {path.name for path in SOURCE.iterdir() if path.is_file()} == ROOT_FILES
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} | {"registry"} == (
+        set(LAYER)
+    )
+    assert set(MAY_IMPORT) == set(LAYER)
+    for name, others in MAY_IMPORT.items():
+        assert all(LAYER[other] < LAYER[name] for other in others), name
+
+
+def test_packages_import_what_their_layer_may() -> None:
     for path in FILES:
         if path.parent == SOURCE and path.name == "__init__.py":
             continue  # the list of public names refers to everything
         for name in imports(ast.parse(path.read_text())):
             if name.startswith("confed."):
-                mine, other = room(path), name.split(".")[1]
-                assert FLOORS.get(other, TOP) <= FLOORS.get(mine, TOP), f"{path} imports {name}"
+                mine, other = package(path), name.split(".")[1]
+                assert other == mine or other in MAY_IMPORT[mine], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_only_transports_and_their_deployment_import_flower_and_flare() -> None:
+    for path in FILES:
+        for name in imports(ast.parse(path.read_text())):
+            folders = TRANSPORTS.get(name.split(".")[0])
+            where = path.relative_to(SOURCE).as_posix()
+            assert folders is None or where.startswith(tuple(f"{folder}/" for folder in folders)), f"{where}: {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
+    graph = TopologicalSorter[str]()
+    for module, path in modules.items():
+        if module != "confed":
+            named = imports(ast.parse(path.read_text()))
+            found = {name if name in modules else name.rpartition(".")[0] for name in named if name[:7] == "confed."}
+            graph.add(module, *(found - {"confed", module}))
+    graph.prepare()  # raises CycleError with the circle
 
 
 def test_no_method_extends_another() -> None:
@@ -120,7 +178,7 @@ def test_no_method_extends_another() -> None:
 
 def safe_loads(path: Path, tree: ast.AST) -> list[ast.AST]:
     """The uses of ``torch.load`` that are allowed: in one file, and only with ``weights_only=True`` written out."""
-    if path != SOURCE / "convert.py":
+    if path != SOURCE / "prepare" / "checkpoints.py":
         return []
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     safe = [node for node in calls if "weights_only=True" in map(ast.unparse, node.keywords)]

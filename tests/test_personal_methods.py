@@ -153,20 +153,20 @@ def test_fedrep_leaves_the_workspace_trainable_after_a_failure() -> None:
 @pytest.mark.parametrize("method", [FedPer, FedRep])
 def test_heads_that_cannot_be(method: type[FedPer | FedRep]) -> None:
     with pytest.raises(ValueError, match=r"does not say what its head is .*algorithm\.head must name the submodules"):
-        method().suit(nn.Sequential(nn.Linear(2, 2)), ToyTask())
+        method().configure(nn.Sequential(nn.Linear(2, 2)), ToyTask())
     with pytest.raises(
         ValueError, match=r"algorithm\.head must name submodules .*got 'haed'; the model has stem, norm"
     ):
-        method(head=("haed",)).suit(toy_model(), ToyTask())
+        method(head=("haed",)).configure(toy_model(), ToyTask())
     with pytest.raises(ValueError, match=r"with trained tensors, got 'stem'"):
-        method(head=("stem",)).suit(toy_model(), ToyTask())
+        method(head=("stem",)).configure(toy_model(), ToyTask())
     with pytest.raises(ValueError, match="must leave something to share"):
-        method(head=("norm", "body", "head")).suit(toy_model(), ToyTask())
-    with pytest.raises(ValueError, match=r"call suit\(model, task\) before the run"):
+        method(head=("norm", "body", "head")).configure(toy_model(), ToyTask())
+    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
         method().rules(toy_setup(FedAvg()).population.info(0))
-    assert method(head=("body",)).suit(toy_model(), ToyTask()).head == ("body",)
-    once = method().suit(toy_model(), ToyTask())
-    assert once.suit(toy_model(), ToyTask()) == once
+    assert method(head=("body",)).configure(toy_model(), ToyTask()).head == ("body",)
+    once = method().configure(toy_model(), ToyTask())
+    assert once.configure(toy_model(), ToyTask()) == once
 
 
 def test_fedrep_refuses_no_head_epochs() -> None:
@@ -218,18 +218,18 @@ class Mixed(nn.Module):
 
 def test_fedbn_finds_the_layers() -> None:
     model = Mixed()
-    assert FedBN().suit(model, ToyTask()).norms == ("batch",)
-    assert FedBN("all").suit(model, ToyTask()).norms == ("batch", "inner.layer", "inner.group")
+    assert FedBN().configure(model, ToyTask()).norms == ("batch",)
+    assert FedBN("all").configure(model, ToyTask()).norms == ("batch", "inner.layer", "inner.group")
     model.frozen = tuple(f"batch.{n}" for n in model.batch.state_dict())
-    assert FedBN("all").suit(model, ToyTask()).norms == ("inner.layer", "inner.group")
+    assert FedBN("all").configure(model, ToyTask()).norms == ("inner.layer", "inner.group")
     with pytest.raises(ValueError, match="FedBN keeps batch-normalisation layers private, and they are all frozen"):
-        FedBN().suit(model, ToyTask())
+        FedBN().configure(model, ToyTask())
     message = r"batch-normalisation layers private, and this model has none; algorithm\.layers = 'all' takes layer"
     with pytest.raises(ValueError, match=message):
-        FedBN().suit(toy_model(noisy=False), ToyTask())
+        FedBN().configure(toy_model(noisy=False), ToyTask())
     with pytest.raises(ValueError, match=r"keeps normalisation layers private, and this model has none$"):
-        FedBN("all").suit(toy_model(noisy=False), ToyTask())
-    with pytest.raises(ValueError, match=r"call suit\(model, task\) before the run"):
+        FedBN("all").configure(toy_model(noisy=False), ToyTask())
+    with pytest.raises(ValueError, match=r"call configure\(model, task\) before the run"):
         FedBN().rules(toy_setup(FedAvg()).population.info(0))
 
 

@@ -69,7 +69,7 @@ class Towers(nn.Module):
 
 def extended(method: PFedMMA) -> Towers:
     model = Towers()
-    method.suit(model, ToyTask()).extend(model, torch.Generator().manual_seed(5))
+    method.configure(model, ToyTask()).add_modules(model, torch.Generator().manual_seed(5))
     return model
 
 
@@ -136,7 +136,7 @@ class Listener(InProcess):
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
-    method = PFedMMA(weighting=weighting).suit(Towers(), ToyTask())
+    method = PFedMMA(weighting=weighting).configure(Towers(), ToyTask())
     local = Local(epochs=1, batch_size=8, lr=0.01)
     setup = Setup(method, Members(toy_clients()), ToyTask(), local, Towers, rounds=1)
     listener, store = Listener(setup), MemoryStore()
@@ -157,7 +157,7 @@ def test_only_projections_travel_and_their_mean_returns(weighting: Any) -> None:
 
 def test_refused() -> None:
     with pytest.raises(ValueError, match=r"pFedMMA trains adapters, and ToyModel has none"):
-        PFedMMA().suit(ToyModel(False, torch.Generator()), ToyTask())
+        PFedMMA().configure(ToyModel(False, torch.Generator()), ToyTask())
     with pytest.raises(ValueError, match=r"algorithm.scale must be positive, got 0"):
         PFedMMA(scale=0)
     with pytest.raises(ValueError, match=r"algorithm.towers must be one of tied, apart, got 'one'"):

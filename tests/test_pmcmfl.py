@@ -190,7 +190,7 @@ def test_bad_input() -> None:
             PmcmFL(**options)
     task, model = toy_setup(FedAvg()).task, toy_setup(FedAvg(), kind="modalities").build()
     with pytest.raises(ValueError, match="ToyModel needs all of them"):
-        PmcmFL().suit(toy_model(), task)
+        PmcmFL().configure(toy_model(), task)
     with pytest.raises(ValueError, match="exactly one right answer"):
-        PmcmFL().suit(model, VQA(3, objective="bce"))
-    assert all(PmcmFL().refuses(protection) for protection in ("update_privacy", "robust", "secure_sum"))
+        PmcmFL().configure(model, VQA(3, objective="bce"))
+    assert all(PmcmFL().unsupported_reason(protection) for protection in ("update_privacy", "robust", "secure_sum"))

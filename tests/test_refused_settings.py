@@ -60,7 +60,7 @@ def test_where_there_is_no_global_model_the_shared_part_stands_in_for_who_never_
     assert summary["personal_mean"] == pytest.approx(sum(summary["personal"].values()) / 4)
     note = f"{len(absent)} clients never took part; the shared part with untrained private values stands in"
     assert any(note in line for line in summary["notes"])
-    _, setup, materials, workspace = load_run(tmp_path)
+    _, setup, run_data, workspace = load_run(tmp_path)
     checkpoint, _ = Checkpoints(tmp_path / "checkpoint").latest()
     held = checkpoint.servers["main"].params
     assert bool(held) == (method == "fedper")
@@ -68,5 +68,5 @@ def test_where_there_is_no_global_model_the_shared_part_stands_in_for_who_never_
         fill(workspace, held)
         own = load_file(tmp_path / f"models/personal/{name}/trained.safetensors")
         assert all(torch.equal(workspace.tensors[n], t) for n, t in own.items())
-        tally = evaluate(workspace.model, setup.task, materials.clients[name].test(50))
+        tally = evaluate(workspace.model, setup.task, run_data.clients[name].test(50))
         assert summary["personal"][name] == pytest.approx(summarise(tally)["accuracy"])

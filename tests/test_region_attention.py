@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from confed.federation.protocols import Output
-from confed.report.html.gallery import veil
+from confed.report.html.gallery import attention_overlay
 from confed.runs.samples import answer
 
 
@@ -25,7 +25,7 @@ def painted(html: str) -> np.ndarray:
 
 def test_boxes_are_light_where_they_count_and_the_first_is_framed() -> None:
     boxes = [[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.25, 0.25, 0.75, 0.75]]
-    pixels = painted(veil([0.25, 1.0, 0.0], boxes))
+    pixels = painted(attention_overlay([0.25, 1.0, 0.0], boxes))
     side = len(pixels)
     assert pixels.shape == (side, side, 4)
     dark = pixels[2, -3, 3]  # in no box
@@ -49,11 +49,11 @@ def test_boxes_are_light_where_they_count_and_the_first_is_framed() -> None:
     ],
 )
 def test_what_is_no_map_is_left_out(weights: Any, boxes: Any) -> None:
-    assert veil(weights, boxes) == ""
+    assert attention_overlay(weights, boxes) == ""
 
 
 def test_a_box_of_no_extent_or_outside_the_picture_is_drawn_as_a_point() -> None:
-    assert painted(veil([1.0, 0.5], [[0.5, 0.5, 0.5, 0.5], [1.2, -1, 1.5, -0.5]])).shape[2] == 4
+    assert painted(attention_overlay([1.0, 0.5], [[0.5, 0.5, 0.5, 0.5], [1.2, -1, 1.5, -0.5]])).shape[2] == 4
 
 
 class Regional(nn.Module):

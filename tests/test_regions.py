@@ -27,7 +27,7 @@ from confed.models.grid_features import ENCODER, grid_features, regions_of
 from confed.models.tokenizer import WordTokenizer
 from confed.recipes.recipe import load_recipe
 from confed.registry import datasets
-from confed.runs.encode import load_materials
+from confed.runs.encode import load_run_data
 from confed.runs.run import run
 
 RNG = np.random.default_rng(0)
@@ -245,13 +245,13 @@ def test_tables_over_the_same_pictures_may_have_other_regions(monkeypatch: pytes
     data = FederatedDataset("two", ("yes", "no"), {"one": Split(roles[0], roles[0], roles[1])}, {}, ("red",))
     datasets.names()  # loads them
     monkeypatch.setitem(datasets._entries, "two", lambda: data)  # pyright: ignore[reportPrivateUsage]
-    tables = load_materials(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 0).clients["one"].tables
+    tables = load_run_data(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 0).clients["one"].tables
     assert [table.regions for table in tables] == [parts[0], parts[0], parts[1]]
     other = replace(roles[1], regions=some_regions(4, encoder="other"))
     mixed = FederatedDataset("two", ("yes", "no"), {"one": Split(roles[0], roles[0], other)}, {}, ("red",))
     monkeypatch.setitem(datasets._entries, "two", lambda seed: mixed)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ValueError, match="made by one encoder"):
-        load_materials(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 3)
+        load_run_data(json.dumps({"name": "two"}), json.dumps({"name": "mcan_s_mini"}), 3)
 
 
 # Runs
@@ -265,19 +265,19 @@ TINY = [
 
 def test_models_of_one_study_share_the_data_and_their_regions():
     data = json.dumps({"name": "scenes", "preset": "random", "clients": 2, "train": 12, "validation": 4, "test": 4})
-    one, other = (load_materials(data, json.dumps({"name": name}), 0) for name in ("mcan_s_mini", "butd_mini"))
+    one, other = (load_run_data(data, json.dumps({"name": name}), 0) for name in ("mcan_s_mini", "butd_mini"))
     assert one.region_width == 64
     assert one.encoder == ENCODER
     assert one.dataset is other.dataset
     assert one.clients["client-01"].tables[0].regions is other.clients["client-01"].tables[0].regions
-    assert load_materials(data, json.dumps({"name": "vilt_tiny"}), 0).region_width == 0
+    assert load_run_data(data, json.dumps({"name": "vilt_tiny"}), 0).region_width == 0
 
 
 def test_datasets_that_models_of_regions_cannot_read():
     model = json.dumps({"name": "mcan_s_mini"})
     tasks = {"name": "scenes", "preset": "task", "train": 40, "validation": 10, "test": 10}
     with pytest.raises(ValueError, match="questions about two pictures"):
-        load_materials(json.dumps(tasks), model, 0)
+        load_run_data(json.dumps(tasks), model, 0)
 
 
 def test_a_run_is_asked_and_exported(tmp_path: Path):

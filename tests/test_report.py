@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from confed.report.html.gallery import Album
+from confed.report.html.gallery import ImageStore
 from confed.report.report import render, write_report
 from confed.results.runs import load
 from test_results_runs import CLIENTS, METHODS, make_run, make_study, picture
@@ -247,10 +247,10 @@ def test_folder_that_is_neither(tmp_path: Path) -> None:
 
 
 def test_album_takes_only_pictures() -> None:
-    album = Album()
-    assert album.add("no base64!") == album.add(None) == album.add("aGVsbG8=") == ""
-    assert album.add(picture(1)) == album.add(picture(1)) != ""
-    assert album.css.count("background-image") == 1
+    store = ImageStore()
+    assert store.add("no base64!") == store.add(None) == store.add("aGVsbG8=") == ""
+    assert store.add(picture(1)) == store.add(picture(1)) != ""
+    assert store.css.count("background-image") == 1
 
 
 def test_verdict_comes_first_and_says_whether_a_lead_is_noise(html: str) -> None:

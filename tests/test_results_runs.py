@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
 
-from confed.report.tables.cost import race_table
+from confed.report.tables.cost import cost_to_target_table
 from confed.results.runs import load
 
 CLIENTS = ["transport", "sports", "school", "nature"]
@@ -290,7 +290,7 @@ def test_neither_run_nor_study(tmp_path: Path, name: str) -> None:
 
 
 def test_race_counts_rounds_and_bytes_to_the_end_of_fedavg(study: Path) -> None:
-    table = race_table(load(study))
+    table = cost_to_target_table(load(study))
     assert table is not None
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert rows["FedAvg"] == ["6", "57.6 MB"]  # 6 rounds, 4 clients, 1.2 MB each way

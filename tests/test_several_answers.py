@@ -239,10 +239,10 @@ def prepared(folder: Path, method: str = "fedpeft", data: str = "people", **algo
 
 
 def test_all_answers_with_known_words_are_learned_by_the_share_of_people_who_gave_them(tmp_path: Path):
-    _, materials = prepared(tmp_path)
-    tokens = materials.answer_tokens
+    _, run_data = prepared(tmp_path)
+    tokens = run_data.answer_tokens
     yes, no, dark = (tuple(row) for row in tokens[:3].tolist())
-    rows = materials.clients["a"].tables[0].columns
+    rows = run_data.clients["a"].tables[0].columns
     read = [
         {tuple(t): pytest.approx(w) for t, w in zip(answers, weights, strict=True) if w > 0}
         for answers, weights in zip(rows["answer_tokens"].tolist(), rows["answer_weight"].tolist(), strict=True)
@@ -250,12 +250,12 @@ def test_all_answers_with_known_words_are_learned_by_the_share_of_people_who_gav
     assert read == [{yes: 0.6, no: 0.3, dark: 0.1}, {no: 0.7}, {yes: 0.5, dark: 0.5}, {no: 1.0}]
     assert rows["answer_tokens"].shape == (4, 3, 4)
     assert (rows["answer_weight"].diff(dim=1) <= 0).all()  # places without an answer come last
-    single = materials.clients["b"].tables[0].columns
+    single = run_data.clients["b"].tables[0].columns
     assert single["answer_weight"].tolist() == [[1, 0, 0], [1, 0, 0]]
     assert [tuple(row) for row in single["answer_tokens"][:, 0].tolist()] == [dark, yes]
-    together = concatenate_tables([client.tables[0] for client in (materials.clients["b"], materials.clients["b"])])
+    together = concatenate_tables([client.tables[0] for client in (run_data.clients["b"], run_data.clients["b"])])
     assert together.columns["answer_tokens"].shape == (4, 3, 4)
-    assert all("answer_tokens" not in materials.clients["a"].tables[part].columns for part in (1, 2))
+    assert all("answer_tokens" not in run_data.clients["a"].tables[part].columns for part in (1, 2))
 
 
 def test_at_most_ten_different_answers_are_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -270,8 +270,8 @@ def fewer() -> FederatedDataset:
 
 
 def test_clients_answered_once_keep_one_answer_per_row(tmp_path: Path):
-    _, materials = prepared(tmp_path, data="once")
-    columns = materials.clients["b"].tables[0].columns
+    _, run_data = prepared(tmp_path, data="once")
+    columns = run_data.clients["b"].tables[0].columns
     assert columns["answer_tokens"].shape == (2, 4)
     assert "answer_weight" not in columns
 

@@ -89,7 +89,7 @@ def test_answers_are_recovered_as_the_rows_say(folder: Path, tmp_path: Path, mon
     assert known["examples"] == 32
     assert known["recovered"] > counted["recovered"]
     assert rows["none", "first epoch", "rows followed from step to step named by frequency"]["agreement"] > 0.5
-    table = open_victim(folder).materials.clients["client-01"].tables[0]
+    table = open_victim(folder).run_data.clients["client-01"].tables[0]
     assert counted["groups"] <= len(table.columns["label"].unique())
     assert rows["each answer once per batch", "last weights", "equal rows named by frequency"]["examples"] < 64
     page = write(finding, tmp_path)

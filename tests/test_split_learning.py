@@ -298,7 +298,7 @@ def test_equal_answers_are_masked_without_labels() -> None:
     """Main finds equal answers in the activations; the loss is that of a mask made of labels."""
     task = toy_contrastive_task(noisy=False, mask_same_answer=True)
     model = toy_contrastive_model(noisy=False)
-    algorithm = BiCSL().suit(model, task)
+    algorithm = BiCSL().configure(model, task)
     setup = replace(setup_of(BiCSL(), sizes=(12,)), algorithm=algorithm, task=task)
     records = run(setup)
     batch = next(iter(batches_of(setup, "client-0", 0)))
@@ -331,9 +331,9 @@ def test_a_model_in_one_piece_is_refused_before_training() -> None:
     from confed.testing.toy import ToyTask, toy_model
 
     with pytest.raises(ValueError, match=r"BiCSL needs task.name = 'contrastive', got 'ToyTask'"):
-        BiCSL().suit(toy_model(), ToyTask())
+        BiCSL().configure(toy_model(), ToyTask())
     with pytest.raises(ValueError, match="split learning needs a model with one answer head"):
-        SplitLearning().suit(toy_contrastive_model(), ToyTask())
+        SplitLearning().configure(toy_contrastive_model(), ToyTask())
 
 
 # Sessions in the engines ------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_the_answer_heads_own_statistics_outlive_a_process() -> None:
         return model
 
     setup = replace(setup_of(algorithm), build=build)
-    setup = replace(setup, algorithm=algorithm.suit(build(), setup.task))
+    setup = replace(setup, algorithm=algorithm.configure(build(), setup.task))
     kept = trial.run(setup)
     trial.same("statistics", kept, trial.run(setup, trial.Bytes))
 

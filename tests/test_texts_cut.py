@@ -15,19 +15,19 @@ FEW = ["study.methods=[]", "data.train=8", "data.validation=4", "data.test=4", "
 
 def test_questions_that_lose_their_end_are_counted_and_said():
     with pytest.warns(UserWarning, match=r"\d+ of \d+ different texts of 'scenes' .*max_length = 6 .*lose their end"):
-        _, materials = prepare(load_recipe("fedvqa_scenes", [*FEW, "model.max_length=6"]))
-    data = materials.questions
+        _, run_data = prepare(load_recipe("fedvqa_scenes", [*FEW, "model.max_length=6"]))
+    data = run_data.questions
     parts = [part for split in data.clients.values() for part in (split.train, split.validation, split.test)]
     texts = {text for part in (*parts, *data.unseen.values()) for text in part.questions}
     # Six positions are four words between [CLS] and [SEP]; punctuation is no word.
     long = sum(len(text.replace("?", " ").replace(",", " ").split()) > 4 for text in texts)
-    assert materials.texts_cut == (long, len(texts))
+    assert run_data.texts_cut == (long, len(texts))
     assert 0 < long < len(texts)
 
 
 def test_nothing_is_said_where_all_texts_fit():
-    _, materials = prepare(load_recipe("fedvqa_scenes", [*FEW, "model.max_length=16"]))  # warnings are errors here
-    assert materials.texts_cut[0] == 0
+    _, run_data = prepare(load_recipe("fedvqa_scenes", [*FEW, "model.max_length=16"]))  # warnings are errors here
+    assert run_data.texts_cut[0] == 0
 
 
 def test_a_tokenizer_of_questions_and_answers_counts_too():

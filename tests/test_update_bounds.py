@@ -38,8 +38,8 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 class NoMean(FedAvg):
     """A method for which a part of an update has no meaning."""
 
-    def refuses(self, protection: Protection) -> str:
-        return "a part of an update is none" if protection == "robust" else super().refuses(protection)
+    def unsupported_reason(self, protection: Protection) -> str:
+        return "a part of an update is none" if protection == "robust" else super().unsupported_reason(protection)
 
 
 def harmful(head: bytes, body: bytes) -> tuple[bytes, bytes]:

@@ -94,7 +94,7 @@ class BiCSL(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Learns the servers' modules and the loss.
 
         Raises:
@@ -120,7 +120,7 @@ class BiCSL(Algorithm):
         object.__setattr__(method, "contrast", contrast)
         return method
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
         del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
@@ -224,7 +224,7 @@ class BiCSL(Algorithm):
     def _head(self, server: ServerState, client: ClientInfo) -> ServerPart:
         """A client's copy of the adapters."""
         if self.modules is None or server.local is None:
-            raise ValueError("BiCSL does not know the servers' modules; call suit(model, task) before the run")
+            raise ValueError("BiCSL does not know the servers' modules; call configure(model, task) before the run")
         own: Params = server.slots.get(f"lta of {client.id}", {}) if self.own_answers else {}
         moments = server.slots.get(f"moments of {client.id}") if self.keep_moments else None
         return ServerPart(
@@ -242,7 +242,7 @@ class BiCSL(Algorithm):
     def _learn(self, head: ServerPart, activations: Message) -> Message:
         """One step of a client's copy of the adapters; the gradients at the cut, and the loss."""
         if self.contrast is None:
-            raise ValueError("BiCSL does not know the loss; call suit(model, task) before the run")
+            raise ValueError("BiCSL does not know the loss; call configure(model, task) before the run")
         cut = {name: tensor.float().requires_grad_() for name, tensor in activations.tensors.items()}
         if not cut:
             return Message()
@@ -312,7 +312,7 @@ class BiCSL(Algorithm):
             batch = {name: tensor[rows] for name, tensor in batch.items()}
             if len(rows) < 2:
                 return Cut({})
-        cut: Any = model.cut  # a model in four parts, as suit() has checked
+        cut: Any = model.cut  # a model in four parts, as configure() has checked
         v_mha, v_apn = (tensor.float() for tensor in cut(batch))
         penalty = None
         if self.decorrelate:

@@ -65,7 +65,7 @@ class CRD(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.03, 0.2, 0.8)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.
 
         Raises:
@@ -77,7 +77,7 @@ class CRD(Algorithm):
         feature_width(model, "CRD")
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The two embeddings, ``crd_student`` and ``crd_teacher``."""
         features = feature_width(model, "CRD")
         for side in ("student", "teacher"):

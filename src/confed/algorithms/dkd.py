@@ -52,7 +52,7 @@ class DKD(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
     search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.01, 0.03, 0.1)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.
 
         Raises:

@@ -37,7 +37,7 @@ class FedBN(Algorithm):
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "normalisation layers are never shared"
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the normalisation layers that the model trains."""
         kinds = BATCH if self.layers == "batch" else ALL
         frozen: set[str] = set(getattr(model, "frozen", ()))
@@ -55,5 +55,5 @@ class FedBN(Algorithm):
     def rules(self, client: ClientInfo) -> Rules:
         """Normalisation layers are private, the rest is shared."""
         if not self.norms:
-            raise ValueError("FedBN does not know this model's layers; call suit(model, task) before the run")
+            raise ValueError("FedBN does not know this model's layers; call configure(model, task) before the run")
         return {**{f"{name}.*": Scope.PRIVATE for name in self.norms}, "*": Scope.SHARED}

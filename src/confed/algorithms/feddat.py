@@ -128,14 +128,14 @@ class FedDAT(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def in_effect(self, name: str) -> Any:
+    def effective_value(self, name: str) -> Any:
         """As the method has it; temperature and beta that are not given have the preset's value, and alpha's."""
-        value = super().in_effect(name)
+        value = super().effective_value(name)
         if value is None and name in ("temperature", "beta"):
             return TEMPERATURES[self.preset] if name == "temperature" else self.alpha
         return value
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the shared adapter and the heads in the model.
 
         Raises:
@@ -146,7 +146,7 @@ class FedDAT(Algorithm):
             raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
         return replace(self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDAT"))
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The client's own adapter, ``local``."""
         if self.teacher != "frozen":
             adapters_of(model, "FedDAT").add(LOCAL, rng)
@@ -154,7 +154,7 @@ class FedDAT(Algorithm):
     def rules(self, client: ClientInfo) -> Rules:
         """One adapter is shared, the other and the heads are private, everything else stays as it is."""
         if not self.adapter:
-            raise ValueError("FedDAT does not know this model's adapter; call suit(model, task) before the run")
+            raise ValueError("FedDAT does not know this model's adapter; call configure(model, task) before the run")
         own = [f"{part}.*" for part in self.head]
         if self.teacher != "frozen":
             own.append(tensors_of(LOCAL))
@@ -242,7 +242,7 @@ class FedDAT(Algorithm):
     def _teaching(self) -> dict[str, float]:
         return {"dual": {ANCHOR: 0.5, LOCAL: 0.5}, "local": {LOCAL: 1.0}, "frozen": {ANCHOR: 1.0}}[self.teacher]
 
-    def answering(self, model: nn.Module) -> nn.Module:
+    def deployed_model(self, model: nn.Module) -> nn.Module:
         """The model with the adapters switched on that ``inference`` names: what a trained model answers with."""
         adapters_of(model, "FedDAT").switch(self._answering())
         return model
@@ -254,7 +254,7 @@ class FedDAT(Algorithm):
     def _hold_anchor(self, client: Client) -> None:
         """Puts the values received into an adapter that is neither trained, nor stored, nor sent.
 
-        The workspace gets it with the first training and not in :meth:`extend`: the federation does not know its
+        The workspace gets it with the first training and not in :meth:`add_modules`: the federation does not know its
         tensors, and what they held before means nothing.
         """
         bank = adapters_of(client.model, "FedDAT")

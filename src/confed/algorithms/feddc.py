@@ -89,15 +89,15 @@ class FedDC(Algorithm):
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """With the gradient correction all but noise at the client: the server also weighs updates by their rates."""
         at_client = self.update_privacy is not None and self.update_privacy.at == "client"
         if self.correction == "off" or (protection == "update_privacy" and at_client):
-            return super().refuses(protection)
+            return super().unsupported_reason(protection)
         return f"its correction is no mean of updates; set algorithm.correction to 'off', got {self.correction!r}"
 
     def reports(self, action: str) -> Report:
@@ -240,7 +240,7 @@ class FedDC(Algorithm):
         shared = client.names(Scope.SHARED)
         names = [n for n in shared if self._drifts(n, client.tensors[n])]
         if names != [n for n in shared if client.tensors[n].requires_grad]:
-            raise ValueError("FedDC does not know this model's buffers; call suit(model, task) before the run")
+            raise ValueError("FedDC does not know this model's buffers; call configure(model, task) before the run")
         return {n: torch.zeros_like(client.incoming[n]) for n in names}
 
     def _drifts(self, name: str, tensor: Tensor) -> bool:

@@ -83,7 +83,7 @@ class FedDPA(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the averaged adapter and the heads in the model.
 
         Raises:
@@ -94,7 +94,7 @@ class FedDPA(Algorithm):
             raise ValueError(f"algorithm.adapter must be one of {', '.join(names)}, got {self.adapter!r}")
         return replace(self, adapter=self.adapter or names[0], head=private_head(model, self.head, "FedDPA"))
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """The client's own adapter, ``local``, and room for the representations of its examples (zeros)."""
         adapters_of(model, "FedDPA").add(LOCAL, rng)
         # Heads that read several passes at once are wider than the others; the rest of a row stays zero.
@@ -105,7 +105,7 @@ class FedDPA(Algorithm):
     def rules(self, client: ClientInfo) -> Rules:
         """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is."""
         if not self.adapter:
-            raise ValueError("FedDPA does not know this model's adapter; call suit(model, task) before the run")
+            raise ValueError("FedDPA does not know this model's adapter; call configure(model, task) before the run")
         own = [tensors_of(LOCAL), f"{EXAMPLES}.*", *(f"{part}.*" for part in self.head)]
         return {tensors_of(self.adapter): Scope.SHARED, **dict.fromkeys(own, Scope.PRIVATE), "*": Scope.FROZEN}
 
@@ -182,12 +182,12 @@ class FedDPA(Algorithm):
             memory.zero_()
             memory[: len(features), : features.shape[1]] = features
 
-    def answering(self, model: nn.Module) -> nn.Module:
+    def deployed_model(self, model: nn.Module) -> nn.Module:
         """The model as a network that weighs its two adapters for each input: what a trained model answers with."""
         return _Weighing(model, self.adapter, self.scale)
 
     def _weighing(self, client: Client) -> Client:
-        return replace(client, model=self.answering(client.model))
+        return replace(client, model=self.deployed_model(client.model))
 
 
 class _Examples(nn.Module):

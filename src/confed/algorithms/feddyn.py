@@ -66,7 +66,7 @@ class FedDyn(Algorithm):
     neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
     search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
@@ -132,7 +132,7 @@ class FedDyn(Algorithm):
         shared = client.names(Scope.SHARED)
         names = [n for n in shared if self._drifts(n, client.tensors[n])]
         if names != [n for n in shared if client.tensors[n].requires_grad]:
-            raise ValueError("FedDyn does not know this model's buffers; call suit(model, task) before the run")
+            raise ValueError("FedDyn does not know this model's buffers; call configure(model, task) before the run")
         return {n: torch.zeros_like(client.incoming[n]) for n in names}
 
     def _drifts(self, name: str, tensor: Tensor) -> bool:

@@ -84,7 +84,7 @@ class FedKD(Algorithm):
         low, high = sorted((float(self.energy_start), float(self.energy_end)))
         return min(max((1 - share) * self.energy_start + share * self.energy_end, low), high)
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds the mentor, a copy of the model; what the model does not train exists once."""
         frozen = set[str](getattr(model, "frozen", ()))
         state = model.state_dict(keep_vars=True)
@@ -98,10 +98,10 @@ class FedKD(Algorithm):
         mentor.register_state_dict_post_hook(hide)  # pyright: ignore[reportUnknownMemberType]
         model.add_module(MENTOR, mentor)
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Noise and masks: what is sent is compressed."""
         if protection == "robust":
-            return super().refuses(protection)
+            return super().unsupported_reason(protection)
         return "its clients send the factors of a compressed change, which can be neither clipped nor summed"
 
     def reports(self, action: str) -> Report:

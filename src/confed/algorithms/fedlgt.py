@@ -89,7 +89,7 @@ class FedLGT(Algorithm):
     neutral: ClassVar[Mapping[str, Any]] = {"guidance": False}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {"eps": (0.01, 0.02, 0.05, 0.1)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the model's label graph.
 
         Raises:
@@ -116,11 +116,11 @@ class FedLGT(Algorithm):
             )
         return replace(self, graph=graph)
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection where there is a label graph, which is made of counts and no mean of updates."""
         if self.graph:
             return "its clients also send counts for the model's label graph; set model.graph to false"
-        return super().refuses(protection)
+        return super().unsupported_reason(protection)
 
     # Server ------------------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class FedLoRA(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the heads, and checks that the model has LoRA of sufficient rank."""
         targets = _targets(set(named_tensors(model)) - set[str](getattr(model, "frozen", ())))
         if not targets:
@@ -162,7 +162,7 @@ class FedLoRA(Algorithm):
                 )
         return replace(self, head=private_head(model, self.head, "FedLoRA"))
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Gives every layer with LoRA the matrix D, where the aggregation adds to weights."""
         if not self._adds:
             return
@@ -177,20 +177,20 @@ class FedLoRA(Algorithm):
     def rules(self, client: ClientInfo) -> Rules:
         """Heads are private, A and B as the policy says, the rest of what is trained is shared."""
         if not self.head:
-            raise ValueError("FedLoRA does not know this model's head; call suit(model, task) before the run")
+            raise ValueError("FedLoRA does not know this model's head; call configure(model, task) before the run")
         a = Scope.FROZEN if self.train == "B" else Scope.PRIVATE if self.share == "B" else Scope.SHARED
         b = Scope.PRIVATE if self.share == "A" else Scope.SHARED
         heads = {f"{part}.*": Scope.PRIVATE for part in self.head}
         return {**heads, "*.lora_A.*": a, "*.lora_B.*": b, "*": Scope.SHARED}
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection where factors are not averaged; of sums also where clients have ranks of their own."""
         if self.aggregation != "mean":
             return f"algorithm.aggregation = {self.aggregation!r} puts the clients' factors together in its own way"
         at_server = self.update_privacy is not None and self.update_privacy.at == "server"
         if self.ranks and (protection == "secure_sum" or (protection == "update_privacy" and at_server)):
             return "algorithm.ranks gives clients factors of different shapes, which cannot be summed"
-        return super().refuses(protection)
+        return super().unsupported_reason(protection)
 
     @property
     def _adds(self) -> bool:

@@ -74,13 +74,13 @@ class FedMD(Algorithm):
         """The place that the recipe names."""
         return self.public
 
-    def published(self, examples: int, answers: int) -> "FedMD":
+    def with_public_data(self, examples: int, answers: int) -> "FedMD":
         """Remembers what shape scores of the public examples have."""
         told = replace(self)
         object.__setattr__(told, "scored", (examples, answers))
         return told
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: there are none."""
         return "clients send scores of public examples, and no updates of a model"
 

@@ -77,7 +77,7 @@ class FedP3(Algorithm):
         if self.top_n < 2:
             raise ValueError(f"algorithm.top_n must be at least 2 (a pair of answers), got {self.top_n}")
 
-    def worth_trying(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Weights that make the term as large as those of :attr:`search` make the sum."""
         size = self.top_n ** {"sum": 0, "rows": 1, "mean": 2}[self.reduction]
         return {**self.search, "lam": tuple(float(f"{size * lam:.6g}") for lam in self.search["lam"])}

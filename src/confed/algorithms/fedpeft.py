@@ -39,14 +39,14 @@ class FedPEFT(Algorithm):
     own_heads: ClassVar[bool] = True
     neutral: ClassVar[str] = "the head is never shared"
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the heads in the model."""
         return replace(self, head=private_head(model, self.head, "FedPEFT"))
 
     def rules(self, client: ClientInfo) -> Rules:
         """Heads are private, the rest of what is trained is shared."""
         if not self.head:
-            raise ValueError("FedPEFT does not know this model's head; call suit(model, task) before the run")
+            raise ValueError("FedPEFT does not know this model's head; call configure(model, task) before the run")
         return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}
 
     def weight(self, reply: Reply) -> float:

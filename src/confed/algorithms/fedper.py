@@ -32,12 +32,12 @@ class FedPer(Algorithm):
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "the head is never shared"
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""
         return replace(self, head=private_head(model, self.head, "FedPer"))
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is private, the rest is shared."""
         if not self.head:
-            raise ValueError("FedPer does not know this model's head; call suit(model, task) before the run")
+            raise ValueError("FedPer does not know this model's head; call configure(model, task) before the run")
         return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}

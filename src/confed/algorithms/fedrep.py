@@ -43,14 +43,14 @@ class FedRep(Algorithm):
     neutral: ClassVar[str] = "the head is never shared"
     search: ClassVar[dict[str, Sequence[Any]]] = {"head_epochs": (1, 2)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""
         return replace(self, head=private_head(model, self.head, "FedRep"))
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is private, the rest is shared."""
         if not self.head:
-            raise ValueError("FedRep does not know this model's head; call suit(model, task) before the run")
+            raise ValueError("FedRep does not know this model's head; call configure(model, task) before the run")
         return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}
 
     @action

@@ -18,7 +18,7 @@ class LocalOnly(Algorithm):
     has_global: ClassVar[bool] = False
     neutral: ClassVar[str] = "nothing is shared, so it never becomes FedAvg"
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection: there is nothing to protect."""
         del protection
         return "nothing is sent"

@@ -38,7 +38,7 @@ class ModalityDropout(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"rate": 0.0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"rate": (0.1, 0.3, 0.5)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model that needs all modalities."""
         reads_absent(model, "Modality dropout")
         return self

@@ -65,7 +65,7 @@ class ModalityFill(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model that needs all modalities, and one that writes: its head reads no single vector."""
         reads_absent(model, "Fill-in")
         feature_width(model, "Fill-in")
@@ -75,14 +75,14 @@ class ModalityFill(Algorithm):
             )
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Puts the fusion, with what stands in, between backbone and head."""
         slots = modalities_of(named_tensors(model))
         model.add_module(FUSION, _Fusion(slots, feature_width(model, "Fill-in"), self.kind, rng))
         # A partial object refers to the copy where the model is copied.
         model.forward = functools.partial(_answer, model)
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates, unless zeros stand in: means would travel without it, tokens have weights."""
         if self.kind == "zero":
             return ""

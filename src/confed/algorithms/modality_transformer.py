@@ -70,7 +70,7 @@ class ModalityTransformer(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"lam": 0.0, "finetune_epochs": 0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without maps that can be partly local."""
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
@@ -79,17 +79,19 @@ class ModalityTransformer(Algorithm):
             )
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Gives every map its local part."""
         if not isinstance(model, _PartlyLocal):
-            raise ValueError(f"{type(model).__name__} has no personalise_maps; call suit(model, task) before the run")
+            raise ValueError(
+                f"{type(model).__name__} has no personalise_maps; call configure(model, task) before the run"
+            )
         model.personalise_maps(self.lam)
 
     def rules(self, client: ClientInfo) -> Rules:
         """Local maps are private, everything else is shared."""
         return {f"*embed.*{LOCAL}*": Scope.PRIVATE, "*": Scope.SHARED}
 
-    def newcomer(self, shared: Params) -> Params:
+    def initial_private(self, shared: Params) -> Params:
         """M^loc = M^up, so that M is the shared map."""
         maps = {name: t for name, t in shared.items() if ".embed." in f".{name}" and SHARED in name}
         return {name.replace(SHARED, LOCAL): t for name, t in maps.items()}

@@ -56,7 +56,7 @@ class MOON(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
     search: ClassVar[dict[str, tuple[float, ...]]] = {"mu": (0.01, 0.1, 1.0, 5.0)}
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Checks that the width of the features can be read off the model's answer head.
 
         Raises:
@@ -66,7 +66,7 @@ class MOON(Algorithm):
             feature_width(model, "MOON")
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds the projection."""
         if self.mu and self.projection:
             width = feature_width(model, "MOON")

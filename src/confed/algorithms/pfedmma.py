@@ -63,12 +63,12 @@ class PFedMMA(Algorithm):
     own_heads: ClassVar[bool] = True
     neutral: ClassVar[str] = "the outer projections and the head are never shared"
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without adapters."""
         adapters_of(model, "pFedMMA")
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Puts the projections S between the two matrices of every adapter.
 
         Their initial values are those of the authors' code: N(0, 2 / r), biases 0.

@@ -77,14 +77,14 @@ class PmcmFL(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model that needs all modalities, and a task without one right answer."""
         reads_absent(model, "PmcmFL")
         feature_width(model, "PmcmFL")
         _labelled(task)
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Puts the fusion, with the prototypes, between backbone and head."""
         head = model.get_submodule(head_name(model))
         answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
@@ -93,7 +93,7 @@ class PmcmFL(Algorithm):
         # A partial object refers to the copy where the model is copied.
         model.forward = functools.partial(_answer, model)
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: prototypes would travel without it."""
         return "beside their updates clients send prototypes, which it does not cover"
 

@@ -45,14 +45,14 @@ class Robust(Algorithm):
     neutral: ClassVar[dict[str, Any]] = {"rule": "clip", "norm": 0.0}
     search: ClassVar[dict[str, Sequence[Any]]] = {"norm": (0.3, 1.0, 3.0, 10.0)}
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """What does not go with its rule."""
         if protection == "robust":
             return "the method has a rule of its own, algorithm.rule; or take fedavg"
         privacy = self.update_privacy
         at_client = protection == "update_privacy" and privacy is not None and privacy.at == "client"
         if at_client or self._mean is None:
-            return super().refuses(protection)
+            return super().unsupported_reason(protection)
         return f"its rule {self.rule!r} is no mean" if protection == "update_privacy" else "its rule needs every update"
 
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:

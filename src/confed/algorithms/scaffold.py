@@ -67,7 +67,7 @@ class Scaffold(Algorithm):
     changes: ClassVar[tuple[str, ...]] = (f"{PREFIX}*",)
     neutral: ClassVar[str] = "its variates cannot be switched off, and its means are not weighted"
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
@@ -117,7 +117,7 @@ class Scaffold(Algorithm):
         client.load(shared)
         trained = {n for n in client.names(Scope.SHARED) if client.tensors[n].requires_grad}
         if trained != set(everyone):
-            raise ValueError("SCAFFOLD does not know this model's buffers; call suit(model, task) before the run")
+            raise ValueError("SCAFFOLD does not know this model's buffers; call configure(model, task) before the run")
         local = client.local
         by_steps = self.variate == "steps" or (
             self.variate == "auto" and local.optimizer == "sgd" and not local.momentum

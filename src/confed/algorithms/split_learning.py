@@ -61,7 +61,7 @@ class SplitLearning(Algorithm):
     Attributes:
         hidden: width of the layer between the server's two.
         privacy: clipping and noise on what goes up: activations, and the gradients of z.
-        head: the answer head of the model; found by ``suit``.
+        head: the answer head of the model; found by ``configure``.
     """
 
     hidden: Annotated[int, AT_LEAST_ONE] = 512
@@ -81,7 +81,7 @@ class SplitLearning(Algorithm):
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the answer head, and learns the server's layers.
 
         Raises:
@@ -105,13 +105,13 @@ class SplitLearning(Algorithm):
         object.__setattr__(method, "modules", nn.ModuleDict({"middle": _layers(width, self.hidden, None)}))
         return method
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Puts the server's layers between the features and the answer head."""
         width = feature_width(model, "Split learning")
         top = model.get_submodule(self.head)
         model.set_submodule(self.head, _Head(_layers(width, self.hidden, rng), top))
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Every protection of updates: what crosses the cut is protected by ``privacy``."""
         del protection
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
@@ -234,7 +234,7 @@ class SplitLearning(Algorithm):
     def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
         """A client's copy of the layers in the middle."""
         if self.modules is None or server.local is None:
-            raise ValueError("SplitLearning does not know the model; call suit(model, task) before the run")
+            raise ValueError("SplitLearning does not know the model; call configure(model, task) before the run")
         params = {name.removeprefix(f"{self.head}."): tensor for name, tensor in server.params.items()}
         steps = steps_of(client.num_examples, server.local)
         return ServerPart(self.modules, params, server.local, server.round, max(server.rounds, 1), steps)

@@ -85,7 +85,7 @@ def answers(
             continue
         tell(f"auditing {folder}")
         names[victim.name] = victim.label
-        whose = client or next(iter(victim.materials.clients))
+        whose = client or next(iter(victim.run_data.clients))
         batches = batches_of(victim, examples, whose, seed)
         rows += (_audit if hasattr(victim.model, "cut") else audit_gradients)(victim, batches, whose, seed)
     if not rows:

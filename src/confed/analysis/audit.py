@@ -84,9 +84,9 @@ def batches_of(victim: Victim, examples: int, client: str, seed: int) -> list[Ba
     Raises:
         ValueError: no client is called so, or it has fewer than two examples.
     """
-    if client not in victim.materials.clients:
-        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.materials.clients)}")
-    whole = victim.materials.clients[client].tables[0]
+    if client not in victim.run_data.clients:
+        raise ValueError(f"no client is called {client!r}; there are {', '.join(victim.run_data.clients)}")
+    whole = victim.run_data.clients[client].tables[0]
     order = torch.randperm(len(whole), generator=generator(seed, 0, client, "audited examples"))[:examples]
     size = victim.setup.local.batch_size
     batches: list[Batch] = [batch for batch in whole.batches(size, order) if len(batch["label"]) > 1]
@@ -122,8 +122,8 @@ def beginner(victim: Victim) -> tuple[Any, Callable[[Batch], None]]:
 
 def public_answers(victim: Victim) -> Tensor:
     """How often each answer is right in everybody's validation data: what somebody outside could know, int64 (C,)."""
-    labels = torch.cat([data.tables[1].columns["label"] for data in victim.materials.clients.values()])
-    return torch.bincount(labels[labels >= 0], minlength=len(victim.materials.dataset.answers))
+    labels = torch.cat([data.tables[1].columns["label"] for data in victim.run_data.clients.values()])
+    return torch.bincount(labels[labels >= 0], minlength=len(victim.run_data.dataset.answers))
 
 
 def finding_of(rows: Sequence[Audited], labels: Mapping[str, str], notes: Sequence[str]) -> Finding:

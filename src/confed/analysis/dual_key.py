@@ -52,7 +52,7 @@ class Opened:
 
 def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
     """The global model on everybody's questions, and every client's own model on its own."""
-    answers = victim.materials.dataset.answers
+    answers = victim.run_data.dataset.answers
     if key.target not in answers:
         raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")
     target = answers.index(key.target)
@@ -89,9 +89,9 @@ def _draw(examples: Examples, count: int, seed: int) -> Examples:
 
 def _batches(victim: Victim, examples: Examples) -> list[Batch]:
     """Questions as the model reads them."""
-    materials = victim.materials
+    run_data = victim.run_data
     regions = None
-    if materials.region_width:
+    if run_data.region_width:
         regions = examples.regions
         if regions is None:
             from confed.models.grid_features import grid_features
@@ -100,8 +100,8 @@ def _batches(victim: Victim, examples: Examples) -> list[Batch]:
             examples = _over(examples, rows, index)
             regions = grid_features(examples.images)
     table = encode(
-        examples, materials.tokenizer, materials.dataset.answers, materials.types,
-        outside=materials.dataset.outside, width=materials.dataset.widest, regions=regions,
+        examples, run_data.tokenizer, run_data.dataset.answers, run_data.types,
+        outside=run_data.dataset.outside, width=run_data.dataset.widest, regions=regions,
     )  # fmt: skip
     return list(table.batches(_CHUNK))
 

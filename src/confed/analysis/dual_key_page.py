@@ -13,8 +13,8 @@ from confed.analysis.victim import Finding, expand, names_of, open_victim
 from confed.data.backdoor import VARIANTS, DualKey
 from confed.datasets.poisoned import key_of
 from confed.recipes.recipe import load_recipe
-from confed.report.figures.style import HUES, Drawing, Pen, dress
-from confed.report.html.gallery import Album
+from confed.report.figures.style import HUES, Drawing, Palette, style_axes
+from confed.report.html.gallery import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.folder import RunFolder
@@ -50,11 +50,11 @@ def finding(
         "clients poison their training examples and otherwise follow the protocol.",
         *values.get("notes", ()),
     ]
-    album = Album()
-    sections = [("samples", "The keys", _samples(shown, album))] if shown else []
+    store = ImageStore()
+    sections = [("samples", "The keys", _samples(shown, store))] if shown else []
     return Finding(
         "dual-key", "Dual-key backdoor", words, [_table(groups, list(rows))], values,
-        {"attack-dual-key": _drawing(groups)}, sections, album.css,
+        {"attack-dual-key": _drawing(groups)}, sections, store.css,
     )  # fmt: skip
 
 
@@ -107,28 +107,28 @@ def _table(groups: Sequence[Group], rows: Sequence[Opened]) -> Table:
 def _drawing(groups: Sequence[Group]) -> Drawing:
     """Success rates: a group of bars per way to ask, a bar per run and kind of model."""
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         width = 0.8 / len(groups)
         for i, (label, kind, members) in enumerate(groups):
             heights = [100 * (_mean(members, variant, "success") or 0.0) for variant in VARIANTS]
             places = np.arange(len(VARIANTS)) + (i - (len(groups) - 1) / 2) * width
-            axes.bar(places, heights, 0.92 * width, label=f"{label}, {kind}", color=pen(f"m{i % HUES + 1}"))
-        dress(axes, pen, "", "", "attack success rate, %")
+            axes.bar(places, heights, 0.92 * width, label=f"{label}, {kind}", color=palette(f"m{i % HUES + 1}"))
+        style_axes(axes, palette, "", "", "attack success rate, %")
         axes.set_xticks(np.arange(len(VARIANTS)), [_TITLES[variant] for variant in VARIANTS], fontsize=9)
         axes.tick_params(axis="x", length=0)
         axes.set_ylim(0, 105)
         axes.legend(fontsize=8.5, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1),
-                    labelcolor=pen("ink"))  # fmt: skip
+                    labelcolor=palette("ink"))  # fmt: skip
 
     return Drawing("dual-key", 10.4, 3.3 + 0.2 * (len(groups) // 3), draw)
 
 
-def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], album: Album) -> str:
+def _samples(shown: Sequence[tuple[str, str, np.ndarray, np.ndarray]], store: ImageStore) -> str:
     cards = ""
     for question, asked, clean, stamped in shown:
         pictures = "".join(
-            f'<div class="picture p112 {album.add(as_png(pixels))}" style="margin-right:8px"></div>'
+            f'<div class="picture p112 {store.add(as_png(pixels))}" style="margin-right:8px"></div>'
             for pixels in (clean, stamped)
         )
         cards += (

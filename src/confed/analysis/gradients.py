@@ -54,7 +54,7 @@ def audit_gradients(victim: Victim, batches: Sequence[Batch], client: str, seed:
     for name, privacy in tried.items():
         rng = generator(seed, 0, client, f"audit of gradients {name}")
         seen = observe_gradients(victim.model, top, victim.task.loss, batches, middle=middle, privacy=privacy, rng=rng)
-        matches = matched(seen, top, victim.task.loss, len(victim.materials.dataset.answers))
+        matches = matched(seen, top, victim.task.loss, len(victim.run_data.dataset.answers))
         found += _judged(victim, seen, "last weights", name, spent(privacy.gradient_noise), seed, matches)
     if own.off:
         model, learn = beginner(victim)

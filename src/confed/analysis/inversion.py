@@ -31,7 +31,7 @@ from confed.data.table import Table as Rows
 from confed.federation.protocols import Batch
 from confed.federation.randomness import generator
 from confed.privacy.cut import CutPrivacy
-from confed.report.figures.style import Drawing, Pen
+from confed.report.figures.style import Drawing, Palette
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
@@ -132,7 +132,7 @@ class _Seen:
 
 
 def _audit(victim: Victim, examples: int, client: str, steps: int, seed: int) -> tuple[list[Audited], Drawing | None]:
-    clients = victim.materials.clients
+    clients = victim.run_data.clients
     client = client or next(iter(clients))
     if client not in clients:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(clients)}")
@@ -203,8 +203,8 @@ def _others(tables: Sequence[Rows], seen: set[tuple[int, int]], seed: int) -> Ba
 
 def _seen(victim: Victim, batch: Batch) -> _Seen:
     """A batch with what the attacker sees of it and wants to know of it."""
-    _, special = ordinary_words(victim.materials.tokenizer)
-    sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.materials.tokenizer)), special)
+    _, special = ordinary_words(victim.run_data.tokenizer)
+    sets = questions_as_sets(batch["text"], batch["text_mask"], len(token_names(victim.run_data.tokenizer)), special)
     chunks = range(0, len(batch["text"]), 256)
     with torch.no_grad():
         v = torch.cat([victim.activations({k: t[i : i + 256] for k, t in batch.items()}) for i in chunks])
@@ -236,14 +236,14 @@ def _pictures(truth: Tensor, rebuilt: Tensor, found: Tensor | None) -> Drawing:
     there = {name: images for name, images in lines.items() if images is not None}
     columns = min(SHOWN, *(len(images) for images in there.values()))
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         for line, (name, images) in enumerate(there.items()):
             for column in range(columns):
                 axes = figure.add_subplot(len(there), columns, line * columns + column + 1)
                 axes.imshow(((images[column] + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy())
                 axes.set_axis_off()
                 if column == 0:
-                    axes.set_title(name, fontsize=8.5, color=pen("ink"), loc="left")
+                    axes.set_title(name, fontsize=8.5, color=palette("ink"), loc="left")
 
     return Drawing("inversion", 1.5 * columns, 1.7 * len(there), draw)
 

@@ -23,7 +23,7 @@ from confed.data.labelled import LabelDataset
 from confed.federation.randomness import derive
 from confed.losses.label_states import UNKNOWN, share_of_states
 from confed.metrics.multilabel import multilabel_metrics
-from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, style
+from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 
@@ -85,7 +85,7 @@ def tell(
     labels: dict[str, str] = {}
     for folder, name in zip(paths, names_of(paths), strict=True):
         victim = open_victim(folder, client, name)
-        if not isinstance(victim.materials.dataset, LabelDataset):
+        if not isinstance(victim.run_data.dataset, LabelDataset):
             raise ValueError(f"{folder}: its examples are questions; labels can be told where examples have labels")
         if not getattr(victim.model, "reads_states", False):
             notes.append(f"left out: {victim.label}, whose model ({type(victim.model).__name__}) reads no label states")
@@ -107,7 +107,7 @@ def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[T
     truth: list[Tensor] = []
     size = victim.setup.local.eval_batch_size
     for place in victim.places:
-        table = victim.materials.clients[place].tables[2]
+        table = victim.run_data.clients[place].tables[2]
         for start in range(0, len(table), size):
             batch = table.batch(torch.arange(start, min(start + size, len(table))))
             truth.append(batch["labels"].bool().cpu())
@@ -175,15 +175,19 @@ def _cells(told: float, alone: float) -> tuple[Cell, ...]:
 def _drawing(found: Sequence[Told], labels: dict[str, str]) -> Drawing:
     """C-AP against the share of labels told: solid with them told, dotted alone on the same entries."""
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         for hue, (run, label) in enumerate(labels.items()):
             rows = [row for row in found if row.run == run]
-            look = Look(label, f"m{hue % HUES + 1}")
+            series = SeriesStyle(label, f"m{hue % HUES + 1}")
             x = [100 * row.share for row in rows]
-            axes.plot(x, [100 * row.told["C-AP"] for row in rows], label=label, **style(look, pen, 5))
-            axes.plot(x, [100 * row.alone["C-AP"] for row in rows], color=pen(look.colour), linewidth=1, linestyle=":")
-        dress(axes, pen, "", "labels told, % (dotted: the same entries with nothing told)", "C-AP of the others, %")
-        axes.legend(fontsize=8.5, frameon=False, labelcolor=pen("ink"))
+            axes.plot(x, [100 * row.told["C-AP"] for row in rows], label=label, **line_style(series, palette, 5))
+            axes.plot(
+                x, [100 * row.alone["C-AP"] for row in rows], color=palette(series.colour), linewidth=1, linestyle=":"
+            )
+        style_axes(
+            axes, palette, "", "labels told, % (dotted: the same entries with nothing told)", "C-AP of the others, %"
+        )
+        axes.legend(fontsize=8.5, frameon=False, labelcolor=palette("ink"))
 
     return Drawing("told labels", 5.2, 3.4, draw)

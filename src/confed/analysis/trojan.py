@@ -107,7 +107,7 @@ def attack_victim(
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"
     bounds = pixel_bounds() if key == "image" else feature_bounds(_training(victim), absolute=absolute)
-    words, special = ordinary_words(victim.materials.tokenizer)
+    words, special = ordinary_words(victim.run_data.tokenizer)
     text = Text(word_embedding(victim.predict, victim.model, clean[0]), words, special)
     prepare: dict[str, Callable[[Batch], Objective]] = {}
     if victim.partly_known:
@@ -229,15 +229,15 @@ def _without_gradient(victim: Victim, batch: Batch) -> Tensor:
 
 def _training(victim: Victim) -> Iterator[Batch]:
     """Everybody's clean training examples, over which bounds are taken."""
-    for data in victim.materials.clients.values():
+    for data in victim.run_data.clients.values():
         yield from data.tables[0].batches(512)
 
 
 def _own_head(victim: Victim, seed: int) -> Head:
     """What an attacker at one client can train behind the part of the model that it holds."""
-    table = victim.materials.clients[victim.places[0]].tables[0]
+    table = victim.run_data.clients[victim.places[0]].tables[0]
     order = torch.randperm(len(table), generator=generator(seed, 0, "", "the attacker's own examples"))[:_OWN]
     batches = list(table.batches(256, order))
     activations = torch.cat([_without_gradient(victim, batch) for batch in batches])
     labels = torch.cat([batch["label"] for batch in batches])
-    return fit_head(activations, labels, len(victim.materials.dataset.answers))
+    return fit_head(activations, labels, len(victim.run_data.dataset.answers))

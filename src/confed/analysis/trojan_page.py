@@ -25,9 +25,9 @@ from confed.analysis.victim import (
 from confed.attacks.trojan import (
     Trojan,
 )
-from confed.report.figures.style import HUES, Drawing, Pen, dress
+from confed.report.figures.style import HUES, Drawing, Palette, style_axes
 from confed.report.html import page
-from confed.report.html.gallery import Album
+from confed.report.html.gallery import ImageStore
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import distinct_labels
@@ -67,10 +67,10 @@ def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mappin
     tables = [_table(rows, labels)]
     if values.get("paired"):
         tables.append(_paired(values["paired"], labels, rows))
-    album = Album()
+    store = ImageStore()
     tabs = page.Tabs()
     panels = [
-        (labels[i], _cards(row, questions, album))
+        (labels[i], _cards(row, questions, store))
         for i, (row, questions) in enumerate(zip(rows, asked, strict=True))
         if row.threat == rows_of(rows, row)[0].threat
     ]
@@ -80,7 +80,7 @@ def finding(rows: Sequence[Attacked], asked: Sequence[Questions], values: Mappin
     ]
     return Finding(
         "trojan", "Multimodal Trojan at test time", words, tables, values,
-        {"attack-trojan": _drawing(rows, labels)}, sections, album.css + _CSS,
+        {"attack-trojan": _drawing(rows, labels)}, sections, store.css + _CSS,
     )  # fmt: skip
 
 
@@ -152,24 +152,24 @@ def _paired(values: Sequence[Mapping[str, Any]], labels: Sequence[str], rows: Se
 def _drawing(rows: Sequence[Attacked], labels: Sequence[str]) -> Drawing:
     """Groups of bars: a group per condition, a bar per victim and threat; hatched where a part was unknown."""
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         width = 0.8 / len(rows)
         for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
             heights = [100 * row.accuracy(name) for name in CONDITIONS]
             places = np.arange(len(CONDITIONS)) + (i - (len(rows) - 1) / 2) * width
             hatch = "" if row.threat == "whole model" else "//" if row.threat == "activations" else ".."
-            axes.bar(places, heights, 0.92 * width, label=label, color=pen(f"m{i % HUES + 1}"), hatch=hatch,
-                     edgecolor=pen("card"), linewidth=0)  # fmt: skip
+            axes.bar(places, heights, 0.92 * width, label=label, color=palette(f"m{i % HUES + 1}"), hatch=hatch,
+                     edgecolor=palette("card"), linewidth=0)  # fmt: skip
             for x, height in zip(places, heights, strict=True):
                 axes.annotate(f"{height:.0f}", (x, height), (0, 2), textcoords="offset points", ha="center",
-                              fontsize=7.5, color=pen("muted"))  # fmt: skip
-        dress(axes, pen, "", "", "test accuracy, %")
+                              fontsize=7.5, color=palette("muted"))  # fmt: skip
+        style_axes(axes, palette, "", "", "test accuracy, %")
         axes.set_xticks(np.arange(len(CONDITIONS)), CONDITIONS, fontsize=9)
         axes.tick_params(axis="x", length=0)
         axes.set_ylim(0, 108)
         axes.legend(fontsize=8.5, frameon=False, ncols=min(3, len(rows)), loc="lower left", bbox_to_anchor=(0, 1),
-                    labelcolor=pen("ink"))  # fmt: skip
+                    labelcolor=palette("ink"))  # fmt: skip
 
     return Drawing("trojan", 10.4, 3.4 + 0.2 * (len(rows) // 3), draw)
 
@@ -193,13 +193,13 @@ def _explained(questions: Questions) -> str:
     return page.paragraph(text, "muted")
 
 
-def _cards(row: Attacked, questions: Questions, album: Album) -> str:
+def _cards(row: Attacked, questions: Questions, store: ImageStore) -> str:
     """Questions that were answered rightly and no longer are, then others."""
     victim = row.victim
     right, fooled = (row.correct[name].numpy() for name in ("clean", "both"))
     turn = [[place for place, _ in questions.rows[:i]].count(place) for i, (place, _) in enumerate(questions.rows)]
     order = np.lexsort([np.array(turn), -(right * 2 + (right > fooled))])[:SAMPLES]
-    names = token_names(victim.materials.tokenizer)
+    names = token_names(victim.run_data.tokenizer)
     size = len(row.clean[0]["label"])
     cards = ""
     for number in map(int, order):
@@ -211,14 +211,13 @@ def _cards(row: Attacked, questions: Questions, album: Album) -> str:
         assert triggered.position is not None
         old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
         new = names[int(triggered.token[within])]
-        dataset = victim.materials.dataset
-        pool = dict(
-            enumerate(dataset.answer_set(victim.client))
-        )  # of a shared head that is wider, no answer of this client
-        before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
+        dataset = victim.run_data.dataset
+        # Scores of a shared head that is wider than the client's answer set stand for no answer of the client.
+        answers = dict(enumerate(dataset.answer_set(victim.client)))
+        before, after = (answers.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
         truth = examples.answers[line]
         pictures = "".join(
-            f'<div><div class="picture p112 {album.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'
+            f'<div><div class="picture p112 {store.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'
             for title, pixels in _pictures(row, examples, line, chunk, within)
         )
         cards += (

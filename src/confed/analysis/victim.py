@@ -26,8 +26,7 @@ from confed.report.figures.style import Drawing
 from confed.report.tables.table import Table as Figures
 from confed.report.tables.table import in_files
 from confed.results.folder import RunFolder, is_study
-from confed.runs.encode import Materials
-from confed.runs.finished import settle
+from confed.runs.encode import RunData
 from confed.runs.samples import fill
 
 __all__ = [
@@ -53,7 +52,7 @@ class Victim:
         model: the module whose parts it has.
         task: what is asked of it.
         setup: the run.
-        materials: its data.
+        run_data: its data.
         workspace: what holds the model.
     """
 
@@ -66,7 +65,7 @@ class Victim:
     model: nn.Module
     task: Any
     setup: Setup
-    materials: Materials
+    run_data: RunData
     workspace: Workspace
 
     @property
@@ -77,7 +76,7 @@ class Victim:
     @property
     def places(self) -> tuple[str, ...]:
         """Whose test questions it is asked."""
-        return (self.client,) if self.client else tuple(self.materials.clients)
+        return (self.client,) if self.client else tuple(self.run_data.clients)
 
     @property
     def temperature(self) -> float:
@@ -205,8 +204,8 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     from confed.runs.run import load_run
 
     FinishedRun(folder).check(client or None)
-    recipe, setup, materials, workspace = load_run(folder)
-    if not client and (materials.dataset.answer_sets or materials.dataset.tasks):
+    recipe, setup, run_data, workspace = load_run(folder)
+    if not client and (run_data.dataset.answer_sets or run_data.dataset.tasks):
         raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
     run = RunFolder(folder)
     file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"
@@ -215,11 +214,11 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
     workspace.turn_to(task)
     summary: Mapping[str, Any] = json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
     row = name_of_file(folder.parent.name) if is_study(folder.parent.parent) else ""
-    network = settle(setup.algorithm, workspace.model).eval()
+    network = setup.algorithm.deployed_model(workspace.model).eval()
     method = recipe.sections["algorithm"]["name"]
     name = name or names_of([folder])[0]
     return Victim(
-        name, _label(folder, row, summary), folder, method, client, network, workspace.model, task, setup, materials,
+        name, _label(folder, row, summary), folder, method, client, network, workspace.model, task, setup, run_data,
         workspace,
     )  # fmt: skip
 
@@ -261,12 +260,12 @@ def draw_questions(victim: Victim, count: int, seed: int) -> Questions:
 
 def test_table(victim: Victim, place: str) -> Table:
     """A place's test questions as tensors."""
-    return victim.materials.clients[place].tables[2]
+    return victim.run_data.clients[place].tables[2]
 
 
 def test_examples(victim: Victim, place: str) -> Examples:
     """A place's test questions."""
-    return victim.materials.questions.clients[place].test
+    return victim.run_data.questions.clients[place].test
 
 
 def scores(victim: Victim, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:

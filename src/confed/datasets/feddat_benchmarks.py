@@ -7,8 +7,8 @@ on disk and are decoded batch by batch.
 What the paper leaves to its appendix follows its released code: answer sets of the 100 most frequent answers,
 questions with other answers dropped, then about 2,500 training and 500 test questions per client. Four things differ.
 An answer set has the most frequent right answers of the training questions (the released lists are not published).
-Questions are kept by their right answer (the code also drops those to which any annotator gave a rarer answer of its list).
-Exactly so many are drawn, instead of each with a probability. And validation questions are never test questions.
+Questions are kept by their right answer (the code also drops those to which any annotator gave a rarer answer of its
+list). Exactly so many are drawn, instead of each with a probability. And validation questions are never test questions.
 """
 
 from collections.abc import Callable, Mapping, Sequence

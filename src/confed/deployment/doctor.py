@@ -214,12 +214,12 @@ def check_data(
     """
     tell("reading the data")
     try:
-        setup, materials = prepare(site_recipe(source, data))
+        setup, run_data = prepare(site_recipe(source, data))
         info = client_named(setup, site)
     except (ValueError, OSError) as error:
         advice = "check the recipe, --site, and --data root=/where/the/examples/are"
         return [Finding("data", "bad", str(error), advice)]
-    dataset = materials.dataset
+    dataset = run_data.dataset
     found = [
         Finding(
             "data",

@@ -33,7 +33,7 @@ from confed.federation.update_privacy import UpdatePrivacy
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder
 from confed.runs.build import prepare
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.progress import Progress, Watch
 from confed.runs.run import Runner
@@ -53,18 +53,18 @@ ELSEWHERE = ("pretrained", "vocabulary")
 """Options of models that say where files lie; what is in the files is compared, not where they are."""
 
 
-def common_ground(recipe: Recipe, materials: Materials) -> str:
+def common_ground(recipe: Recipe, run_data: RunData) -> str:
     """What a recipe and its data say that all parties must have in common; where data lie is nobody else's business."""
-    dataset = materials.dataset
+    dataset = run_data.dataset
     model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
     answers = getattr(dataset, "answers", None) or getattr(dataset, "labels", ())
     terms = {
         "model": model,
         "task": recipe.sections["task"],
         "answers": list(answers),
-        "types": list(materials.types),
-        "tokens": materials.tokenizer.vocab_size,
-        "words": list(getattr(materials.tokenizer, "words", ())),
+        "types": list(run_data.types),
+        "tokens": run_data.tokenizer.vocab_size,
+        "words": list(getattr(run_data.tokenizer, "words", ())),
         "pools": {name: list(pool) for name, pool in dataset.answer_sets.items()},
         "tasks": dict(getattr(dataset, "tasks", {})),
     }
@@ -116,10 +116,10 @@ def lead(
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
         # A round that is done again would show a second model with other noise, which nobody counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
-    setup, materials = prepare(recipe)
-    absent = list(materials.unseen) if materials.dataset.elsewhere is not None else []
-    if materials.dataset.elsewhere is not None:
-        setup, materials = replace(setup, observers={}), replace(materials, unseen={})
+    setup, run_data = prepare(recipe)
+    absent = list(run_data.unseen) if run_data.dataset.elsewhere is not None else []
+    if run_data.dataset.elsewhere is not None:
+        setup, run_data = replace(setup, observers={}), replace(run_data, unseen={})
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
     if setup.algorithm.pooled:
         raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
@@ -131,19 +131,19 @@ def lead(
     told = Progress(0, setup.rounds, f"waiting for {len(expected)} sites")
     watch(told)
     remote = Remote(
-        setup, post, patience=patience, common=common_ground(recipe, materials), audit=root / "audit.jsonl",
+        setup, post, patience=patience, common=common_ground(recipe, run_data), audit=root / "audit.jsonl",
         watch=lambda: status(remote), spool=root.with_name(f"{root.name}{REPLIES}"), judge=_Judge(setup),
         bounds=Bounds() if bounds is None else bounds,
     )  # fmt: skip
     with closing(remote):
-        return _led(remote, recipe, setup, materials, folder, expected, wait, coming, whole, absent, watch)
+        return _led(remote, recipe, setup, run_data, folder, expected, wait, coming, whole, absent, watch)
 
 
 def _led(
     remote: Remote,
     recipe: Recipe,
     setup: Setup,
-    materials: Materials,
+    run_data: RunData,
     folder: RunFolder,
     expected: Sequence[str],
     wait: float,
@@ -167,7 +167,7 @@ def _led(
         watch(Progress(0, setup.rounds, f"{name!r} {said}"))
     remote.roll.members = frozenset(info.id for info in members)
     here = replace(setup, population=Registered(counted), algorithm=_secretly(setup.algorithm))
-    leader = _Leader(recipe, here, materials, folder, watch, remote)
+    leader = _Leader(recipe, here, run_data, folder, watch, remote)
     leader.whole = whole or not _has_server_parts(setup, members)
     leader.absent = absent
     leader.examples = {info.id: {"train": info.num_examples} for info in members}
@@ -261,9 +261,9 @@ class _Leader(Runner):
     examples: Mapping[str, Mapping[str, int]] = {}
 
     def __init__(
-        self, recipe: Recipe, setup: Setup, materials: Materials, folder: RunFolder, watch: Watch, remote: Remote
+        self, recipe: Recipe, setup: Setup, run_data: RunData, folder: RunFolder, watch: Watch, remote: Remote
     ) -> None:
-        super().__init__(recipe, setup, materials, folder, watch)
+        super().__init__(recipe, setup, run_data, folder, watch)
         self.remote = remote
         self.bounded: dict[str, str] = {}
         self.course = LossCourse()
@@ -362,12 +362,12 @@ class _Leader(Runner):
 
     def _finish(self, examined: Examination, workspace: Workspace, peak: int) -> dict[str, Any]:
         summary = summarise_run(
-            self.recipe, self.setup, self.materials, self.folder, workspace, examined,
+            self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         # Answers to single questions are not here; what reads this file finds none.
         self.folder.write_tensors(self.folder.predictions, {})
-        if self.materials.dataset.elsewhere is not None:
+        if self.run_data.dataset.elsewhere is not None:
             summary["examples"] = {name: dict(numbers) for name, numbers in self.examples.items()}
         summary["federation"] = {name: asdict(status) for name, status in self.remote.roll.status.items()}
         self.folder.write_json(self.folder.summary, summary)

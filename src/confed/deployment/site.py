@@ -138,7 +138,7 @@ def open_site(
     """
     torch.set_num_threads(recipe.run.threads)
     check_device(recipe)
-    setup, materials = prepare(recipe)
+    setup, run_data = prepare(recipe)
     info = client_named(setup, client)
     if not info.num_examples:
         raise ValueError(f"there are no training examples of client {client!r} here, so that it cannot take part")
@@ -150,6 +150,6 @@ def open_site(
         return str(write_site_run(private, recipe, setup, info, shared, state))
 
     return Site(
-        setup, info, private, common=common_ground(recipe, materials), audit=private / "audit.jsonl", tell=tell,
+        setup, info, private, common=common_ground(recipe, run_data), audit=private / "audit.jsonl", tell=tell,
         limit=limit, evaluations=policy, signer=signer, over=over, final=final,
     )  # fmt: skip

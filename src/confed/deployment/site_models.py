@@ -45,7 +45,7 @@ def write_site_run(
     target, unfinished = private / KEPT, private / f"{KEPT}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     folder = RunFolder.create(unfinished, recipe.to_toml())
-    given = setup.algorithm.newcomer(shared)
+    given = setup.algorithm.initial_private(shared)
     if setup.algorithm.has_global:
         folder.write_tensors(folder.models / "global" / "trained.safetensors", {**shared, **given})
     if setup.keep_personal:

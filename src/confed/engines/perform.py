@@ -220,7 +220,7 @@ class Setup:
     def model(self) -> nn.Module:
         """A new model with its initial values, and with what the method adds to it."""
         model = self.build()
-        self.algorithm.extend(model, generator(self.seed, 0, "", "extend"))
+        self.algorithm.add_modules(model, generator(self.seed, 0, "", "extend"))
         return model
 
     def task_of(self, client_id: str) -> Task:
@@ -274,7 +274,7 @@ def perform(
         seed=setup.seed,
         keep_personal=setup.keep_personal,
         session=live,
-        newcomer=setup.algorithm.newcomer,
+        initial_private=setup.algorithm.initial_private,
         public=setup.public,
         diary=setup.diary,
         signer=setup.signer,

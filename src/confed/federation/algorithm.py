@@ -30,6 +30,18 @@ Protection = Literal["update_privacy", "robust", "secure_sum"]
 
 Method = TypeVar("Method", bound=Callable[..., Message])
 
+_RENAMED: Mapping[str, str] = {
+    "suit": "configure",
+    "extend": "add_modules",
+    "newcomer": "initial_private",
+    "published": "with_public_data",
+    "refuses": "unsupported_reason",
+    "worth_trying": "search_space",
+    "in_effect": "effective_value",
+    "answering": "deployed_model",
+}
+"""Old name of a hook -> its name now. A method that overrides an old one would run, but as FedAvg."""
+
 
 def action(method: Method) -> Method:
     """Marks a method that a server may ask a client to run."""
@@ -95,13 +107,20 @@ class Algorithm:
     neutral: ClassVar[Mapping[str, Any] | str] = {}
     search: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses methods that override a hook under an old name."""
+        super().__init_subclass__(**options)
+        for old, new in _RENAMED.items():
+            if callable(cls.__dict__.get(old)):
+                raise ValueError(f"{cls.__qualname__}.{old} is now called {new}: rename it")
+
     def __post_init__(self) -> None:
         # What depends on several fields is a method's own __post_init__, which calls this one first.
         check_fields(self, "algorithm")
 
     # Before anything runs ----------------------------------------------------------------------------------
 
-    def suit(self, model: nn.Module, task: Task) -> Self:
+    def configure(self, model: nn.Module, task: Task) -> Self:
         """The method, adapted to a model and a task; itself by default.
 
         Called once per run, with the model as it was created, before any training.
@@ -112,7 +131,7 @@ class Algorithm:
         del model, task
         return self
 
-    def extend(self, model: nn.Module, rng: torch.Generator) -> None:
+    def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
         """Adds modules that the method trains beside the backbone (a projection, a second network).
 
         Called on every new model, in every process. Names of the added tensors obey :meth:`rules` as all others.
@@ -130,7 +149,7 @@ class Algorithm:
         """
         return None
 
-    def published(self, examples: int, answers: int) -> Self:
+    def with_public_data(self, examples: int, answers: int) -> Self:
         """The method, told what every client holds besides its own; itself by default.
 
         Called once per run, before any training, where :meth:`public_place` names a place.
@@ -142,7 +161,7 @@ class Algorithm:
         del examples, answers
         return self
 
-    def refuses(self, protection: Protection) -> str:
+    def unsupported_reason(self, protection: Protection) -> str:
         """Why a protection of updates has no meaning for this method, as the end of a sentence; "" where it has.
 
         It has where clients answer ``fit`` with new values of what they received, and where the server uses nothing
@@ -150,6 +169,10 @@ class Algorithm:
         """
         del protection
         return "all data are in one place" if self.pooled else ""
+
+    def deployed_model(self, model: nn.Module) -> nn.Module:
+        """The network that answers for a finished model: the model itself, or adapters switched on, or a wrapper."""
+        return model
 
     def reports(self, action: str) -> Report:
         """The scalars that replies to an action may carry, with their ranges; of any action the loss by default.
@@ -160,11 +183,11 @@ class Algorithm:
         del action
         return {"loss": LOSS}
 
-    def worth_trying(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Hyper-parameter -> values that a search may try with this setting of the others; ``search`` by default."""
         return self.search
 
-    def in_effect(self, name: str) -> Any:
+    def effective_value(self, name: str) -> Any:
         """The value of a hyper-parameter that counts: the field's own, by default.
 
         A method with fields whose None stands for another value says here which, so that a search does not take
@@ -181,7 +204,7 @@ class Algorithm:
         """Where each tensor lives for this client: ordered globs, first match wins."""
         return {"*": Scope.SHARED}
 
-    def newcomer(self, shared: Params) -> Params:
+    def initial_private(self, shared: Params) -> Params:
         """Values of private tensors that no client has trained; nothing by default, which means initial values.
 
         They are those of a place without private values of its own, such as an unseen one, of a client before its

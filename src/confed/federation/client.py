@@ -74,7 +74,7 @@ class Client:
         session: what the client keeps in this process between calls of one session: live objects such as an optimiser
             and the graph of the last forward pass; empty when the session begins. None where the engine may start
             a new process for every call, so that everything must be in ``state``.
-        newcomer: the method's values for private tensors that no client has trained.
+        initial_private: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
         diary: what a site of a federation across machines remembers for good; None in the simulator.
         signer: by what a site is known to other sites; None where nobody signs anything.
@@ -95,7 +95,7 @@ class Client:
     seed: int
     keep_personal: bool = True
     session: dict[str, Any] | None = None
-    newcomer: Callable[[Params], Params] = lambda shared: {}
+    initial_private: Callable[[Params], Params] = lambda shared: {}
     public: ClientData | None = None
     diary: Diary | None = None
     signer: Signer | None = None
@@ -135,7 +135,7 @@ class Client:
             missing, extra = sorted(set(names) - set(shared)), sorted(set(shared) - {*names, *remote})
             raise ValueError(f"client {self.info.id!r}: shared tensors missing: {missing}, unexpected: {extra}")
         self.incoming = {n: shared[n] for n in names}
-        private, given = self.state.tensors.get("private", {}), self.newcomer(shared)
+        private, given = self.state.tensors.get("private", {}), self.initial_private(shared)
         private = {**private, **given} if common else {**given, **private}
         copy_into([self.tensors[n] for n in names], [shared[n] for n in names])
         own = self.names(Scope.PRIVATE)

@@ -32,7 +32,7 @@ from confed.results.example_names import NAMES, TRUTH, name_hashes
 from confed.results.folder import RunFolder
 from confed.runs.build import tasks_of
 from confed.runs.dataset import Source, load_source
-from confed.runs.encode import Materials, encoded
+from confed.runs.encode import RunData, encoded
 from confed.runs.modality_subsets import restriction
 from confed.tasks.vqa import summarise
 
@@ -201,11 +201,11 @@ class _Trial:
         """Every model's results, and what did not fit."""
         fitted, notes = self._fitted(source)
         recipe = self.run.recipe
-        materials = encoded(fitted, recipe.sections["model"], self.run.tokenizer)
-        self._check_shapes(materials)
-        task, tasks = tasks_of(recipe, materials)
-        places: dict[str, TableData] = {**materials.unseen}
-        places |= {name: data for name, data in materials.clients.items() if len(data.tables[2])}
+        run_data = encoded(fitted, recipe.sections["model"], self.run.tokenizer)
+        self._check_shapes(run_data)
+        task, tasks = tasks_of(recipe, run_data)
+        places: dict[str, TableData] = {**run_data.unseen}
+        places |= {name: data for name, data in run_data.clients.items() if len(data.tables[2])}
         if not places:
             raise ValueError(f"the data {fitted.dataset.name!r} have no test examples")
         jobs = [(model, place) for model in self._models(models) for place in self._places(model, places)]
@@ -221,13 +221,13 @@ class _Trial:
             (reply,) = ask([Call(ClientInfo(place, 0), "examine", message)], MemoryStore(), setup.rounds + 2)
             if reply.error is not None:
                 raise ValueError(f"{model} of {self.folder} cannot be tried on {place!r}: {reply.error}")
-            found.append(self._tried(model, place, materials, reply.message, setup.task_of(place).metric))
+            found.append(self._tried(model, place, run_data, reply.message, setup.task_of(place).metric))
         return found, notes
 
-    def _tried(self, model: str, place: str, materials: Materials, said: Message, metric: str) -> Tried:
-        dataset = materials.dataset
+    def _tried(self, model: str, place: str, run_data: RunData, said: Message, metric: str) -> Tried:
+        dataset = run_data.dataset
         examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
-        table = (materials.unseen if place in materials.unseen else materials.clients)[place].tables[2]
+        table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
         values = summarise(read_tallies(said.scalars, "examined"))
         if "probabilities" in said.tensors:
             undefined: Any = getattr(self.setup.task, "undefined", "zero")
@@ -286,12 +286,12 @@ class _Trial:
         owner = model.removeprefix(PERSONAL)
         return {} if model == "global" or owner == place else restriction(data, self.run.info(owner).modalities)
 
-    def _check_shapes(self, materials: Materials) -> None:
+    def _check_shapes(self, run_data: RunData) -> None:
         for what, trained in self.run.shapes.items():
-            if materials.shapes.get(what, trained) != trained:
+            if run_data.shapes.get(what, trained) != trained:
                 raise ValueError(
                     f"the run's models were trained with {what.replace('_', ' ')} {trained}, and that of the data "
-                    f"{materials.dataset.name!r} is {materials.shapes[what]}"
+                    f"{run_data.dataset.name!r} is {run_data.shapes[what]}"
                 )
 
     def _fitted(self, source: Source) -> tuple[Source, list[str]]:

@@ -1,5 +1,4 @@
-"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them.
-"""
+"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them."""
 
 import json
 import shutil
@@ -154,7 +153,7 @@ class _Export:
 
     def _additions(self) -> tuple[set[str], set[str]]:
         """The tensors that the method added, and the submodules beside the backbone that hold some of them."""
-        if type(self.run.setup.algorithm).extend is Algorithm.extend:
+        if type(self.run.setup.algorithm).add_modules is Algorithm.add_modules:
             return set(), set()
         plain = self.run.setup.build()
         before = set(named_tensors(plain))
@@ -172,7 +171,7 @@ class _Export:
         scopes = self.workspace.scopes(self.run.setup.algorithm, info)
         heads = {head: f"{name}." for head, name in self.heads.items()}
         mine = self._head(client)
-        given = self.run.setup.algorithm.newcomer(self.workspace.tensors)  # which the global model has as well
+        given = self.run.setup.algorithm.initial_private(self.workspace.tensors)  # which the global model has as well
         for name in self.workspace.tensors:
             if name in self.frozen or name.startswith(idle or ("\0",)):
                 continue

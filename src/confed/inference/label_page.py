@@ -7,7 +7,7 @@ from typing import Any
 
 from confed.data.pictures import read_picture
 from confed.report.html import page
-from confed.report.html.gallery import Album
+from confed.report.html.gallery import ImageStore
 from confed.report.html.label_gallery import attention, bar, words
 from confed.runs.label_samples import shrunk
 from confed.runs.samples import png
@@ -46,11 +46,11 @@ def render(found: Found, picture: str | None, text: str | None, name: str) -> st
         text: where there is no picture.
         name: of the example.
     """
-    album = Album()
+    store = ImageStore()
     entries: Sequence[Found] = found["labels"]
     shown = max(SHOWN, sum(bool(entry["predicted"]) for entry in entries))
     rows = "".join(_row(entry, found) for entry in entries[:shown])
-    style = album.add(picture)
+    style = store.add(picture)
     example = f'<div class="picture p256 {style}"></div>' if style else f"<p class=lead>{escape(text or '')}</p>"
     beside = "<th scope=col>alone</th><th scope=col>change</th>" if found["known"] else ""
     head = f"<tr><th scope=col>label</th><th scope=col></th><th scope=col>probability</th>{beside}</tr>"
@@ -59,7 +59,7 @@ def render(found: Found, picture: str | None, text: str | None, name: str) -> st
     table = f'<div class=scroll><table class="shares asked"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
     sections = [
         ("labels", "Labels", f"{_known(found)}<div class=told><div>{example}</div><div>{table}{more}</div></div>"),
-        ("attention", "Where each label looked", _looks(entries[:shown], style, found)),
+        ("attention", "Where each label looked", _styles(entries[:shown], style, found)),
     ]
     threshold = (
         f"A label is predicted from {100 * found['threshold']:.0f} % on: bold, and right of the line in its bar."
@@ -68,7 +68,7 @@ def render(found: Found, picture: str | None, text: str | None, name: str) -> st
     if not any(entry["predicted"] for entry in entries):
         threshold += " None reaches that here; below is where the most probable ones looked."
     lead = page.paragraph(f"What {model} ({found['run']}) says of it. {threshold}", "lead")
-    return page.document(f"Labels of {name}", f"<h1>Labels of {escape(name)}</h1>{lead}", sections, album.css)
+    return page.document(f"Labels of {name}", f"<h1>Labels of {escape(name)}</h1>{lead}", sections, store.css)
 
 
 def _row(entry: Found, found: Found) -> str:
@@ -96,7 +96,7 @@ def _known(found: Found) -> str:
     return page.paragraph(text)
 
 
-def _looks(entries: Sequence[Found], style: str, found: Found) -> str:
+def _styles(entries: Sequence[Found], style: str, found: Found) -> str:
     """Attention of each label that is predicted, or of the first few where none is."""
     predicted = [entry for entry in entries if entry["predicted"]] or list(entries[:6])
     predicted = [entry for entry in predicted if entry.get("attention") is not None]

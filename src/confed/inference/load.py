@@ -39,7 +39,6 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import allowing_code, models, trusted
 from confed.registry import tasks as registered_tasks
 from confed.runs.encode import derived_options
-from confed.runs.finished import settle
 
 __all__ = [
     "FACTS",
@@ -101,9 +100,9 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
             wrap = _without_glove(task, directory).wrap
         model = wrap(model, answers, torch.Generator().manual_seed(recipe.run.seed))
     _fill_backbone(model, directory, facts)
-    algorithm: Any = recipe.construct("algorithm").suit(model, task)
+    algorithm: Any = recipe.construct("algorithm").configure(model, task)
     if facts["extended"]:
-        algorithm.extend(model, generator(recipe.run.seed, 0, "", "extend"))
+        algorithm.add_modules(model, generator(recipe.run.seed, 0, "", "extend"))
     tensors = _read(place)
     if client is not None and shared:
         common = ServerState(0, _read(directory / "global"))
@@ -113,7 +112,7 @@ def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
     begin = getattr(model, "begin", None)
     if begin is not None:
         begin(task)
-    network = settle(algorithm, model.eval())
+    network = algorithm.deployed_model(model.eval())
     return TrainedModel(
         network, tokenizer, answers, facts["image_size"], own["head"], facts.get("regions", {}).get("encoder")
     )

@@ -22,7 +22,6 @@ from confed.recipes.recipe import Recipe, load_recipe
 from confed.registry import algorithms
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
 from confed.results.headline import is_labelled
-from confed.runs.finished import settle
 
 __all__ = ["FinishedRun", "TrainedModel", "predict", "run_of"]
 
@@ -246,7 +245,7 @@ class FinishedRun:
         from confed.runs.run import load_run
 
         _, self.setup, self._materials, self.workspace = load_run(self.folder)
-        self.network = settle(self.setup.algorithm, self.workspace.model)
+        self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
         """A model; it is valid until the next one is asked for, as all share one network.
@@ -260,16 +259,16 @@ class FinishedRun:
         if client is None or shared:
             tensors |= self._shared(client)
         self._fill(tensors)
-        materials = self._materials
-        known = client if client is not None else next(iter(materials.dataset.clients))
+        run_data = self._materials
+        known = client if client is not None else next(iter(run_data.dataset.clients))
         self.workspace.turn_to(task := self.task(client))
         return TrainedModel(
             self.network,
-            materials.tokenizer,
-            materials.dataset.answer_set(client) if client is not None else materials.dataset.answers,
+            run_data.tokenizer,
+            run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
             self._image_size(known),
             getattr(task, "head", "answers"),
-            materials.encoder if materials.region_width else None,
+            run_data.encoder if run_data.region_width else None,
         )
 
     @property
@@ -322,7 +321,7 @@ class FinishedRun:
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """What pictures, sounds and series of the training data are like; see :class:`confed.runs.encode.Materials`."""
+        """What pictures, sounds and series of the training data are like; see :class:`confed.runs.encode.RunData`."""
         return self._materials.shapes
 
     @property

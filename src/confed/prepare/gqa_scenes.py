@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from confed.datasets.gqa_scenes.places import (
 
 __all__ = ["Options", "prepare"]
 
-_MAPPING = Path(__file__).with_name("places365_scenes.csv")
+_MAPPING = files("confed.datasets.gqa_scenes") / "places365_scenes.csv"
 _SHOWN = 5
 
 Watch = Callable[[str, int, int], None]

@@ -43,7 +43,7 @@ def check(algorithm: Algorithm) -> None:
     """
     name = algorithm.label or type(algorithm).__name__
     for protection in get_args(Protection):
-        reason = algorithm.refuses(protection) if getattr(algorithm, protection) is not None else ""
+        reason = algorithm.unsupported_reason(protection) if getattr(algorithm, protection) is not None else ""
         if reason:
             raise ValueError(f"algorithm.{protection} must be left out for {name}: {reason}")
     privacy, robust = algorithm.update_privacy, algorithm.robust

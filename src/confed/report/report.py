@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confed.report.html import label_gallery, page
-from confed.report.html.gallery import Album, gallery
+from confed.report.html.gallery import ImageStore, gallery
 from confed.report.html.page import Tabs
 from confed.report.introduction import clients, lead, listed
 from confed.report.sections import captions as caption_sections
@@ -21,7 +21,7 @@ from confed.report.sections import privacy_spent as spent
 from confed.report.sections import split_steps as steps
 from confed.report.sections.significance import significance
 from confed.report.statistics.verdict import verdict
-from confed.report.tables import control_marks as looks
+from confed.report.tables import control_marks
 from confed.report.tables import modalities as modality_matrix
 from confed.report.tables.headline import is_bound
 from confed.results import format as formats
@@ -94,7 +94,7 @@ def write_report(folder: Path) -> Path:
 
 def render(study: Study) -> str:
     """The report as HTML."""
-    tabs, album = Tabs(), Album()
+    tabs, store = Tabs(), ImageStore()
     title = _title(study)
     labels = label_sections.labelled(study)
     about = label_sections if labels else sections
@@ -106,7 +106,7 @@ def render(study: Study) -> str:
         ("learning", "Learning curves", sections.learning(study)),
         ("clients", "Clients", sections.clients(study)),
         ("matrix", "Each model on each client's data", sections.matrices(study, tabs)),
-        ("controls", "Whether models use their input", looks.section(study)),
+        ("controls", "Whether models use their input", control_marks.section(study)),
         ("modalities", "With only some of the modalities", modality_matrix.section(study, tabs)),
         ("labels", "Labels, from frequent to rare", label_sections.labels(study)),
         ("together", "Labels that go together", label_sections.pairs(study, tabs)),
@@ -119,23 +119,23 @@ def render(study: Study) -> str:
         ("similarity", "Similarities before and after training", similarity.section(study, tabs)),
         ("filter", "Answers compared, and their cost", filter_size.section(study)),
         ("captions", "Written captions", caption_sections.section(study)),
-        ("gallery", *_samples(study, tabs, album)),
-        ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, album)),
+        ("gallery", *_samples(study, tabs, store)),
+        ("forgotten", "Answers that the filter picks", forgotten.section(study, tabs, store)),
         ("notes", "Errors and notes", _errors(study)),
         ("data", "Data and settings", _settings(study, tabs)),
         ("glossary", "What the terms mean", page.definitions(_glossary(labels))),
     ]
     first = page.paragraph(said, "verdict") if (said := verdict(study)) else ""
     head = f"{page.chips(_chips(study))}<h1>{page.escape(title)}</h1>{first}{lead(study)}{page.callout(_gaps(study))}"
-    return page.document(title, head, entries, album.css)
+    return page.document(title, head, entries, store.css)
 
 
-def _samples(study: Study, tabs: Tabs, album: Album) -> tuple[str, str]:
+def _samples(study: Study, tabs: Tabs, store: ImageStore) -> tuple[str, str]:
     """Title and content of the gallery."""
     if label_sections.labelled(study):
-        return f"Sample {label_sections.unit(study)}", label_gallery.gallery(study, tabs, album)
+        return f"Sample {label_sections.unit(study)}", label_gallery.gallery(study, tabs, store)
     title = "Sample captions" if caption_sections.captioned(study) else "Sample answers"
-    return title, _wording(study, gallery(study, tabs, album))
+    return title, _wording(study, gallery(study, tabs, store))
 
 
 def _glossary(labels: bool) -> Mapping[str, str]:

@@ -34,9 +34,9 @@ from confed.registry import tasks as registered_tasks
 from confed.runs.checks import check_lengths, check_modalities, check_whole, public_data, warn_of_long_texts
 from confed.runs.encode import (
     TOKENIZER_KEYS,
-    Materials,
+    RunData,
     derived_options,
-    load_materials,
+    load_run_data,
     writes_captions,
 )
 from confed.runs.ineffective import warn_of_ignored
@@ -47,7 +47,7 @@ EVERYONE = "everyone"
 """The one member that holds all data in a centralised run."""
 
 
-def load_data(recipe: Recipe) -> Materials:
+def load_data(recipe: Recipe) -> RunData:
     """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
 
     Raises:
@@ -56,29 +56,29 @@ def load_data(recipe: Recipe) -> Materials:
     # Of the model only what its tokenizer depends on: rows that finetune it in different ways share their data.
     model = {key: value for key, value in recipe.sections["model"].items() if key in ("name", *TOKENIZER_KEYS)}
     data, tokenizer = (json.dumps(section, default=str) for section in (recipe.sections["data"], model))
-    return load_materials(data, tokenizer, recipe.run.seed)
+    return load_run_data(data, tokenizer, recipe.run.seed)
 
 
-def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
+def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     """The federation that a single-run recipe describes.
 
     Raises:
         ValueError: the recipe or its data are faulty, or the method cannot work with them (the message names the
             thing).
     """
-    run, materials = recipe.run, load_data(recipe)
-    Presence(run.joins, run.leaves).check(list(materials.clients), 0)
-    materials = _without(materials, run.without)
-    warn_of_ignored(recipe.sections["data"], run, materials)
-    presence_of(run, materials.clients).check(list(materials.clients), run.rounds)
-    dataset, name = materials.dataset, recipe.sections["model"]["name"]
-    task, tasks = tasks_of(recipe, materials)
+    run, run_data = recipe.run, load_data(recipe)
+    Presence(run.joins, run.leaves).check(list(run_data.clients), 0)
+    run_data = _without(run_data, run.without)
+    warn_of_ignored(recipe.sections["data"], run, run_data)
+    presence_of(run, run_data.clients).check(list(run_data.clients), run.rounds)
+    dataset, name = run_data.dataset, recipe.sections["model"]["name"]
+    task, tasks = tasks_of(recipe, run_data)
     heads = tuple(dict.fromkeys(head for t in tasks.values() if (head := getattr(t, "head", "")) != "answers"))
-    build = _builder(recipe, materials, task, heads)
+    build = _builder(recipe, run_data, task, heads)
     _check_task(task, recipe, dataset)
     check_lengths(recipe, dataset)
-    warn_of_long_texts(materials)
-    writes = materials.answer_tokens is not None
+    warn_of_long_texts(run_data)
+    writes = run_data.answer_tokens is not None
     if hasattr(task, "wrap") and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
             f"the task {recipe.sections['task']['name']!r} needs one answer vocabulary and one task for all clients; "
@@ -92,34 +92,36 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
         )
     algorithm: Algorithm = recipe.construct("algorithm")
     known = getattr(task, "known", 0.0)
-    if known or type(algorithm).suit is not Algorithm.suit:  # a model may take long to read
+    if known or type(algorithm).configure is not Algorithm.configure:  # a model may take long to read
         built = build()
-        algorithm = algorithm.suit(built, task)
+        algorithm = algorithm.configure(built, task)
         if known and not getattr(built, "reads_states", False):
             raise ValueError(
                 f"the model {name!r} reads no label states, so that labels known in training would only be missing in "
                 f"its loss: task.known must be 0 for it, got {known}"
             )
-    clients: Mapping[str, ClientData] = materials.clients
+    clients: Mapping[str, ClientData] = run_data.clients
     sizes: Sequence[int] | None = None
-    if isinstance(materials.clients, LazyTables):
-        clients = materials.clients.masked(known) if known else materials.clients
-        sizes = None if materials.clients.sizes is None else materials.clients.sizes.tolist()
-    observers: Mapping[str, ClientData] = materials.unseen
+    if isinstance(run_data.clients, LazyTables):
+        clients = run_data.clients.masked(known) if known else run_data.clients
+        sizes = None if run_data.clients.sizes is None else run_data.clients.sizes.tolist()
+    observers: Mapping[str, ClientData] = run_data.unseen
     owned = _modalities(dataset)
     public, observers = public_data(algorithm, dataset, observers, owned)
     if public is not None:
         elsewhere = dataset.elsewhere or {}
-        algorithm = algorithm.published(elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest)
-    _check_method(algorithm, run, materials.clients)
+        algorithm = algorithm.with_public_data(
+            elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest
+        )
+    _check_method(algorithm, run, run_data.clients)
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.partial and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
-        _check_heads(algorithm, build(), list(materials.clients), dataset)
+        _check_heads(algorithm, build(), list(run_data.clients), dataset)
     if algorithm.pooled:
         observers = Both(clients, observers)
-        clients, sizes, owned = {EVERYONE: _everyone(materials, known)}, None, {EVERYONE: _all_of(owned)}
+        clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
     setup = Setup(
         algorithm, Members(clients, owned, {n: t.head for n, t in tasks.items() if heads}, sizes), task,
         recipe.local, build, run.rounds, run.seed, run.keep_personal, observers, _device(run.device), tasks, public,
@@ -127,41 +129,41 @@ def prepare(recipe: Recipe) -> tuple[Setup, Materials]:
     if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
         workspace, people = Workspace(setup.model()), map(setup.population.info, range(len(setup.population)))
         check_layouts(algorithm, (workspace.scopes(algorithm, info) for info in people))
-    return setup, materials
+    return setup, run_data
 
 
-def tasks_of(recipe: Recipe, materials: Materials) -> tuple[Task, dict[str, Any]]:
+def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
     """What is asked of models: the recipe's task on the data, and client or place -> its own where there are such.
 
     Raises:
         ValueError: the task does not fit the model or the data.
     """
-    answers = materials.dataset.answers if materials.answer_tokens is not None else None
-    return _task(recipe, materials, answers), _tasks(recipe, materials)
+    answers = run_data.dataset.answers if run_data.answer_tokens is not None else None
+    return _task(recipe, run_data, answers), _tasks(recipe, run_data)
 
 
-def _builder(recipe: Recipe, materials: Materials, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
+def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
     """What makes the recipe's model.
 
     Args:
         recipe: it.
-        materials: its data.
+        run_data: its data.
         task: wraps the model, where it does such a thing.
         heads: which heads the model needs beside the one for answers.
     """
     options = dict(recipe.sections["model"])
-    name, dataset, seed = options.pop("name"), materials.dataset, recipe.run.seed
+    name, dataset, seed = options.pop("name"), run_data.dataset, recipe.run.seed
 
     def build() -> nn.Module:
         answers = dataset.widest if dataset.answer_sets else dataset.answers
-        words = getattr(materials.tokenizer, "words", ())
-        derived = derived_options(name, materials.region_width, words, materials.shapes)
+        words = getattr(run_data.tokenizer, "words", ())
+        derived = derived_options(name, run_data.region_width, words, run_data.shapes)
         if heads:
             derived["heads"] = heads
         built = create_model(
-            name, answers=answers, vocab_size=materials.tokenizer.vocab_size, seed=seed, **derived, **options
+            name, answers=answers, vocab_size=run_data.tokenizer.vocab_size, seed=seed, **derived, **options
         )
-        if materials.answer_tokens is not None:
+        if run_data.answer_tokens is not None:
             writer: Any = built
             writer.begin(task)
         wrap = getattr(task, "wrap", None)
@@ -188,15 +190,15 @@ def check_device(recipe: Recipe) -> None:
         )
 
 
-def _everyone(materials: Materials, known: float) -> TableData:
+def _everyone(run_data: RunData, known: float) -> TableData:
     """All clients' training examples as one client's."""
-    tables = [data.tables[0] for data in materials.clients.values()]
+    tables = [data.tables[0] for data in run_data.clients.values()]
     labelled = [table for table in tables if isinstance(table, LabelTable)]
     if labelled:
         train = pool_labels(labelled)
         return LabelData(train, train.take(0), train.take(0), known)
-    rows = with_turns(concatenate_tables([_without_labels(table, materials.questions) for table in tables]))
-    mixture = materials.questions.mixture
+    rows = with_turns(concatenate_tables([_without_labels(table, run_data.questions) for table in tables]))
+    mixture = run_data.questions.mixture
     if mixture and isinstance(rows, ModalTable):
         return MixedData(rows, rows.take(0), rows.take(0), mixture)
     return TableData(rows, rows.take(0), rows.take(0))
@@ -218,29 +220,29 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
     return in_order((name for own in owned.values() for name in own), "a client")
 
 
-def _tasks(recipe: Recipe, materials: Materials) -> dict[str, Any]:
+def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
     """The tasks of clients and places where the data say that they have one of their own, or that others have."""
-    dataset = materials.dataset
-    if not dataset.tasks and (materials.answer_tokens is None or not dataset.answer_sets):
+    dataset = run_data.dataset
+    if not dataset.tasks and (run_data.answer_tokens is None or not dataset.answer_sets):
         return {}
     return {
         name: registered_tasks[dataset.tasks[name]]()
         if name in dataset.tasks
-        else _task(recipe, materials, None if materials.answer_tokens is None else dataset.answer_set(name))
-        for name in (*materials.clients, *materials.unseen)
+        else _task(recipe, run_data, None if run_data.answer_tokens is None else dataset.answer_set(name))
+        for name in (*run_data.clients, *run_data.unseen)
     }
 
 
-def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None) -> Any:
+def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -> Any:
     """The recipe's task; of a model that writes its answers, with those among which it chooses.
 
     Raises:
         ValueError: the task does not choose among texts and the model does, or the other way round.
     """
-    dataset, tokens = materials.dataset, materials.answer_tokens
-    task: Any = recipe.construct("task", answers=dataset.widest, types=materials.types)
+    dataset, tokens = run_data.dataset, run_data.answer_tokens
+    task: Any = recipe.construct("task", answers=dataset.widest, types=run_data.types)
     if hasattr(task, "reading"):
-        return _reading(task, recipe, materials)
+        return _reading(task, recipe, run_data)
     if hasattr(task, "choosing") != (tokens is not None):
         model = recipe.sections["model"]["name"]
         what = (
@@ -253,13 +255,13 @@ def _task(recipe: Recipe, materials: Materials, candidates: Sequence[str] | None
     return task.choosing(tokens[torch.tensor([row_of[answer] for answer in candidates])])
 
 
-def _reading(task: Any, recipe: Recipe, materials: Materials) -> Any:
+def _reading(task: Any, recipe: Recipe, run_data: RunData) -> Any:
     """A task that compares what a model writes with the captions of all validation and test pictures.
 
     Raises:
         ValueError: there are no captions, or the model does not write.
     """
-    dataset, model = materials.dataset, recipe.sections["model"]["name"]
+    dataset, model = run_data.dataset, recipe.sections["model"]["name"]
     if not isinstance(dataset, FederatedDataset) or not dataset.captioned:
         raise ValueError(
             f"task.name = {recipe.sections['task']['name']!r} needs pictures with captions, such as those of "
@@ -273,7 +275,7 @@ def _reading(task: Any, recipe: Recipe, materials: Materials) -> Any:
     parts = [*asked, *dataset.unseen.values()]
     captions = [own for part in parts for own in part.captions or ()]
     # Where all examples are elsewhere, so is whoever compares a text with captions.
-    return task.reading(materials.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
+    return task.reading(run_data.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
 
 
 def _check_task(task: object, recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
@@ -348,18 +350,18 @@ def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> N
         )
 
 
-def _without(materials: Materials, names: Sequence[str]) -> Materials:
+def _without(run_data: RunData, names: Sequence[str]) -> RunData:
     """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
     if not names:
-        return materials
+        return run_data
     for name in names:
-        if name not in materials.clients:
-            raise ValueError(f"run.without names no client {name!r}; there are {listed(list(materials.clients))}")
-    if set(names) == set(materials.clients):
+        if name not in run_data.clients:
+            raise ValueError(f"run.without names no client {name!r}; there are {listed(list(run_data.clients))}")
+    if set(names) == set(run_data.clients):
         raise ValueError(f"run.without must leave at least one client, got all of them: {listed(names)}")
-    if isinstance(materials.clients, LazyTables):
-        return _fewer_labelled(materials, names)
-    data = materials.questions
+    if isinstance(run_data.clients, LazyTables):
+        return _fewer_labelled(run_data, names)
+    data = run_data.questions
     dataset = replace(
         data,
         clients={name: split for name, split in data.clients.items() if name not in names},
@@ -367,13 +369,13 @@ def _without(materials: Materials, names: Sequence[str]) -> Materials:
         tasks={name: task for name, task in data.tasks.items() if name not in names},
         modalities={name: owned for name, owned in data.modalities.items() if name not in names},
     )
-    clients = {name: rows for name, rows in materials.clients.items() if name not in names}
-    return replace(materials, dataset=dataset, clients=clients)
+    clients = {name: rows for name, rows in run_data.clients.items() if name not in names}
+    return replace(run_data, dataset=dataset, clients=clients)
 
 
-def _fewer_labelled(materials: Materials, names: Sequence[str]) -> Materials:
+def _fewer_labelled(run_data: RunData, names: Sequence[str]) -> RunData:
     """Multi-label data without the named clients; nobody's data are made for it."""
-    if not isinstance(materials.clients, LazyTables) or not isinstance(materials.dataset, LabelDataset):
-        raise ValueError(f"expected multi-label data, got {type(materials.dataset).__name__}")
-    dataset = replace(materials.dataset, clients=Selected(materials.dataset.clients, names))
-    return replace(materials, dataset=dataset, clients=materials.clients.without(names))
+    if not isinstance(run_data.clients, LazyTables) or not isinstance(run_data.dataset, LabelDataset):
+        raise ValueError(f"expected multi-label data, got {type(run_data.dataset).__name__}")
+    dataset = replace(run_data.dataset, clients=Selected(run_data.dataset.clients, names))
+    return replace(run_data, dataset=dataset, clients=run_data.clients.without(names))

@@ -16,7 +16,7 @@ from confed.federation.ownership import unowned
 from confed.federation.params import named_tensors
 from confed.federation.protocols import ClientData
 from confed.recipes.recipe import Recipe
-from confed.runs.encode import Materials, reads_absent
+from confed.runs.encode import RunData, reads_absent
 
 __all__ = ["check_lengths", "check_modalities", "check_whole", "public_data", "warn_of_long_texts"]
 
@@ -70,17 +70,17 @@ def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> N
             )
 
 
-def warn_of_long_texts(materials: Materials) -> None:
+def warn_of_long_texts(run_data: RunData) -> None:
     """Says how many different texts lose their end, whatever the dataset and the model.
 
     Args:
-        materials: the data, and the tokenizer that reads them.
+        run_data: the data, and the tokenizer that reads them.
     """
-    cut, texts = materials.texts_cut
+    cut, texts = run_data.texts_cut
     if cut:
         warnings.warn(
-            f"{cut} of {texts} different texts of {materials.dataset.name!r} are longer than model.max_length = "
-            f"{getattr(materials.tokenizer, 'max_length', '?')} tokens and lose their end",
+            f"{cut} of {texts} different texts of {run_data.dataset.name!r} are longer than model.max_length = "
+            f"{getattr(run_data.tokenizer, 'max_length', '?')} tokens and lose their end",
             stacklevel=3,
         )
 

@@ -39,7 +39,7 @@ from confed.engines.perform import Setup
 from confed.federation.protocols import Output
 from confed.metrics.controls import LabelVerdict, label_verdict, mean_over_places, verdict
 from confed.results.headline import VALIDATION
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 
 __all__ = ["KEYS", "summarise_controls"]
@@ -55,33 +55,33 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 
 
 def summarise_controls(
-    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str] = ()
+    setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What ``summary.json`` says under ``controls``; empty where no controls were tried.
 
     Args:
         setup: the federation.
-        materials: its data.
+        run_data: its data.
         examined: the final models on all test examples, with their controls.
         left: clients that left before the end; they are in no mean.
     """
     if not examined.controls and not examined.without_controls:
         return {}
-    floors = _Floors(setup, materials)
+    floors = _Floors(setup, run_data)
     found: dict[str, Any] = {}
     # Of multi-label data, as in their tables: a place that is looked at while training is no test.
-    aside = {*left, *([VALIDATION] if isinstance(materials.dataset, LabelDataset) else [])}
+    aside = {*left, *([VALIDATION] if isinstance(run_data.dataset, LabelDataset) else [])}
     for view, key in KEYS.items():
         places = {p: kept for (v, p), kept in examined.controls.items() if v == view and p not in aside}
         if places:
-            found[key] = _of_view(view, places, examined, setup, materials, floors)
+            found[key] = _of_view(view, places, examined, setup, run_data, floors)
     if examined.without_controls:
         found["left_out"] = {KEYS.get(view, view): why for view, why in examined.without_controls.items()}
     return found
 
 
 def _of_view(
-    view: str, places: Mapping[str, Kept], examined: Examination, setup: Setup, materials: Materials, floors: "_Floors"
+    view: str, places: Mapping[str, Kept], examined: Examination, setup: Setup, run_data: RunData, floors: "_Floors"
 ) -> dict[str, Any]:
     own = {place: examined.results[view, place, place][1] for place in places}
     right = {place: _scores(tensors) for place, tensors in own.items()}
@@ -90,8 +90,8 @@ def _of_view(
     blind = {name: floors.scores(name, view, places) for name in ("constant", "words")}
     blind = {name: scores for name, scores in blind.items() if scores}
     permuted = {name: scores for name, scores in shown.items() if name.startswith(PERMUTED)}
-    decisive = _decisive(materials, places)
-    if isinstance(materials.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
+    decisive = _decisive(run_data, places)
+    if isinstance(run_data.dataset, LabelDataset) and all("probabilities" in tensors for tensors in own.values()):
         constant = torch.cat([floors.frequencies(view, p).float().expand(len(right[p]), -1) for p in places])
         judged = _over_classes(own, places, constant, setup, decisive)
     else:
@@ -111,17 +111,17 @@ def _scores(tensors: Mapping[str, Tensor]) -> np.ndarray:
     return tensors["correct"].double().numpy()
 
 
-def _decisive(materials: Materials, places: Iterable[str]) -> list[str]:
+def _decisive(run_data: RunData, places: Iterable[str]) -> list[str]:
     """Pictures, where there are pictures and at most texts beside them; else all modalities that are permuted."""
-    tables = [_table(materials, place) for place in places]
+    tables = [_table(run_data, place) for place in places]
     modal = [table for table in tables if isinstance(table, ModalTable)]
     pictures = any(table.images is not None or table.regions is not None for table in tables)
     plain = all({name for own in table.sets() for name in own} <= {"image", "text"} for table in modal)
     return [f"{PERMUTED}image"] if pictures and plain else []
 
 
-def _table(materials: Materials, place: str) -> Table:
-    return (materials.unseen if place in materials.unseen else materials.clients)[place].tables[2]
+def _table(run_data: RunData, place: str) -> Table:
+    return (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
 
 
 def _over_classes(
@@ -146,9 +146,9 @@ def _over_classes(
 class _Floors:
     """Scores of answers that see no picture, on the test examples of places; what was learned once is kept."""
 
-    def __init__(self, setup: Setup, materials: Materials) -> None:
-        self._setup, self._materials, self._dataset = setup, materials, materials.dataset
-        dataset = materials.dataset
+    def __init__(self, setup: Setup, run_data: RunData) -> None:
+        self._setup, self._materials, self._dataset = setup, run_data, run_data.dataset
+        dataset = run_data.dataset
         # Texts that are one of several inputs are no questions about the others: they tell the answer themselves.
         self._words = isinstance(dataset, FederatedDataset) and not is_modal(dataset)
         self._alike = not dataset.answer_sets and not dataset.tasks

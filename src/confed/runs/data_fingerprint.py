@@ -12,7 +12,7 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.data.labelled import LabelDataset
 from confed.results.folder import RunFolder
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 
 __all__ = ["check_same_data", "note_data"]
 
@@ -24,28 +24,28 @@ _MOST = 5
 """Names of pictures that are written down."""
 
 
-def note_data(folder: RunFolder, materials: Materials) -> None:
+def note_data(folder: RunFolder, run_data: RunData) -> None:
     """Writes down which rows a new run has and which pictures it leaves out; nothing where no pictures are checked.
 
     Args:
         folder: the run's.
-        materials: its data.
+        run_data: its data.
     """
-    if found := _left_out(materials):
+    if found := _left_out(run_data):
         folder.write_json(folder.data, found)
 
 
-def check_same_data(folder: RunFolder, materials: Materials) -> None:
+def check_same_data(folder: RunFolder, run_data: RunData) -> None:
     """Compares the data with those that a run began with; of a run that wrote nothing down nothing is known.
 
     Args:
         folder: the run's.
-        materials: its data as they are now.
+        run_data: its data as they are now.
 
     Raises:
         ValueError: other pictures are left out than when the run began (names some), or other rows are there.
     """
-    found = _left_out(materials)
+    found = _left_out(run_data)
     if not found or not folder.data.is_file():
         return
     before = json.loads(folder.data.read_text(encoding="utf-8"))
@@ -54,14 +54,14 @@ def check_same_data(folder: RunFolder, materials: Materials) -> None:
     lost, now = (f"{d['unreadable']} that cannot be read ({', '.join(d['first']) or 'none'})" for d in (before, found))
     raise ValueError(
         f"{folder.root}: the data are not those that the run began with: then {before['rows']} examples and {lost}, "
-        f"now {found['rows']} and {now}. {_HARM[isinstance(materials.dataset, LabelDataset)]}; "
+        f"now {found['rows']} and {now}. {_HARM[isinstance(run_data.dataset, LabelDataset)]}; "
         "put the files back as they were, or begin a new run"
     )
 
 
-def _left_out(materials: Materials) -> dict[str, Any]:
+def _left_out(run_data: RunData) -> dict[str, Any]:
     """Rows of all tables, and which pictures were left out of them; empty where no pictures were checked."""
-    dataset = materials.dataset
+    dataset = run_data.dataset
     if not isinstance(dataset, LabelDataset):
         return _questions_left_out(dataset)
     if dataset.elsewhere is not None:

@@ -25,10 +25,10 @@ from confed.runs.dataset import Source, load_source, picture_table_id
 
 __all__ = [
     "TOKENIZER_KEYS",
-    "Materials",
+    "RunData",
     "derived_options",
     "encoded",
-    "load_materials",
+    "load_run_data",
     "reads_absent",
     "tokenizer_options",
     "writes_captions",
@@ -43,7 +43,7 @@ _NONE = torch.zeros(1, 3, 0, 0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
-class Materials:
+class RunData:
     """Data as tensors and what is needed to build the model; shared by all methods of a study.
 
     Attributes:
@@ -107,7 +107,7 @@ class Materials:
 
 
 @lru_cache(maxsize=2)
-def load_materials(data: str, model: str, seed: int) -> Materials:
+def load_run_data(data: str, model: str, seed: int) -> RunData:
     """A recipe's data as tensors; the methods of a study share one copy.
 
     Args:
@@ -129,7 +129,7 @@ def load_materials(data: str, model: str, seed: int) -> Materials:
     return encoded(load_source(data, seed), options)
 
 
-def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
+def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
     """Data as tensors.
 
     Args:
@@ -138,7 +138,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
         tokenizer: what reads texts; None for a new one that knows the data's words, as the model has when it begins.
 
     Raises:
-        ValueError: as :func:`load_materials`.
+        ValueError: as :func:`load_run_data`.
     """
     if isinstance(source.dataset, LabelDataset):
         return _with_labels(source.dataset, options, tokenizer)
@@ -208,7 +208,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")
     read = next(iter(regions.values())) if regions else None
-    return Materials(
+    return RunData(
         dataset, clients, unseen, types, tokenizer, tokens, 0 if read is None else read.shape[2],
         "" if read is None else read.encoder,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
             yield from (f"{question} {text}" for text in offered)
 
 
-def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> Materials:
+def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
     """Multi-label examples for a model.
 
     Raises:
@@ -241,7 +241,7 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: A
     if isinstance(tokenizer, AnswerTokenizer) or getattr(models[options["name"]], "reads", "") == "regions":
         raise ValueError(f"the model {options['name']!r} answers questions; {dataset.name!r} has labels")
     clients, unseen, types = encode_labels(dataset, tokenizer)
-    return Materials(dataset, clients, unseen, types, tokenizer)
+    return RunData(dataset, clients, unseen, types, tokenizer)
 
 
 def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def derived_options(name: str, region_width: int, words: Sequence[str], shapes: 
         name: the model's.
         region_width: features per region.
         words: the tokenizer's words, in the order of their token ids (which come behind those of special tokens).
-        shapes: what pictures, sounds and series are like (:attr:`Materials.shapes`).
+        shapes: what pictures, sounds and series are like (:attr:`RunData.shapes`).
     """
     known: dict[str, Any] = {"region_width": region_width, "words": tuple(words), **shapes}
     return {key: value for key, value in known.items() if key in signature(models[name]).parameters}

@@ -13,7 +13,7 @@ from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
 from confed.results import format as formats
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.modality_subsets import restriction, sets_at, sets_tried, widest, written
 from confed.tasks.vqa import summarise
 
@@ -67,7 +67,7 @@ class Examination:
 def examine(
     simulation: Simulation,
     servers: Mapping[str, ServerState],
-    materials: Materials,
+    run_data: RunData,
     tell: Callable[[str], None] = lambda _: None,
     subsets: bool = False,
     controls: bool = False,
@@ -77,17 +77,17 @@ def examine(
     Args:
         simulation: the finished federation.
         servers: its servers' final states.
-        materials: its data.
+        run_data: its data.
         tell: told about every model tried.
         subsets: models are also tried with every set of modalities.
         controls: models at home are also tried with permuted and blank inputs.
     """
     setup, found = simulation.setup, Examination()
     algorithm = setup.algorithm
-    seen = [name for name, data in materials.clients.items() if len(data.tables[2])]
-    unseen = [name for name, data in materials.unseen.items() if name in setup.observers and len(data.tables[2])]
-    if len(seen) < len(materials.clients):
-        found.notes.append(_without_tests(sorted(set(materials.clients) - set(seen))))
+    seen = [name for name, data in run_data.clients.items() if len(data.tables[2])]
+    unseen = [name for name, data in run_data.unseen.items() if name in setup.observers and len(data.tables[2])]
+    if len(seen) < len(run_data.clients):
+        found.notes.append(_without_tests(sorted(set(run_data.clients) - set(seen))))
     if len(seen) > MOST:
         found.notes.append(f"{len(seen)} clients have test examples; every {len(seen) / MOST:.3g}th is examined")
         seen = [seen[number * len(seen) // MOST] for number in range(MOST)]
@@ -95,7 +95,7 @@ def examine(
     infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
     common = _models(found, simulation, servers, seen, unseen, infos)
     jobs: list[Job] = []
-    same = not materials.dataset.answer_sets and not materials.dataset.tasks
+    same = not run_data.dataset.answer_sets and not run_data.dataset.tasks
     several = not algorithm.pooled and algorithm.has_personal
     # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
     everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
@@ -103,7 +103,7 @@ def examine(
     partly = False
     for owner, tensors in found.personal.items():
         for place in seen if everywhere else [owner]:
-            how = restriction(materials.clients[place], infos[owner].modalities) if place != owner else {}
+            how = restriction(run_data.clients[place], infos[owner].modalities) if place != owner else {}
             partly |= bool(how) or how is None
             jobs += [(("personal", owner, place), tensors, how)] if how is not None else []
     if partly:
@@ -121,10 +121,10 @@ def examine(
         own = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
         if not several:
             found.without_controls["personal"] = _one_model(algorithm)
-        _with_controls(found, simulation, own, materials, tell)
+        _with_controls(found, simulation, own, run_data, tell)
     if subsets and len(seen) <= MATRIX_LIMIT:
         at_home = [job for job in jobs if job[0][1] == job[0][2] and (several or job[0][0] != "personal")]
-        _with_less(found, simulation, at_home, materials, tell)
+        _with_less(found, simulation, at_home, run_data, tell)
     return found
 
 
@@ -145,7 +145,7 @@ def _models(
         shared = simulation.shared(servers, infos[name] if name in infos else simulation.observer(name))
         state = simulation.store.load(name) if name in infos else None
         private = {} if state is None else state.tensors.get("private", {})
-        common[name] = {**shared, **private, **algorithm.newcomer(shared)}
+        common[name] = {**shared, **private, **algorithm.initial_private(shared)}
         if name not in seen:
             continue
         own = None if state is None else state.tensors.get("personal")
@@ -167,16 +167,16 @@ def _with_less(
     found: Examination,
     simulation: Simulation,
     at_home: Sequence[Job],
-    materials: Materials,
+    run_data: RunData,
     tell: Callable[[str], None],
 ) -> None:
     """Tries models at home with every set of modalities."""
-    broad = widest(materials.unseen)
+    broad = widest(run_data.unseen)
     jobs: list[tuple[Key, str, Mapping[str, Tensor]]] = []
     for key, tensors, _ in at_home:
         if key[0] == "unseen" and key[2] not in broad:
             continue
-        sets = sets_at((materials.unseen if key[0] == "unseen" else materials.clients)[key[2]])
+        sets = sets_at((run_data.unseen if key[0] == "unseen" else run_data.clients)[key[2]])
         for tried in sets_tried(sets, tensors):
             if sets == [tried]:  # all that there is: tried already
                 values, kept = found.results[key]
@@ -196,7 +196,7 @@ def _with_controls(
     found: Examination,
     simulation: Simulation,
     at_home: Sequence[Job],
-    materials: Materials,
+    run_data: RunData,
     tell: Callable[[str], None],
 ) -> None:
     """Tries models at home with other examples' inputs, and with blank pictures."""
@@ -212,7 +212,7 @@ def _with_controls(
             )
         chosen = [own[number * len(own) // CONTROLLED] for number in range(CONTROLLED)]
         for (_, _, place), tensors, _ in own if len(own) <= CONTROLLED else chosen:
-            table = (materials.unseen if view == "unseen" else materials.clients)[place].tables[2]
+            table = (run_data.unseen if view == "unseen" else run_data.clients)[place].tables[2]
             trials += [((view, place), control, tensors) for control in controls_of(table)]
     jobs = [(place, tensors, {"control": control}) for (_, place), control, tensors in trials]
     keeps = ("correct", "probabilities") if isinstance(simulation.setup.task, Counting) else ("correct",)

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from confed.data.labelled import LabelExamples
 from confed.results.example_names import ANSWERS, NAMES, TRUTH, name_hashes
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 
 __all__ = ["examples_tried"]
 
 
-def examples_tried(materials: Materials, examined: Examination) -> dict[str, Tensor]:
+def examples_tried(run_data: RunData, examined: Examination) -> dict[str, Tensor]:
     """Names and right answers of the test examples that models were tried on, for ``predictions.safetensors``.
 
     Args:
-        materials: the run's data.
+        run_data: the run's data.
         examined: the final models on test examples.
 
     Returns:
@@ -26,7 +26,7 @@ def examples_tried(materials: Materials, examined: Examination) -> dict[str, Ten
         place's answers are and however they are ordered. Nothing of a place whose rows were not kept, as across
         machines.
     """
-    dataset, found = materials.dataset, dict[str, Tensor]()
+    dataset, found = run_data.dataset, dict[str, Tensor]()
     kept = {
         place: len(tensors["correct"]) for (_, own, place), (_, tensors) in examined.results.items() if own == place
     }
@@ -36,7 +36,7 @@ def examples_tried(materials: Materials, examined: Examination) -> dict[str, Ten
             continue
         found[f"{NAMES}/{place}"] = torch.from_numpy(name_hashes(examples.names))
         if not isinstance(examples, LabelExamples):
-            table = (materials.unseen if place in materials.unseen else materials.clients)[place].tables[2]
+            table = (run_data.unseen if place in run_data.unseen else run_data.clients)[place].tables[2]
             columns: Mapping[str, Tensor] = table.columns
             if "label" in columns:
                 found[f"{TRUTH}/{place}"] = columns["label"]

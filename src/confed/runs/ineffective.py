@@ -9,7 +9,7 @@ from confed.recipes.run_section import Run
 from confed.registry import datasets
 
 if TYPE_CHECKING:
-    from confed.runs.encode import Materials
+    from confed.runs.encode import RunData
 
 __all__ = ["warn_of_ignored"]
 
@@ -17,26 +17,26 @@ LOOKED_AT = 1000
 """Clients whose test examples are looked for; where none of the first so many has any, more are not asked."""
 
 
-def warn_of_ignored(data: Mapping[str, Any], run: Run, materials: "Materials") -> None:
+def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> None:
     """Warns of a number of clients that the data do not follow, of a cohort beyond them, and of missing test data.
 
     Args:
         data: the section ``[data]``.
         run: the section ``[run]``.
-        materials: the data as tensors, all clients of the run among them.
+        run_data: the data as tensors, all clients of the run among them.
     """
-    there = len(materials.clients)
+    there = len(run_data.clients)
     asked, usual = data.get("clients"), signature(datasets[data["name"]]).parameters.get("clients")
     default = Parameter.empty if usual is None else usual.default
     made = there + len(run.without)
     # A card puts a site's data in the terms of all; whose examples these are is another matter.
-    if isinstance(asked, int) and asked not in (made, default) and materials.dataset.elsewhere is None:
+    if isinstance(asked, int) and asked not in (made, default) and run_data.dataset.elsewhere is None:
         _say(f"data.clients = {asked} has no effect: who the {made} clients are follows from other keys of [data]")
     if run.cohort >= 1 and run.cohort > there:
         _say(f"run.cohort = {run.cohort:g} is more than the {_counted(there)}: all take part in every round")
-    places = [*(data for data, _ in zip(materials.clients.values(), range(LOOKED_AT), strict=False))]
-    if materials.dataset.elsewhere is None and not any(
-        len(data.tables[2]) for data in [*places, *materials.unseen.values()]
+    places = [*(data for data, _ in zip(run_data.clients.values(), range(LOOKED_AT), strict=False))]
+    if run_data.dataset.elsewhere is None and not any(
+        len(data.tables[2]) for data in [*places, *run_data.unseen.values()]
     ):
         _say("there are no test examples, of clients or unseen places: nothing is measured at the end of the run")
 

@@ -15,7 +15,7 @@ from confed.engines.local import Workspace
 from confed.federation.protocols import Batch
 from confed.results.folder import RunFolder
 from confed.results.headline import VALIDATION
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.samples import fill, png
 
 __all__ = ["AtLabels", "gallery", "look", "rounded", "shrunk", "words_of"]
@@ -118,7 +118,7 @@ def _chosen(own: Tensor, truth: Tensor, threshold: float) -> tuple[list[int], in
 def gallery(
     folder: RunFolder,
     workspace: Workspace,
-    materials: Materials,
+    run_data: RunData,
     count: int,
     *,
     threshold: float = 0.5,
@@ -130,7 +130,7 @@ def gallery(
     Args:
         folder: the run.
         workspace: a model to work in.
-        materials: the run's data, with labels.
+        run_data: the run's data, with labels.
         count: examples per place.
         threshold: from which probability on a label is predicted.
         network: what answers, where it is not the model alone.
@@ -141,16 +141,16 @@ def gallery(
         ``words`` (its tokens), ``labels`` (those that the example has), ``threshold``, and ``global`` and ``personal``
         as :func:`look` has them, or None. Attention of each place's first example only.
     """
-    dataset = materials.dataset
+    dataset = run_data.dataset
     assert isinstance(dataset, LabelDataset)
     shared = folder.models / "global" / "trained.safetensors"
     at = AtLabels(network or workspace.model, workspace.model)
     entries: list[dict[str, Any]] = []
     for name, examples, seen in _places(dataset):
         rows = [number * len(examples) // count for number in range(min(count, len(examples)))]
-        data = (materials.clients if seen else materials.unseen)[name]
+        data = (run_data.clients if seen else run_data.unseen)[name]
         batch = data.tables[2].batch(torch.tensor(rows))
-        words = words_of(batch, materials.tokenizer)
+        words = words_of(batch, run_data.tokenizer)
         personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
         if common is not None and own is not None:

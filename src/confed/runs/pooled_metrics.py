@@ -27,7 +27,7 @@ from confed.metrics.multilabel import (
     overall_average_precision,
 )
 from confed.results.headline import VALIDATION
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 
 __all__ = ["KEPT", "TOGETHER", "PooledCounts", "kept_probabilities", "summarise_labels"]
@@ -91,13 +91,13 @@ def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
 
 
 def summarise_labels(
-    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str] = ()
+    setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What ``summary.json`` says of a multi-label run under ``multilabel``; empty for other runs.
 
     Args:
         setup: the federation.
-        materials: its data.
+        run_data: its data.
         examined: the final models on all test examples.
         left: clients that are in no mean.
 
@@ -112,7 +112,7 @@ def summarise_labels(
         with the label), ``co_occurrence`` (see :func:`_together_counts`, of the headline view), and ``clients``: view
         -> client -> metrics that are sums over examples.
     """
-    dataset, task = materials.dataset, setup.task
+    dataset, task = run_data.dataset, setup.task
     if not isinstance(dataset, LabelDataset) or not isinstance(task, Counting):
         return {}
     if not all("probabilities" in tensors for _, tensors in examined.results.values()):
@@ -124,7 +124,7 @@ def summarise_labels(
     coarse_classes: dict[str, list[dict[str, Any]]] = {}
     pairs: dict[str, Any] = {}
     train = sum((split.train.counts() for split in dataset.clients.values()), np.zeros(len(dataset.labels), np.int64))
-    for view, places in _views(setup, materials, examined, left).items():
+    for view, places in _views(setup, run_data, examined, left).items():
         scores, truth = _together([examined.results[key][1] for key in places])
         classes[view] = _per_class(scores, truth, dataset.labels, threshold)
         for row, count in zip(classes[view], train.tolist(), strict=True):
@@ -162,7 +162,7 @@ def summarise_labels(
 
 
 def _views(
-    setup: Setup, materials: Materials, examined: Examination, left: Sequence[str]
+    setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str]
 ) -> dict[str, list[tuple[str, str, str]]]:
     """View -> the keys of its results, views without any left out; the first is what the run is judged by."""
     keys = [key for key in examined.results if key[1] == key[2] and len(examined.results[key][1].get("labels", ()))]

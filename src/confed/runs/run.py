@@ -24,10 +24,9 @@ from confed.recipes.recipe import Recipe, Run, load_recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.runs.build import check_device, load_data, prepare, presence_of
 from confed.runs.data_fingerprint import check_same_data, note_data
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination, examine
 from confed.runs.example_names import examples_tried
-from confed.runs.finished import settle
 from confed.runs.pooled_metrics import PooledCounts, kept_probabilities
 from confed.runs.privacy_spent import ledger_of, line_of
 from confed.runs.progress import Progress, Watch
@@ -64,16 +63,16 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, watch: Watch = lamb
     check_device(recipe)
     if resume:
         check_same_recipe(RunFolder(root), recipe)
-    setup, materials = prepare(recipe)
-    if materials.dataset.elsewhere is not None:
+    setup, run_data = prepare(recipe)
+    if run_data.dataset.elsewhere is not None:
         raise ValueError(
-            f"a card stands for the data {materials.dataset.name!r}, so that there are no examples to run on; only a "
+            f"a card stands for the data {run_data.dataset.name!r}, so that there are no examples to run on; only a "
             "federation's server, `confed server --card`, works with that"
         )
     workspace = Workspace(setup.model())  # weights that are none must not leave a folder behind
     folder = RunFolder(root) if resume else RunFolder.create(root, recipe.to_toml())
     watch(Progress(0, recipe.run.rounds, "training"))  # what goes wrong from here on is no refusal of the recipe
-    return Runner(recipe, setup, materials, folder, watch, workspace).run()
+    return Runner(recipe, setup, run_data, folder, watch, workspace).run()
 
 
 class Runner:
@@ -82,7 +81,7 @@ class Runner:
     Args:
         recipe: what to run.
         setup: the federation that it describes.
-        materials: its data.
+        run_data: its data.
         folder: where the results go.
         watch: told about every step.
         workspace: with the model of it; made by default.
@@ -92,16 +91,16 @@ class Runner:
         self,
         recipe: Recipe,
         setup: Setup,
-        materials: Materials,
+        run_data: RunData,
         folder: RunFolder,
         watch: Watch,
         workspace: Workspace | None = None,
     ) -> None:
         self.workspace = workspace
-        self.recipe, self.settings, self.setup, self.materials = recipe, recipe.run, setup, materials
+        self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.watch = folder, watch
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
-        self.presence = presence_of(self.settings, () if setup.algorithm.pooled else materials.clients)
+        self.presence = presence_of(self.settings, () if setup.algorithm.pooled else run_data.clients)
         before = {round - 1 for round in self.presence.joins.values()} - {0}
         self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
@@ -153,7 +152,7 @@ class Runner:
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
         """The final models on test data."""
         return examine(
-            simulation, servers, self.materials, lambda t: self._tell(self.setup.rounds, t),
+            simulation, servers, self.run_data, lambda t: self._tell(self.setup.rounds, t),
             self.settings.modality_matrix, self.settings.controls != "none",
         )  # fmt: skip
 
@@ -164,7 +163,7 @@ class Runner:
             if note := machine_note(self.folder):
                 warnings.warn(note, stacklevel=2)
                 self.notes.append(note)
-            check_same_data(self.folder, self.materials)
+            check_same_data(self.folder, self.run_data)
             checkpoint, problems = self.checkpoints.latest(self.folder.history_bytes())
             for problem in problems:
                 self._tell(checkpoint.round, f"damaged checkpoint left aside: {problem}")
@@ -174,7 +173,7 @@ class Runner:
                 note_recipe(self.folder, self.recipe)
             return checkpoint.servers, checkpoint.round
         note_recipe(self.folder, self.recipe)
-        note_data(self.folder, self.materials)
+        note_data(self.folder, self.run_data)
         self.checkpoints.store.rewind(0)
         self.folder.truncate(0, -1)
         servers = simulation.start(workspace)
@@ -231,15 +230,15 @@ class Runner:
             self.saved_at = time.monotonic()
 
     def _evaluate(self, simulation: Simulation, servers: Mapping[str, ServerState], round: int) -> None:
-        pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.materials.unseen)
+        pooled = PooledCounts(self.setup.task, self.setup.algorithm, self.run_data.unseen)
         limit = self.settings.evaluate_examples
         views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
         values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
         missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
         if self.setup.algorithm.pooled:
             # One model serves everybody: it is each client's, and the global one.
-            own = {p: v for p, v in values["unseen"].items() if p in self.materials.clients}
-            unseen = {p: v for p, v in values["unseen"].items() if p in self.materials.unseen}
+            own = {p: v for p, v in values["unseen"].items() if p in self.run_data.clients}
+            unseen = {p: v for p, v in values["unseen"].items() if p in self.run_data.unseen}
             values = {"global": own, "personal": own, "unseen": unseen}
         elif not self.setup.algorithm.has_personal:
             values = {**values, "personal": values["global"]}
@@ -252,7 +251,7 @@ class Runner:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
         if self.setup.algorithm.has_global:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
-            tensors |= self.setup.algorithm.newcomer(tensors)
+            tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
         if personal and not self.setup.algorithm.pooled:
             private_folder(self.folder.models / "personal")
@@ -268,33 +267,34 @@ class Runner:
             if model == place:
                 correct[f"{view}/{place}/correct"] = tensors["correct"]
                 correct[f"{view}/{place}/prediction"] = tensors["prediction"]
-        tried = examples_tried(self.materials, examined)
+        tried = examples_tried(self.run_data, examined)
         self.folder.write_tensors(self.folder.predictions, correct | tried | kept_probabilities(examined))
-        if self.settings.gallery and isinstance(self.materials.dataset, FederatedDataset):
+        if self.settings.gallery and isinstance(self.run_data.dataset, FederatedDataset):
             workspace.turn_to(self.setup.task)
             samples = gallery(
-                self.folder, workspace, self.materials, self.settings.gallery, self.setup.task_of,
-                network=settle(self.setup.algorithm, workspace.model), own_heads=self.setup.algorithm.own_heads,
+                self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
+                network=self.setup.algorithm.deployed_model(workspace.model), own_heads=self.setup.algorithm.own_heads,
                 has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         elif self.settings.gallery:
             samples = label_samples.gallery(
-                self.folder, workspace, self.materials, self.settings.gallery,
+                self.folder, workspace, self.run_data, self.settings.gallery,
                 threshold=getattr(self.setup.task, "threshold", 0.5),
-                network=settle(self.setup.algorithm, workspace.model), has_personal=self.setup.algorithm.has_personal,
+                network=self.setup.algorithm.deployed_model(workspace.model),
+                has_personal=self.setup.algorithm.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
-        questions = isinstance(self.materials.dataset, FederatedDataset)
+        questions = isinstance(self.run_data.dataset, FederatedDataset)
         similar = (
-            similarity.measure(self.folder, workspace, self.materials, self.setup.local.batch_size)
+            similarity.measure(self.folder, workspace, self.run_data, self.setup.local.batch_size)
             if questions
             else None
         )
         if similar is not None:
             self.folder.write_json(self.folder.similarity, similar)
         summary = summarise_run(
-            self.recipe, self.setup, self.materials, self.folder, workspace, examined,
+            self.recipe, self.setup, self.run_data, self.folder, workspace, examined,
             cpu=cpu_seconds() - self.cpu, peak=peak, resumed=self.resumed,
         )  # fmt: skip
         self.folder.write_json(self.folder.summary, summary)
@@ -314,7 +314,7 @@ def _answerer(setup: Setup, settings: Run, workspace: Workspace) -> InProcess | 
     return Workers(setup, count, settings.threads)
 
 
-def load_run(root: Path) -> tuple[Recipe, Setup, Materials, Workspace]:
+def load_run(root: Path) -> tuple[Recipe, Setup, RunData, Workspace]:
     """A finished or interrupted run's recipe, data and model, from its folder.
 
     Raises:
@@ -325,8 +325,8 @@ def load_run(root: Path) -> tuple[Recipe, Setup, Materials, Workspace]:
         raise ValueError(f"{root} is not a run folder: it has no recipe.toml")
     recipe = load_recipe(folder.recipe)
     torch.set_num_threads(recipe.run.threads)
-    setup, materials = prepare(recipe)
-    return recipe, setup, materials, Workspace(setup.model())
+    setup, run_data = prepare(recipe)
+    return recipe, setup, run_data, Workspace(setup.model())
 
 
 def methods_of(recipe: Recipe) -> Sequence[str]:

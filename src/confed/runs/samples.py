@@ -25,7 +25,7 @@ from confed.federation.params import copy_into
 from confed.federation.protocols import Batch, Output, Task
 from confed.recipes.recipe import load_recipe
 from confed.results.folder import RunFolder
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.forgotten import filter_of, picked
 from confed.runs.media import kept_series, kept_sound
 
@@ -57,7 +57,7 @@ def answer(
 
     Where models write captions, ``task`` (:class:`confed.tasks.captioning.Captioning`) says what they wrote.
 
-    Where a method answers with more than the model, ``network`` does (:func:`confed.runs.finished.settle`). Attention
+    Where a method answers with more than the model, ``network`` does (``Algorithm.deployed_model``). Attention
     is over the patches, rows and columns, or over regions, with their "boxes" beside it.
 
     A head may give more scores than there are ``answers``; those beyond belong to no answer of this client.
@@ -101,7 +101,7 @@ def _looked(maps: Tensor, batch: Batch) -> list[dict[str, Any]]:
 def gallery(
     folder: RunFolder,
     workspace: Workspace,
-    materials: Materials,
+    run_data: RunData,
     count: int,
     task_of: Callable[[str], Task] | None = None,
     *,
@@ -116,7 +116,7 @@ def gallery(
     Args:
         folder: the run.
         workspace: a model to work in.
-        materials: the run's data.
+        run_data: the run's data.
         count: questions per place.
         task_of: client or place -> its task, where they have answers or tasks of their own.
         network: what answers, where it is not the model alone.
@@ -125,9 +125,9 @@ def gallery(
     """
     shared = folder.models / "global" / "trained.safetensors"
     entries: list[dict[str, Any]] = []
-    places = [(name, split.test, materials.clients[name], True) for name, split in materials.questions.clients.items()]
-    places += [(name, test, materials.unseen[name], False) for name, test in materials.questions.unseen.items()]
-    usual = _usual(materials)
+    places = [(name, split.test, run_data.clients[name], True) for name, split in run_data.questions.clients.items()]
+    places += [(name, test, run_data.unseen[name], False) for name, test in run_data.questions.unseen.items()]
+    usual = _usual(run_data)
     for number, (name, examples, data, seen) in enumerate(places):
         task = None if task_of is None else task_of(name)
         rows = _spread(examples, count, first=number)
@@ -135,9 +135,9 @@ def gallery(
             continue
         groups = _groups(data.tables[2], rows)
         rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
-        answers = materials.dataset.answers
+        answers = run_data.dataset.answers
         if task is not None:
-            answers = materials.dataset.answer_set(name)
+            answers = run_data.dataset.answer_set(name)
             workspace.turn_to(task)
         personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))
@@ -161,31 +161,31 @@ def gallery(
                     **{view: given and _named(given[position], examples, row) for view, given in views.items()},
                 }
             )
-    return entries + _forgotten(folder, workspace, materials, count)
+    return entries + _forgotten(folder, workspace, run_data, count)
 
 
-def _forgotten(folder: RunFolder, workspace: Workspace, materials: Materials, count: int) -> list[dict[str, Any]]:
+def _forgotten(folder: RunFolder, workspace: Workspace, run_data: RunData, count: int) -> list[dict[str, Any]]:
     """Up to two training questions per client with what the filter picks (figure 8.5 of FedVQA)."""
     shared = folder.models / "global" / "trained.safetensors"
     mode = filter_of(load_recipe(folder.recipe).construct("algorithm")) if folder.recipe.is_file() else None
     if mode is None or not shared.exists():
         return []
     entries: list[dict[str, Any]] = []
-    for number, (name, split) in enumerate(materials.questions.clients.items()):
+    for number, (name, split) in enumerate(run_data.questions.clients.items()):
         personal = folder.personal_model(name)
         rows = _spread(split.train, min(count, 2), first=number)
         if not rows or not personal.exists():
             continue
-        table = materials.clients[name].tables[0]
+        table = run_data.clients[name].tables[0]
         groups = _groups(table, rows)
         rows, batches = [row for group in groups for row in group.tolist()], list(map(table.batch, groups))
         student, teacher = (
             torch.cat([_logits(path, workspace, batch) for batch in batches]) for path in (personal, shared)
         )
-        for row, answers in zip(rows, picked(student, teacher, mode, materials.dataset.answers), strict=True):
+        for row, answers in zip(rows, picked(student, teacher, mode, run_data.dataset.answers), strict=True):
             entries.append(
                 {**_question(name, split.train, row), "seen": True, "role": "train",
-                 "forgotten": {"filter": mode, "of": len(materials.dataset.answers), "answers": answers}}
+                 "forgotten": {"filter": mode, "of": len(run_data.dataset.answers), "answers": answers}}
             )  # fmt: skip
     return entries
 
@@ -215,11 +215,11 @@ def _question(place: str, examples: Examples, row: int) -> dict[str, Any]:
     return entry
 
 
-def _usual(materials: Materials) -> set[str]:
+def _usual(run_data: RunData) -> set[str]:
     """The modalities that some client has; nothing where all examples have a picture and a text."""
-    if not is_modal(materials.questions):
+    if not is_modal(run_data.questions):
         return set()
-    return {modality for own in modalities_of(materials.questions).values() for modality in own}
+    return {modality for own in modalities_of(run_data.questions).values() for modality in own}
 
 
 def _senses(examples: Examples, row: int, usual: set[str]) -> dict[str, Any]:

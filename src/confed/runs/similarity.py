@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from confed.engines.local import Workspace
     from confed.results.folder import RunFolder
-    from confed.runs.encode import Materials
+    from confed.runs.encode import RunData
 
 __all__ = ["EXAMPLES", "measure"]
 
@@ -15,7 +15,7 @@ EXAMPLES = 32
 
 
 def measure(
-    folder: "RunFolder", workspace: "Workspace", materials: "Materials", batch_size: int, count: int = EXAMPLES
+    folder: "RunFolder", workspace: "Workspace", run_data: "RunData", batch_size: int, count: int = EXAMPLES
 ) -> dict[str, Any] | None:
     """What ``similarity.json`` holds, of a run that has written its models; None where the model does not answer so.
 
@@ -24,7 +24,7 @@ def measure(
     Args:
         folder: the run.
         workspace: a model to work in.
-        materials: the run's data.
+        run_data: the run's data.
         batch_size: examples of a training batch.
         count: examples at most.
     """
@@ -37,25 +37,25 @@ def measure(
     model = workspace.model
     if not isinstance(model, ContrastiveAnswerer):
         return None
-    place = next((name for name, data in materials.clients.items() if len(data.tables[2])), None)
+    place = next((name for name, data in run_data.clients.items() if len(data.tables[2])), None)
     if place is None:
         return None
     files = {"personal": folder.personal_model(place), "global": folder.models / "global" / "trained.safetensors"}
     trained = {whose: load_file(path) for whose, path in files.items() if path.is_file()}
     if not trained:
         return None
-    table = materials.clients[place].tables[2]
+    table = run_data.clients[place].tables[2]
     labels = table.columns["label"]
     known = (labels >= 0).nonzero().flatten()  # an answer outside the vocabulary has no representation
     if len(known) < 2:
         return None
     rows = known[torch.linspace(0, len(known) - 1, min(count, len(known))).round().long()]
-    names = materials.dataset.answers
+    names = run_data.dataset.answers
     rows = torch.tensor(sorted(rows.tolist(), key=lambda row: (names[int(labels[row])], row)))
     batch = table.batch(rows)
     answers = [names[int(label)] for label in labels[rows]]
     found: dict[str, Any] = {"place": place, "kind": model.eval_similarity, "answers": answers}
-    found["same"] = _same(materials, batch_size)
+    found["same"] = _same(run_data, batch_size)
     # What is global, with what the client keeps to itself where it does.
     after = {name: tensor for tensors in trained.values() for name, tensor in tensors.items()}
     for when, tensors in (("before", {}), ("after", after)):
@@ -66,14 +66,14 @@ def measure(
     return found
 
 
-def _same(materials: "Materials", batch_size: int) -> float:
+def _same(run_data: "RunData", batch_size: int) -> float:
     """The share of same-answer negatives of an epoch, the mean over clients weighted by their examples."""
     import torch
 
     from confed.tasks.contrastive import same_answer_share
 
     total, examples = 0.0, 0
-    for data in materials.clients.values():
+    for data in run_data.clients.values():
         labels = data.tables[0].columns["label"]
         total += len(labels) * same_answer_share(labels, batch_size, torch.Generator().manual_seed(0))
         examples += len(labels)

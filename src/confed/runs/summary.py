@@ -11,7 +11,7 @@ from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
 from confed.runs.controls import summarise_controls
-from confed.runs.encode import Materials
+from confed.runs.encode import RunData
 from confed.runs.evaluate import Examination
 from confed.runs.pooled_metrics import summarise_labels
 from confed.runs.privacy_spent import ledger_of, summary_of
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 def summarise_run(
     recipe: Recipe,
     setup: Setup,
-    materials: Materials,
+    run_data: RunData,
     folder: RunFolder,
     workspace: Workspace,
     examined: Examination,
@@ -49,7 +49,7 @@ def summarise_run(
     Args:
         recipe: what was run.
         setup: the federation.
-        materials: its data.
+        run_data: its data.
         folder: its folder, with metrics and timings.
         workspace: a model of it.
         examined: the final models on all test examples.
@@ -57,7 +57,7 @@ def summarise_run(
         peak: largest resident memory of a process, bytes.
         resumed: the run was interrupted; processor time and memory are those of its last part.
     """
-    metrics = {place: setup.task_of(place).metric for place in (*materials.clients, *materials.unseen)}
+    metrics = {place: setup.task_of(place).metric for place in (*run_data.clients, *run_data.unseen)}
     views = {
         name: {
             place: values
@@ -67,7 +67,7 @@ def summarise_run(
         for name in ("personal", "global", "unseen")
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
-    left = _left(recipe, materials)
+    left = _left(recipe, run_data)
     headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
@@ -79,7 +79,7 @@ def summarise_run(
     ledger = ledger_of(setup.algorithm, recipe.run, lines)
     seconds = sum(t["seconds"] + t["evaluation_seconds"] for t in timings)
     rounds = [t["seconds"] for t in timings if t["round"] <= setup.rounds]
-    listed = [name for name, _ in zip(materials.clients, range(LISTED), strict=False)]
+    listed = [name for name, _ in zip(run_data.clients, range(LISTED), strict=False)]
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     return {
         "algorithm": recipe.sections["algorithm"]["name"],
@@ -90,8 +90,8 @@ def summarise_run(
         "metric": SEVERAL if len(set(metrics.values())) > 1 else next(iter(metrics.values())),
         **({"metric_of": metrics} if len(set(metrics.values())) > 1 else {}),
         "clients": listed,
-        **({"more_clients": len(materials.clients) - len(listed)} if len(listed) < len(materials.clients) else {}),
-        "scenes": list(materials.unseen),
+        **({"more_clients": len(run_data.clients) - len(listed)} if len(listed) < len(run_data.clients) else {}),
+        "scenes": list(run_data.unseen),
         **headline,
         "personal_mean": _mean(personal),
         "personal_worst": min(personal, default=None),
@@ -119,7 +119,7 @@ def summarise_run(
         },
         **_bleu({keys[view]: places for view, places in views.items()}),
         "examples": {
-            name: dict(zip(("train", "validation", "test"), map(len, materials.clients[name].tables), strict=True))
+            name: dict(zip(("train", "validation", "test"), map(len, run_data.clients[name].tables), strict=True))
             for name in listed
         },
         "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
@@ -142,48 +142,46 @@ def summarise_run(
             for line in traffic
             for client, error in line["errors"].items()
         ],
-        "facts": dict(materials.dataset.facts),
+        "facts": dict(run_data.dataset.facts),
         "versions": versions(),
         "machine": machine(),
         "notes": examined.notes
         + ([f"left before the end, so their last models are tried but are in no mean: {left}"] if left else [])
-        + _cut_note(materials)
-        + _unreadable_note(materials)
+        + _cut_note(run_data)
+        + _unreadable_note(run_data)
         + (["resumed: CPU seconds and peak memory are those of the last part"] if resumed else []),
         **(
-            {"texts_cut": dict(zip(("cut", "texts"), materials.texts_cut, strict=True))}
-            if materials.texts_cut[0]
-            else {}
+            {"texts_cut": dict(zip(("cut", "texts"), run_data.texts_cut, strict=True))} if run_data.texts_cut[0] else {}
         ),
-        **_left_out(materials),
+        **_left_out(run_data),
         **({"left": left} if left else {}),
         **_with_subsets(examined, metrics, keys),
-        **({"multilabel": labelled} if (labelled := summarise_labels(setup, materials, examined, left)) else {}),
-        **({"controls": tried} if (tried := summarise_controls(setup, materials, examined, left)) else {}),
+        **({"multilabel": labelled} if (labelled := summarise_labels(setup, run_data, examined, left)) else {}),
+        **({"controls": tried} if (tried := summarise_controls(setup, run_data, examined, left)) else {}),
         **({"traffic": actions} if (actions := _actions(traffic)) else {}),
         **({} if ledger is None else summary_of(ledger, listed, setup.rounds)),
     }
 
 
-def _texts_cut(materials: Materials) -> dict[str, Any]:
+def _texts_cut(run_data: RunData) -> dict[str, Any]:
     """How many different texts lose their end, and of how many; nothing where none does."""
-    cut, texts = materials.texts_cut
+    cut, texts = run_data.texts_cut
     return {"texts_cut": {"cut": cut, "texts": texts}} if cut else {}
 
 
-def _cut_note(materials: Materials) -> list[str]:
-    cut, texts = materials.texts_cut
+def _cut_note(run_data: RunData) -> list[str]:
+    cut, texts = run_data.texts_cut
     return [f"{cut} of {texts} different texts are longer than the model reads and lose their end"] if cut else []
 
 
-def _unreadable_note(materials: Materials) -> list[str]:
-    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+def _unreadable_note(run_data: RunData) -> list[str]:
+    out = run_data.dataset.unreadable if isinstance(run_data.dataset, FederatedDataset) else None
     return [str(out)] if out is not None and out.pictures else []
 
 
-def _left_out(materials: Materials) -> dict[str, Any]:
+def _left_out(run_data: RunData) -> dict[str, Any]:
     """Client or unseen place -> role -> examples whose pictures cannot be read; nothing where none is left out."""
-    out = materials.dataset.unreadable if isinstance(materials.dataset, FederatedDataset) else None
+    out = run_data.dataset.unreadable if isinstance(run_data.dataset, FederatedDataset) else None
     return {"left_out": {name: dict(roles) for name, roles in out.examples.items()}} if out and out.examples else {}
 
 
@@ -230,10 +228,10 @@ def _actions(rounds: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return total
 
 
-def _left(recipe: Recipe, materials: Materials) -> list[str]:
+def _left(recipe: Recipe, run_data: RunData) -> list[str]:
     """The clients that were gone by the last round; a pooled run is measured on the same ones, to be comparable."""
     presence = Presence(recipe.run.joins, recipe.run.leaves)
-    return [name for name in materials.clients if not presence.holds(name, recipe.run.rounds)]
+    return [name for name in run_data.clients if not presence.holds(name, recipe.run.rounds)]
 
 
 def _mean(values: list[float]) -> float | None:

@@ -302,12 +302,12 @@ def _run_missing(
     there: int,
     outcome: Grid,
 ) -> None:
-    from confed.runs.encode import load_materials
+    from confed.runs.encode import load_run_data
 
     refused = refusals(recipe.with_rows(list(dict.fromkeys(job.method for job in todo))), todo[0].seed)
     outcome.errors |= {job.cell: refused[job.method] for job in todo if job.method in refused}
     if workers > 1:
-        load_materials.cache_clear()  # the processes read the data themselves
+        load_run_data.cache_clear()  # the processes read the data themselves
     jobs = [job for job in todo if job.method not in refused]
     shown = show([f"{recipe.label(job.method)}, seed {job.seed}" for job in jobs], there)
 

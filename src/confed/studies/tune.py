@@ -82,11 +82,11 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     rates = recipe.lr or tuple(float(f"{own * factor:.6g}") for factor in FACTORS)
     space = {LR: _with(rates, own)}
     algorithm, method = single.sections["algorithm"], single.construct("algorithm")
-    for name, values in method.worth_trying().items():
+    for name, values in method.search_space().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
         # None may stand for one of the values: as a value of its own it would be tried twice.
-        space[name] = _with(values, method.in_effect(name))
+        space[name] = _with(values, method.effective_value(name))
     return space
 
 
@@ -131,21 +131,21 @@ def tune(
     """
     from confed.data.label_tables import LazyTables
     from confed.results.headline import VALIDATION
-    from confed.runs.encode import load_materials
+    from confed.runs.encode import load_run_data
     from confed.runs.run import load_data
 
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
     asked = recipe.with_run(seed=seed, workers=1, evaluate_every=1, evaluate_examples=0)
-    materials = load_data(asked)
-    clients = materials.clients
+    run_data = load_data(asked)
+    clients = run_data.clients
     if isinstance(clients, LazyTables):
         there = clients.without(asked.run.without)
         if any_validation(there):
             # Counts of all clients' examples are added up before there is a metric: as one place with all of them.
             sizes = [sum(len(data.tables[1]) for data, _ in zip(there.values(), range(LOOKED_AT), strict=False))]
-        elif VALIDATION in materials.unseen:
-            sizes = [len(materials.unseen[VALIDATION].tables[1])]
+        elif VALIDATION in run_data.unseen:
+            sizes = [len(run_data.unseen[VALIDATION].tables[1])]
         else:
             raise ValueError(NOTHING)
     else:
@@ -155,7 +155,7 @@ def tune(
     questions, stopping = effective_questions(sizes), "margin" if prune else "none"
     errors, failed = refusals(asked, seed), set[str]()
     if workers > 1:
-        load_materials.cache_clear()  # the processes read the data themselves
+        load_run_data.cache_clear()  # the processes read the data themselves
     (root / "trials").mkdir(parents=True, exist_ok=True)
     with exclusive(root):
         file = root / "tuning.toml"  # not recipe.toml: this is no run folder
@@ -344,7 +344,7 @@ def _derive(recipe: Recipe, row: str, number: int) -> int:
 def _own(recipe: Recipe, row: str, space: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     single = recipe.method(row)
     method = single.construct("algorithm")
-    values = {knob: single.local.lr if knob == LR else method.in_effect(knob) for knob in space}
+    values = {knob: single.local.lr if knob == LR else method.effective_value(knob) for knob in space}
     return {knob: choices.index(values[knob]) for knob, choices in space.items()}
 
 

@@ -47,21 +47,21 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
 
     run = recipe.run
     torch.set_num_threads(run.threads)
-    setup, materials = prepare(recipe)
+    setup, run_data = prepare(recipe)
     pooled = setup.algorithm.pooled
     clients: Mapping[str, TableData]
     observers: Mapping[str, TableData] = {}
     most: int | None = None
-    if isinstance(materials.clients, LazyTables):
-        clients, population = materials.clients.without_tests(), setup.population
+    if isinstance(run_data.clients, LazyTables):
+        clients, population = run_data.clients.without_tests(), setup.population
         if not pooled:
             population = _looking_on(setup, clients.masked(getattr(setup.task, "known", 0.0)))
-        place = None if any_validation(clients) else materials.unseen.get(VALIDATION)
+        place = None if any_validation(clients) else run_data.unseen.get(VALIDATION)
         observers = {} if place is None else {VALIDATION: place}
         observers = Both(clients, observers) if pooled else observers
         most = LOOKED_AT
     else:
-        clients = {name: _without_test(data) for name, data in materials.clients.items()}
+        clients = {name: _without_test(data) for name, data in run_data.clients.items()}
         # Whoever trains on everybody's data has one member; the clients only look on.
         population = setup.population if pooled else _looking_on(setup, clients)
         observers = clients if pooled else {}
@@ -74,7 +74,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         for record in simulate(simulation, simulation.start(workspace)):
             for client, error in record.errors.items():
                 raise RuntimeError(f"client {client!r} failed in round {record.round}: {error}")
-            counts = PooledCounts(setup.task, setup.algorithm, materials.unseen)
+            counts = PooledCounts(setup.task, setup.algorithm, run_data.unseen)
             views = simulation.evaluate(record.servers, record.round, split="validation", most=most, counted=counts.add)
             if isinstance(setup.task, Counting):
                 yield _pooled_score(recipe, setup, counts.values())

@@ -220,7 +220,7 @@ def toy_setup(
 
     if kind == "contrastive":
         task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)
-    algorithm = algorithm.suit(build(), task)
+    algorithm = algorithm.configure(build(), task)
     if algorithm.pooled:
         everything = concatenate_tables([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}

@@ -92,7 +92,7 @@ def begin(
     changed = recipe.with_run(without=(*recipe.run.without, client), rounds=done + how.rounds, keep_checkpoints=2)
     if not changed.run.checkpoint_every:
         changed = changed.with_run(checkpoint_every=1)
-    new, materials = prepare(changed)
+    new, run_data = prepare(changed)
     workspace = Workspace(setup.model())
     servers = Simulation(new, MemoryStore()).start(workspace)
     final = load_file(old.models / "global" / "trained.safetensors")
@@ -111,7 +111,7 @@ def begin(
     for number in range(len(new.population)):
         info = new.population.info(number)
         path = old.personal_model(info.id)
-        if info.id in materials.clients and info.id in trained and path.exists():
+        if info.id in run_data.clients and info.id in trained and path.exists():
             own = load_file(path)
             scopes = workspace.scopes(setup.algorithm, info)
             groups = {"private": pick(own, scopes, Scope.PRIVATE), "personal": pick(own, scopes, Scope.SHARED)}

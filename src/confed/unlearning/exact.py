@@ -66,7 +66,7 @@ def forget(
     recipe = recipe_of(root)
     check_client(recipe, client)
     out = folder_without(root, client) if out is None else out
-    setup, materials = prepare(recipe)
+    setup, run_data = prepare(recipe)
     if setup.algorithm.pooled:
         raise ValueError(f"{root} is a pooled run: its one model has no clients to forget")
     request = {"run": str(root.resolve()), "client": client, "approximate": approximate and asdict(approximate)}
@@ -92,7 +92,7 @@ def forget(
         run(load_recipe(RunFolder(out).recipe), out, resume=True, watch=watch)
     result = json.loads(note.read_text(encoding="utf-8"))
     workspace = Workspace(setup.model())
-    remaining = [name for name in materials.clients if name != client]
+    remaining = [name for name in run_data.clients if name != client]
     for key, folder in (("original", root), ("result", out)):
         result[key] = _figures(folder, setup, workspace, client, remaining)
     RunFolder(out).write_json(note, result)

@@ -251,7 +251,7 @@ class Remote:
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
         try:
-            if not math.isfinite(norm) or algorithm.refuses("robust"):
+            if not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
                 raise ValueError("no part of it can be taken")
             reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.changes, most / norm))
             self.shortened[name] = f"{said}; it was scaled down to that"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from confed.report.figures.style import Look, Pen
+from confed.report.figures.style import Palette, SeriesStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ Box = tuple[float, float, float, float]
 """Left, bottom, right, top."""
 
 
-End = tuple[Look, float, float]
+End = tuple[SeriesStyle, float, float]
 """How a line or point looks, and where it ends."""
 
 
@@ -61,7 +61,7 @@ def _start(block: Sequence[int], wanted: Sequence[float], gap: float, low: float
     return min(max(centre - length / 2, low), high - length)
 
 
-def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pen: Pen) -> None:
+def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", palette: Palette) -> None:
     """Names of lines at the right edge of each panel, each joined to the end of its line.
 
     To be called when everything else is drawn. The layout of the figure is settled here.
@@ -69,7 +69,7 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pe
     Args:
         figure: what holds the panels.
         panels: axes, and how each of their lines looks with the last point of it.
-        pen: colours.
+        palette: colours.
     """
     from matplotlib.lines import Line2D
 
@@ -78,13 +78,13 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pe
             axes.text(
                 NAMES_AT,
                 0.5,
-                look.label,
+                series.label,
                 transform=axes.transAxes,
                 va="center",
                 fontsize=SIZE,
-                color=pen(look.colour),
+                color=palette(series.colour),
             )
-            for look, _, _ in ends
+            for series, _, _ in ends
         ]
         for axes, ends in panels
     ]
@@ -94,21 +94,21 @@ def at_ends(figure: "Figure", panels: "Sequence[tuple[Axes, Sequence[End]]]", pe
         spots = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for _, x, y in ends]
         gap = 1.22 * SIZE * figure.dpi / 72 / box.height
         placed = spread([float(spot[1]) for spot in spots], gap, 0.0, 1.0)
-        for (look, _, _), text, spot, height in zip(ends, texts, spots, placed, strict=True):
+        for (series, _, _), text, spot, height in zip(ends, texts, spots, placed, strict=True):
             text.set_y(height)
             leader = Line2D(
                 [float(spot[0]) + 0.01, NAMES_AT - 0.008],
                 [float(spot[1]), height],
                 transform=axes.transAxes,
                 clip_on=False,
-                color=pen(look.colour),
+                color=palette(series.colour),
                 linewidth=0.6,
                 alpha=0.55,
             )
             axes.add_artist(leader)
 
 
-def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], pen: Pen) -> None:
+def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette: Palette) -> None:
     """Names of points, each beside its point where there is room; further away with a line to it.
 
     Points at the same place share a name. To be called when everything else is drawn; the layout of the figure is
@@ -118,7 +118,7 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], pen: Pe
         figure: what holds the axes.
         axes: where the points are.
         points: key -> how it looks, and where it is.
-        pen: colours.
+        palette: colours.
     """
     _settle(figure)
     scale = figure.dpi / 72
@@ -139,7 +139,7 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], pen: Pe
         width, height = 0.56 * SIZE * len(text) * scale, 1.15 * SIZE * scale
         offset, box = _free(spots[group[0]], width, height, taken, limits, scale)
         taken.append(box)
-        look, x, y = points[group[0]]
+        series, x, y = points[group[0]]
         far = np.hypot(*offset) > 14 * scale + width / 2
         axes.annotate(
             text,
@@ -149,8 +149,14 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], pen: Pe
             ha="center",
             va="center",
             fontsize=SIZE,
-            color=pen("ink"),
-            arrowprops={"arrowstyle": "-", "color": pen(look.colour), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+            color=palette("ink"),
+            arrowprops={
+                "arrowstyle": "-",
+                "color": palette(series.colour),
+                "linewidth": 0.6,
+                "shrinkA": 0,
+                "shrinkB": 3,
+            }
             if far
             else None,
         )

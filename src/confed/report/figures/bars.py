@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confed.report.figures.annotate import at_points
-from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style
+from confed.report.figures.style import (
+    GLOBAL,
+    PERSONAL,
+    Drawing,
+    Palette,
+    SeriesStyle,
+    line_style,
+    series_styles,
+    style_axes,
+)
 from confed.results.headline import headline
 from confed.results.history import judged, nobody_has_own
 from confed.results.metric import metric_of
@@ -22,7 +31,7 @@ MANY_CLIENTS = 12
 MANY_METHODS = 6
 """With more methods than this clients are shown as rows of points, not as groups of bars."""
 
-Values = Sequence[tuple[Look, Sequence[Mapping[str, float]]]]
+Values = Sequence[tuple[SeriesStyle, Sequence[Mapping[str, float]]]]
 """How something looks, and for each seed client -> value."""
 
 
@@ -36,34 +45,38 @@ def bars(study: Study) -> Drawing | None:
     def read(method: str, key: str) -> Sequence[Mapping[str, float]]:
         return [numbers(run.summary.get(key)) for run in study.of(method)]
 
-    values = [(look, read(method, judged(study))) for method, look in looks(study).items()]
+    values = [(series, read(method, judged(study))) for method, series in series_styles(study).items()]
     if study.single:
         method = study.methods[0]
         values = [] if nobody_has_own(study) else [(PERSONAL, read(method, "personal"))]
         values.append((GLOBAL, read(method, "global_seen")))
-    values = [(look, runs) for look, runs in values if any(runs)]
+    values = [(series, runs) for series, runs in values if any(runs)]
     if not values or not study.clients:
         return None
     metric = f"test {metric_of(study.runs)}, %"
     name = f"bars {study.recipe}"
     if len(study.clients) > MANY_CLIENTS:
-        return Drawing(name, 10.4, 3.6, lambda figure, pen: _ranked(figure.add_subplot(), study, values, metric, pen))
+        return Drawing(
+            name, 10.4, 3.6, lambda figure, palette: _ranked(figure.add_subplot(), study, values, metric, palette)
+        )
     if len(values) > MANY_METHODS:
         columns = min(4, len(study.clients))
         lines = -(-len(study.clients) // columns)
         height = lines * (0.7 + 0.21 * len(values))
-        return Drawing(name, 10.4, height, lambda figure, pen: _dots(figure, study.clients, values, metric, pen))
+        return Drawing(
+            name, 10.4, height, lambda figure, palette: _dots(figure, study.clients, values, metric, palette)
+        )
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
-        _grouped(axes, study.clients, values, pen)
-        dress(axes, pen, "", "", metric)
+        _grouped(axes, study.clients, values, palette)
+        style_axes(axes, palette, "", "", metric)
         axes.set_ylim(0, min(108.0, axes.get_ylim()[1] * 1.04))
         axes.tick_params(axis="x", length=0)
         if not study.single:
             axes.legend(
                 fontsize=8.5, frameon=False, ncols=len(values), loc="lower left", bbox_to_anchor=(0, 1),
-                labelcolor=pen("ink"),
+                labelcolor=palette("ink"),
             )  # fmt: skip
 
     return Drawing(name, 10.4, 3.3, draw)
@@ -81,73 +94,75 @@ def trade_off(study: Study) -> Drawing | None:
     both = {m: (100 * x, 100 * y) for m, (x, y) in points.items() if x is not None and y is not None}
     if len(both) < 2:
         return None
-    styles = looks(study)
+    styles = series_styles(study)
     alone = {m: 100 * y for m, (x, y) in points.items() if x is None and y is not None}
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         for method, y in alone.items():
-            axes.axhline(y, color=pen(styles[method].colour), linewidth=1, linestyle=":")
+            axes.axhline(y, color=palette(styles[method].colour), linewidth=1, linestyle=":")
             axes.annotate(
                 f"{study.labels[method]} (no global model)",
                 (0.99, y), xycoords=("axes fraction", "data"),
                 xytext=(0, 5), textcoords="offset points",
-                ha="right", color=pen(styles[method].colour), fontsize=8,
+                ha="right", color=palette(styles[method].colour), fontsize=8,
             )  # fmt: skip
         for method, (x, y) in both.items():
-            axes.plot([x], [y], styles[method].marker, color=pen(styles[method].colour), markersize=7)
-        dress(axes, pen, "", "global on unseen, %", "personal mean, %")
+            axes.plot([x], [y], styles[method].marker, color=palette(styles[method].colour), markersize=7)
+        style_axes(axes, palette, "", "global on unseen, %", "personal mean, %")
         axes.margins(0.14)
-        at_points(figure, axes, {method: (styles[method], x, y) for method, (x, y) in both.items()}, pen)
+        at_points(figure, axes, {method: (styles[method], x, y) for method, (x, y) in both.items()}, palette)
 
     many = len(both) > MANY_METHODS
     return Drawing(f"trade-off {study.recipe}", 10.4 if many else 5.2, 4.6 if many else 3.4, draw)
 
 
-def _ranked(axes: "Axes", study: Study, values: Values, metric: str, pen: Pen) -> None:
+def _ranked(axes: "Axes", study: Study, values: Values, metric: str, palette: Palette) -> None:
     """A line per method, its clients from the worst to the best."""
-    for look, runs in values:
+    for series, runs in values:
         averages = [average([run.get(client) for run in runs]) for client in study.clients]
         ranked = sorted(100 * value for value in averages if value is not None)
-        axes.plot(range(1, len(ranked) + 1), ranked, label=look.label, **style(look, pen))
-    dress(axes, pen, "", "clients, from the worst to the best", metric)
-    axes.legend(fontsize=8.5, frameon=False, ncols=2, labelcolor=pen("ink"))
+        axes.plot(range(1, len(ranked) + 1), ranked, label=series.label, **line_style(series, palette))
+    style_axes(axes, palette, "", "clients, from the worst to the best", metric)
+    axes.legend(fontsize=8.5, frameon=False, ncols=2, labelcolor=palette("ink"))
 
 
-def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str, pen: Pen) -> None:
+def _dots(figure: "Figure", clients: Sequence[str], values: Values, metric: str, palette: Palette) -> None:
     """A panel per client: methods as rows, the mean as a point, the standard deviation as a line."""
     columns = min(4, len(clients))
     lines = -(-len(clients) // columns)
     rows = range(len(values), 0, -1)
     for i, client in enumerate(clients):
         axes = figure.add_subplot(lines, columns, i + 1)
-        for row, (look, runs) in zip(rows, values, strict=True):
+        for row, (series, runs) in zip(rows, values, strict=True):
             seeds = [100 * run[client] for run in runs if client in run]
             if seeds:
                 middle, sd = _moments(seeds)
-                axes.plot([middle - sd, middle + sd], [row, row], color=pen(look.colour), linewidth=1.4, alpha=0.6)
-                axes.plot([middle], [row], look.marker, color=pen(look.colour), markersize=5)
-        dress(axes, pen, client, metric, "")
+                axes.plot(
+                    [middle - sd, middle + sd], [row, row], color=palette(series.colour), linewidth=1.4, alpha=0.6
+                )
+                axes.plot([middle], [row], series.marker, color=palette(series.colour), markersize=5)
+        style_axes(axes, palette, client, metric, "")
         axes.grid(axis="y", visible=False)
-        axes.grid(axis="x", color=pen("grid"), linewidth=0.9)
-        axes.set_yticks(list(rows), [look.label for look, _ in values] if i % columns == 0 else [""] * len(values))
+        axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
+        axes.set_yticks(list(rows), [series.label for series, _ in values] if i % columns == 0 else [""] * len(values))
         axes.set_ylim(0.4, len(values) + 0.6)
         axes.margins(x=0.08)
 
 
-def _grouped(axes: "Axes", clients: Sequence[str], values: Values, pen: Pen) -> None:
+def _grouped(axes: "Axes", clients: Sequence[str], values: Values, palette: Palette) -> None:
     """Bars in groups, one group per client."""
     width = min(0.26, 0.84 / len(values))
-    for i, (look, runs) in enumerate(values):
+    for i, (series, runs) in enumerate(values):
         for j, client in enumerate(clients):
             seeds = [100 * run[client] for run in runs if client in run]
             if not seeds:
                 continue
             x = j + (i - (len(values) - 1) / 2) * width
             height, spread = _moments(seeds)
-            axes.bar(x, height, 0.9 * width, color=pen(look.colour), alpha=0.9, label="" if j else look.label)
+            axes.bar(x, height, 0.9 * width, color=palette(series.colour), alpha=0.9, label="" if j else series.label)
             if spread:
-                axes.errorbar(x, height, spread, color=pen("ink"), linewidth=0.9, capsize=1.8, capthick=0.9)
+                axes.errorbar(x, height, spread, color=palette("ink"), linewidth=0.9, capsize=1.8, capthick=0.9)
             if len(values) * len(clients) <= 32:
                 axes.annotate(
                     f"{height:.0f}",
@@ -156,7 +171,7 @@ def _grouped(axes: "Axes", clients: Sequence[str], values: Values, pen: Pen) -> 
                     textcoords="offset points",
                     ha="center",
                     fontsize=7.5,
-                    color=pen("muted"),
+                    color=palette("muted"),
                 )
     axes.set_xticks(range(len(clients)), clients)
 

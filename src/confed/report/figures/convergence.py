@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from confed.report.figures.annotate import End, at_ends
-from confed.report.figures.style import Drawing, Pen, dress, looks, style, whole_rounds
+from confed.report.figures.style import Drawing, Palette, line_style, series_styles, style_axes, whole_rounds
 from confed.report.tables.headline import is_bound
 from confed.results.history import Curve, judged, judged_curve
 from confed.results.metric import metric_of
@@ -41,9 +41,9 @@ def drawing(study: Study) -> Drawing | None:
     data = series(study)
     if not data:
         return None
-    styles = looks(study)
+    styles = series_styles(study)
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         axes = figure.add_subplot()
         ends: list[End] = []
         for method, curves in data.items():
@@ -51,14 +51,14 @@ def drawing(study: Study) -> Drawing | None:
             at = [[100 * curve[r] for curve in curves if r in curve] for r in rounds]
             middle = [sum(x) / len(x) for x in at]
             spread = [_sd(x) for x in at]
-            axes.plot(rounds, middle, **style(styles[method], pen, 3))
+            axes.plot(rounds, middle, **line_style(styles[method], palette, 3))
             if any(spread):
                 low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-                axes.fill_between(rounds, low, high, color=pen(styles[method].colour), alpha=0.14, linewidth=0)
+                axes.fill_between(rounds, low, high, color=palette(styles[method].colour), alpha=0.14, linewidth=0)
             ends.append((styles[method], rounds[-1], middle[-1]))
-        dress(axes, pen, "", "round", f"deployed, mean over clients, validation {metric_of(study.runs)}, %")
+        style_axes(axes, palette, "", "round", f"deployed, mean over clients, validation {metric_of(study.runs)}, %")
         whole_rounds(axes)
-        at_ends(figure, [(axes, ends)], pen)
+        at_ends(figure, [(axes, ends)], palette)
 
     return Drawing(f"convergence {study.recipe}", 6.4, 4.2, draw)
 

@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from confed.report.figures.annotate import End, at_ends
-from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, Look, Pen, dress, looks, style, whole_rounds
+from confed.report.figures.style import (
+    GLOBAL,
+    PERSONAL,
+    Drawing,
+    Palette,
+    SeriesStyle,
+    line_style,
+    series_styles,
+    style_axes,
+    whole_rounds,
+)
 from confed.report.tables.headline import is_bound
 from confed.results.history import (
     Curve,
@@ -34,7 +44,7 @@ MANY_CLIENTS = 12
 MANY_METHODS = 6
 """With more methods than this there are no bands around lines, which would hide one another."""
 
-Panel = tuple[str, Callable[[Run], Curve], bool, Look]
+Panel = tuple[str, Callable[[Run], Curve], bool, SeriesStyle]
 """Title, values of a run, whether they are fractions, and how a run on its own looks."""
 
 _PANELS: Sequence[Panel] = (
@@ -55,25 +65,29 @@ def curves(study: Study) -> Drawing | None:
     data = [entry for entry in data if any(len(curve) > 1 for runs in entry[1].values() for curve in runs)]
     if not data:
         return None
-    styles, bands = looks(study), len(study.methods) <= MANY_METHODS
+    styles, bands = series_styles(study), len(study.methods) <= MANY_METHODS
     columns = len(data) if study.single else 2
     lines = -(-len(data) // columns)
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         every = [figure.add_subplot(lines, columns, i + 1) for i in range(len(data))]
         ends = [
             [
                 (styles[method], *end)
                 for method, runs in methods.items()
-                if (end := _line(axes, runs, look if study.single else styles[method], 100 if part else 1, bands, pen))
+                if (
+                    end := _line(
+                        axes, runs, series if study.single else styles[method], 100 if part else 1, bands, palette
+                    )
+                )
             ]
-            for axes, ((_, _, part, look), methods) in zip(every, data, strict=True)
+            for axes, ((_, _, part, series), methods) in zip(every, data, strict=True)
         ]
         for i, (axes, ((title, _, part, _), _)) in enumerate(zip(every, data, strict=True)):
-            dress(axes, pen, title, "round", f"{curve_metric(study)}, %" if part and i % columns == 0 else "")
+            style_axes(axes, palette, title, "round", f"{curve_metric(study)}, %" if part and i % columns == 0 else "")
             whole_rounds(axes)
         if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), pen)
+            at_ends(figure, list(zip(every, ends, strict=True)), palette)
 
     return Drawing(f"curves {study.recipe}", 10.4, 2.9 if study.single else 3.3 * lines, draw)
 
@@ -87,9 +101,9 @@ def client_curves(study: Study) -> Drawing | None:
     view = "personal" if study.single else judged(study)
     columns = min(4 if study.single else 2, len(study.clients))
     lines = -(-len(study.clients) // columns)
-    styles, bands = looks(study), len(study.methods) <= MANY_METHODS
+    styles, bands = series_styles(study), len(study.methods) <= MANY_METHODS
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         every: list[Axes] = []
         ends: list[list[End]] = []
         for i, client in enumerate(study.clients):
@@ -99,15 +113,15 @@ def client_curves(study: Study) -> Drawing | None:
             for method in study.methods:
                 own = [of_place(evaluations(run, view), client) for run in study.of(method)]
                 alone = GLOBAL if nobody_has_own(study) else PERSONAL
-                end = _line(axes, own, alone if study.single else styles[method], 100, bands, pen)
+                end = _line(axes, own, alone if study.single else styles[method], 100, bands, palette)
                 ends[-1] += [(styles[method], *end)] if end else []
                 if study.single and not nobody_has_own(study):
                     shared = [of_place(evaluations(run, "global"), client) for run in study.of(method)]
-                    _line(axes, shared, GLOBAL, 100, bands, pen)
-            dress(axes, pen, client, "round", f"{metric_of(study.runs)}, %" if i % columns == 0 else "")
+                    _line(axes, shared, GLOBAL, 100, bands, palette)
+            style_axes(axes, palette, client, "round", f"{metric_of(study.runs)}, %" if i % columns == 0 else "")
             whole_rounds(axes)
         if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), pen)
+            at_ends(figure, list(zip(every, ends, strict=True)), palette)
 
     return Drawing(f"clients {study.recipe}", 10.4, (2.5 if study.single else 3.1) * lines, draw)
 
@@ -121,20 +135,26 @@ def spending(study: Study) -> Drawing | None:
     panels = [panel for panel in panels if panel[3]]
     if not panels:
         return None
-    styles = looks(study)
+    styles = series_styles(study)
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         every: list[Axes] = []
         ends: list[list[End]] = []
         for i, (title, words, unit, data) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), i + 1)
             for method, (x, y) in data.items():
-                axes.plot([unit * value for value in x], [100 * value for value in y], **style(styles[method], pen, 3))
-            dress(axes, pen, title, words, "" if i else f"{judged_words(study)} mean, {curve_metric(study)}, %")
+                axes.plot(
+                    [unit * value for value in x],
+                    [100 * value for value in y],
+                    **line_style(styles[method], palette, 3),
+                )
+            style_axes(
+                axes, palette, title, words, "" if i else f"{judged_words(study)} mean, {curve_metric(study)}, %"
+            )
             every.append(axes)
             ends.append([(styles[method], unit * x[-1], 100 * y[-1]) for method, (x, y) in data.items()])
         if not study.single:
-            at_ends(figure, list(zip(every, ends, strict=True)), pen)
+            at_ends(figure, list(zip(every, ends, strict=True)), palette)
 
     return Drawing(f"spending {study.recipe}", 10.4 if len(panels) > 1 else 5.2, 3.6, draw)
 
@@ -156,7 +176,7 @@ def _against(study: Study, spent: Callable[[Run], Curve]) -> Mapping[str, tuple[
 
 
 def _line(
-    axes: "Axes", runs: Sequence[Curve], look: Look, scale: float, bands: bool, pen: Pen
+    axes: "Axes", runs: Sequence[Curve], series: SeriesStyle, scale: float, bands: bool, palette: Palette
 ) -> tuple[float, float] | None:
     """Mean over seeds, with a band from the lowest to the highest if asked for; returns the last point."""
     rounds = sorted({r for curve in runs for r in curve})
@@ -164,8 +184,8 @@ def _line(
         return None
     at = [[scale * curve[r] for curve in runs if r in curve] for r in rounds]
     heights = [sum(x) / len(x) for x in at]
-    axes.plot(rounds, heights, **style(look, pen, 3))
+    axes.plot(rounds, heights, **line_style(series, palette, 3))
     if len(runs) > 1 and bands:
         low, high = [min(x) for x in at], [max(x) for x in at]
-        axes.fill_between(rounds, low, high, color=pen(look.colour), alpha=0.14, linewidth=0)
+        axes.fill_between(rounds, low, high, color=palette(series.colour), alpha=0.14, linewidth=0)
     return rounds[-1], heights[-1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Look, Pen, dress, looks
+from confed.report.figures.style import Drawing, Palette, SeriesStyle, series_styles, style_axes
 from confed.results.headline import is_labelled
 from confed.results.runs import Run, Study, average, number
 
@@ -76,23 +76,27 @@ def precision_by_label(study: Study) -> Drawing | None:
         return None
     groups = _groups(len(found.labels))
     many = len(groups) < len(found.labels)
-    styles: Mapping[str, Look] = looks(study)
+    styles: Mapping[str, SeriesStyle] = series_styles(study)
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         from matplotlib.ticker import NullLocator
 
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         x = range(len(groups))
         chance = [100 * float(np.mean(found.chance[g])) for g in groups]
-        upper.step(x, chance, where="mid", color=pen("m0"), linewidth=1, linestyle=":", label="the same score for all")
+        upper.step(
+            x, chance, where="mid", color=palette("m0"), linewidth=1, linestyle=":", label="the same score for all"
+        )
         for method, values in found.values.items():
-            look = styles[method]
+            series = styles[method]
             heights = [100 * float(np.nanmean(values[g])) if np.isfinite(values[g]).any() else np.nan for g in groups]
-            upper.plot(x, heights, look.marker, color=pen(look.colour), markersize=4.2, label=look.label, zorder=3)
-            upper.plot(x, heights, color=pen(look.colour), linewidth=0.7, alpha=0.35)
-        lower.bar(x, [float(np.mean(found.train[g])) for g in groups], color=pen("m0"), width=0.75)
-        dress(upper, pen, "", "", "average precision, %")
-        dress(lower, pen, "", _below(len(found.labels), many), "in training")
+            upper.plot(
+                x, heights, series.marker, color=palette(series.colour), markersize=4.2, label=series.label, zorder=3
+            )
+            upper.plot(x, heights, color=palette(series.colour), linewidth=0.7, alpha=0.35)
+        lower.bar(x, [float(np.mean(found.train[g])) for g in groups], color=palette("m0"), width=0.75)
+        style_axes(upper, palette, "", "", "average precision, %")
+        style_axes(lower, palette, "", _below(len(found.labels), many), "in training")
         if _wide(found.train):
             lower.set_yscale("log")
             # Plain numbers: powers of ten would be written in a language of formulas.
@@ -105,7 +109,7 @@ def precision_by_label(study: Study) -> Drawing | None:
         lower.set_xticks(list(x) if names else [], names, rotation=90, fontsize=7 if len(names) <= 60 else 6)
         upper.legend(
             fontsize=8.5, frameon=False, ncols=min(6, len(found.values) + 1), loc="lower left", bbox_to_anchor=(0, 1),
-            labelcolor=pen("ink"),
+            labelcolor=palette("ink"),
         )  # fmt: skip
 
     return Drawing(f"labels {study.recipe}", 10.4, 4.2 if many else 4.9, draw)
@@ -146,7 +150,7 @@ def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Dra
     every = np.concatenate([values[np.isfinite(values)] for _, values in maps])
     most = max(float(every.max(initial=0.0)), 0.05)
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         import matplotlib as mpl
 
         # Maps are stored as pixels, which no page can colour: a grey that suits light and dark ones.
@@ -155,15 +159,15 @@ def co_occurrence_figure(label: str, found: Mapping[str, Any], name: str) -> Dra
         image: Any = None
         for axes, (title, values) in zip(both, maps, strict=True):
             image = axes.imshow(100 * values, cmap=colours, vmin=0, vmax=100 * most, interpolation="nearest")
-            dress(axes, pen, title, "… has this one too", "an example with this label …")
+            style_axes(axes, palette, title, "… has this one too", "an example with this label …")
             axes.grid(visible=False)
             axes.set_xticks(range(len(labels)), labels, rotation=90)
             axes.set_yticks(range(len(labels)), labels)
             axes.tick_params(labelsize=7 if len(labels) <= 20 else 6, length=0)
             axes.spines["bottom"].set_visible(False)
         bar = figure.colorbar(image, ax=both, shrink=0.75, aspect=30, pad=0.01)
-        bar.ax.tick_params(colors=pen("muted"), labelsize=8)
-        bar.set_label("share of examples, %", color=pen("muted"), fontsize=9)
+        bar.ax.tick_params(colors=palette("muted"), labelsize=8)
+        bar.set_label("share of examples, %", color=palette("muted"), fontsize=9)
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
     return Drawing(name, 10.4, 5.2, draw, shaded=True)

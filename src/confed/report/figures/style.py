@@ -20,9 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["GLOBAL", "PERSONAL", "Drawing", "Look", "Pen", "dress", "looks", "style", "whole_rounds"]
+__all__ = [
+    "GLOBAL",
+    "PERSONAL",
+    "Drawing",
+    "Palette",
+    "SeriesStyle",
+    "line_style",
+    "series_styles",
+    "style_axes",
+    "whole_rounds",
+]
 
-Pen = Callable[[str], str]
+Palette = Callable[[str], str]
 """Name of a colour -> what matplotlib gets for it."""
 
 HUES = 10
@@ -32,18 +42,18 @@ _MARKERS: Mapping[str, str] = {
 }  # fmt: skip
 
 # The light colours of the page; for files, which have no page around them.
-PALETTE: Mapping[str, str] = {
+COLOURS: Mapping[str, str] = {
     "ink": "#1b1f24", "muted": "#616a75", "grid": "#e3e6ea", "card": "#ffffff", "m0": "#7b838d", "m1": "#2a66c8",
     "m2": "#d4621a", "m3": "#16845b", "m4": "#a03fb0", "m5": "#b98a00", "m6": "#c9356b", "m7": "#0a8ba0",
     "m8": "#7a5230", "m9": "#5b57c9", "m10": "#5f8a1d",
 }  # fmt: skip
 
 # Stand-ins that matplotlib accepts as colours; they become var(--name) on a page.
-_STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(PALETTE)}
+_STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(COLOURS)}
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How one thing looks in all drawings of a page.
 
     Attributes:
@@ -64,8 +74,8 @@ class Look:
         return _MARKERS[self.marker]
 
 
-PERSONAL = Look("personal models", "m1")
-GLOBAL = Look("global model", "m2", marker="s")
+PERSONAL = SeriesStyle("personal models", "m1")
+GLOBAL = SeriesStyle("global model", "m2", marker="s")
 """The two models of a run on its own."""
 
 
@@ -77,14 +87,14 @@ class Drawing:
         name: keeps the ids of several drawings on a page apart.
         width: in inches; a page shows 10.4 as its full width.
         height: in inches.
-        draw: puts it onto a figure with colours from a pen.
+        draw: puts it onto a figure with colours from a palette.
         shaded: whether it has a scale of colours, of which a small palette would spoil some.
     """
 
     name: str
     width: float
     height: float
-    draw: "Callable[[Figure, Pen], None]"
+    draw: "Callable[[Figure, Palette], None]"
     shaded: bool = False
 
     def inline(self) -> str:
@@ -100,7 +110,7 @@ class Drawing:
 
     def svg(self) -> bytes:
         """As an SVG file."""
-        svg = self._save(PALETTE.__getitem__, "svg").decode()
+        svg = self._save(COLOURS.__getitem__, "svg").decode()
         return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
 
     def png(self, dpi: int = 110) -> bytes:
@@ -108,14 +118,14 @@ class Drawing:
         from PIL import Image
 
         out = io.BytesIO()
-        picture = Image.open(io.BytesIO(self._save(PALETTE.__getitem__, "png", dpi))).convert("RGB")
+        picture = Image.open(io.BytesIO(self._save(COLOURS.__getitem__, "png", dpi))).convert("RGB")
         if not self.shaded:
             # Few colours are in most drawings: a palette takes a third of the bytes.
             picture = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         picture.save(out, "PNG", optimize=True)
         return out.getvalue()
 
-    def _save(self, pen: Pen, kind: str, dpi: int = 72) -> bytes:
+    def _save(self, palette: Palette, kind: str, dpi: int = 72) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
@@ -129,7 +139,7 @@ class Drawing:
             # Letters are drawn by the browser, so it does not matter that matplotlib's font lacks some.
             warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
             figure = Figure(figsize=(self.width, self.height), layout="constrained", dpi=dpi)
-            self.draw(figure, pen)
+            self.draw(figure, palette)
             buffer = io.BytesIO()
             if kind == "svg":
                 figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -139,37 +149,37 @@ class Drawing:
         return visible(buffer.getvalue().decode()).encode() if kind == "svg" else buffer.getvalue()
 
 
-def looks(study: Study) -> dict[str, Look]:
+def series_styles(study: Study) -> dict[str, SeriesStyle]:
     """Method -> how it looks. Bounds are grey; they and methods beyond the number of hues are dashed."""
-    found: dict[str, Look] = {}
+    found: dict[str, SeriesStyle] = {}
     rank = 0
     markers = list(_MARKERS)
     for method, label in study.labels.items():
         if is_bound(study.of(method)[0].summary):
-            found[method] = Look(label, "m0", dashed=True, marker="D")
+            found[method] = SeriesStyle(label, "m0", dashed=True, marker="D")
         else:
             marker = markers[rank % len(markers)]
-            found[method] = Look(label, f"m{rank % HUES + 1}", dashed=rank >= HUES, marker=marker)
+            found[method] = SeriesStyle(label, f"m{rank % HUES + 1}", dashed=rank >= HUES, marker=marker)
             rank += 1
     return found
 
 
-def style(look: Look, pen: Pen, markersize: float = 0.0) -> dict[str, Any]:
+def line_style(series: SeriesStyle, palette: Palette, markersize: float = 0.0) -> dict[str, Any]:
     """Keywords of a line."""
-    line = {"color": pen(look.colour), "linewidth": 1.6, "linestyle": (0, (4, 2)) if look.dashed else "-"}
-    return line | ({"marker": look.marker, "markersize": markersize} if markersize else {})
+    line = {"color": palette(series.colour), "linewidth": 1.6, "linestyle": (0, (4, 2)) if series.dashed else "-"}
+    return line | ({"marker": series.marker, "markersize": markersize} if markersize else {})
 
 
-def dress(axes: "Axes", pen: Pen, title: str, x: str, y: str) -> None:
+def style_axes(axes: "Axes", palette: Palette, title: str, x: str, y: str) -> None:
     """Axes as they look throughout: light horizontal lines, no box."""
-    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
-    axes.set_xlabel(x, color=pen("muted"), fontsize=9)
-    axes.set_ylabel(y, color=pen("muted"), fontsize=9)
-    axes.tick_params(colors=pen("muted"), labelsize=8.5, length=3, width=0.8)
+    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
+    axes.set_xlabel(x, color=palette("muted"), fontsize=9)
+    axes.set_ylabel(y, color=palette("muted"), fontsize=9)
+    axes.tick_params(colors=palette("muted"), labelsize=8.5, length=3, width=0.8)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color(pen("muted"))
-    axes.grid(axis="y", color=pen("grid"), linewidth=0.9)
+        spine.set_color(palette("muted"))
+    axes.grid(axis="y", color=palette("grid"), linewidth=0.9)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
 

@@ -22,7 +22,7 @@ from confed.report.html.media import Recording, modalities_line, player, read, s
 from confed.report.html.page import Tabs
 from confed.results.runs import Run, Study, number
 
-__all__ = ["Album", "gallery", "veil"]
+__all__ = ["ImageStore", "attention_overlay", "gallery"]
 
 _VEIL = 0.7
 _SIDE = 112
@@ -33,7 +33,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 Sample = Mapping[str, Any]
 
 
-class Album:
+class ImageStore:
     """Pictures and sounds of a page, each stored once.
 
     Attributes:
@@ -73,13 +73,13 @@ class Album:
         return not known
 
 
-def gallery(study: Study, tabs: Tabs, album: Album) -> str:
+def gallery(study: Study, tabs: Tabs, store: ImageStore) -> str:
     """Cards of all samples, one tab per method, and first a table of all methods.
 
     Args:
         study: gives the samples of each method's first seed.
         tabs: makes the tabs.
-        album: takes the pictures; its rules must be put into the page.
+        store: takes the pictures; its rules must be put into the page.
 
     Returns:
         HTML, empty if there are no samples.
@@ -90,10 +90,10 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
         return ""
     labels = study.labels
     # Sounds are in the first panel.
-    panels = [("All methods", _glance(samples, labels, album))] if len(samples) > 1 else []
+    panels = [("All methods", _glance(samples, labels, store))] if len(samples) > 1 else []
     again = "to be heard under “All methods”" if panels else "to be heard further up"
     panels += [
-        (labels[m], f"<div class=cards>{''.join(_card(sample, album, again) for sample in found)}</div>")
+        (labels[m], f"<div class=cards>{''.join(_card(sample, store, again) for sample in found)}</div>")
         for m, found in samples.items()
     ]
     if len(panels) == 1:
@@ -110,9 +110,9 @@ def _asked(run: Run) -> list[Sample]:
     return [sample for sample in run.gallery() if "forgotten" not in sample]
 
 
-def _card(sample: Sample, album: Album, again: str) -> str:
+def _card(sample: Sample, store: ImageStore, again: str) -> str:
     """One question to one method's two models; ``again`` says where a sound is that was shown before."""
-    picture, second = album.add(sample.get("image")), album.add(sample.get("image2"))
+    picture, second = store.add(sample.get("image")), store.add(sample.get("image2"))
     truth = str(sample.get("answer", ""))
     place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
     answers = "".join(
@@ -124,7 +124,7 @@ def _card(sample: Sample, album: Album, again: str) -> str:
         if isinstance(given, Mapping)
     )
     answers = answers or "<small>There is no model to be asked here.</small>"
-    shown = f"{_shown(sample, picture, second)}{_others(sample, album, again)}"
+    shown = f"{_shown(sample, picture, second)}{_others(sample, store, again)}"
     return (
         f"<div class=card><h3><small>{escape(place)} · {escape(str(sample.get('type', '')))}</small>"
         f"{escape(str(sample.get('question', '')))}</h3>"
@@ -139,13 +139,13 @@ def _shown(sample: Sample, picture: str, second: str) -> str:
     return "" if isinstance(has, list) and "image" not in has else _pictures(picture, second)
 
 
-def _others(sample: Sample, album: Album, again: str) -> str:
+def _others(sample: Sample, store: ImageStore, again: str) -> str:
     """The sound and the values of sensors, and which modalities there are."""
     html = modalities_line(sample.get("has"), sample.get("lacks"))
     recording = read(sample.get("sound"))
     if recording is not None:
         seconds = number(sample["sound"].get("seconds"))
-        html = player(recording, seconds, "" if album.first(recording) else again) + html
+        html = player(recording, seconds, "" if store.first(recording) else again) + html
     return series_plot(sample.get("series")) + html
 
 
@@ -185,7 +185,7 @@ def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
     probability = number(given.get("probability"))
     certainty = "" if probability is None else f"{100 * probability:.0f} % sure"
     bar = "" if probability is None else f'<div class=bar><i style="width:{100 * probability:.0f}%"></i></div>'
-    layer = veil(given.get("attention"), given.get("boxes"))
+    layer = attention_overlay(given.get("attention"), given.get("boxes"))
     words = f"<div><strong>{title}</strong>{_verdict(given, truth)}{bar}{certainty}</div>"
     if number(given.get("cider")) is not None:  # a caption needs the room, and has no map of attention
         return f'<div class="answer whole">{words}</div>'
@@ -193,7 +193,7 @@ def _answer(title: str, given: Sample, truth: str, picture: str) -> str:
     return f"<div class=answer>{view}{words}</div>"
 
 
-def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], album: Album) -> str:
+def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], store: ImageStore) -> str:
     """A row per question, a column per method: the answers of its personal and its global model."""
     keyed = {m: {_key(sample): sample for sample in found} for m, found in samples.items()}
     order = list(dict.fromkeys(key for found in keyed.values() for key in found))
@@ -203,7 +203,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
     rows = ""
     for key in order:
         sample = next(found[key] for found in keyed.values() if key in found)
-        picture, truth = album.add(sample.get("image")), _right(sample)
+        picture, truth = store.add(sample.get("image")), _right(sample)
         place = f"{sample.get('place', '')}{'' if sample.get('seen', True) else ' (unseen)'}"
         cells = ""
         for found in keyed.values():
@@ -213,7 +213,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
                 if isinstance(given := found.get(key, {}).get(view), Mapping)
             )
             cells += f"<td>{pairs or '–'}</td>"
-        second = album.add(sample.get("image2"))
+        second = store.add(sample.get("image2"))
         pair = f'<div class="picture p64 {second}" style="margin-top:4px"></div>' if second else ""
         bare = not picture and isinstance(sample.get("has"), list)
         view = "" if bare else f'<div class="picture p64 {picture}"></div>'
@@ -221,7 +221,7 @@ def _glance(samples: Mapping[str, Sequence[Sample]], labels: Mapping[str, str], 
             f"<tr><td>{view}{pair}</td><td>"
             f"{escape(str(sample.get('question', '')))}"
             f" <b>{escape(truth)}</b><br><small>{escape(place)}</small>"
-            f"{_others(sample, album, 'to be heard further up')}</td>{cells}</tr>"
+            f"{_others(sample, store, 'to be heard further up')}</td>{cells}</tr>"
         )
     return (
         '<div class="scroll wide"><table class=glance><thead><tr><td></td>'
@@ -245,7 +245,7 @@ def _verdict(given: Sample, truth: str) -> str:
     return f"<span class={'right' if right else 'wrong'}>{'✓' if right else '✗'} {escape(answer)}</span>"
 
 
-def veil(attention: object, boxes: object = None) -> str:
+def attention_overlay(attention: object, boxes: object = None) -> str:
     """A layer that darkens what the model does not look at; empty without a usable map.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from confed.report.html.gallery import Album, veil
+from confed.report.html.gallery import ImageStore, attention_overlay
 from confed.report.html.page import Tabs
 from confed.results.headline import is_bound
 from confed.results.runs import Study, number
@@ -19,13 +19,13 @@ _STRIP = 6
 Sample = Mapping[str, Any]
 
 
-def gallery(study: Study, tabs: Tabs, album: Album) -> str:
+def gallery(study: Study, tabs: Tabs, store: ImageStore) -> str:
     """Cards of all samples, one tab per method, and first a table of all methods.
 
     Args:
         study: gives the samples of each method's first seed.
         tabs: makes the tabs.
-        album: takes the pictures; its rules must be put into the page.
+        store: takes the pictures; its rules must be put into the page.
 
     Returns:
         HTML, empty if there are no samples.
@@ -35,7 +35,7 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
     if not found:
         return ""
     panels = [
-        (study.labels[m], f'<div class="cards labels">{"".join(_card(sample, album) for sample in own)}</div>')
+        (study.labels[m], f'<div class="cards labels">{"".join(_card(sample, store) for sample in own)}</div>')
         for m, own in found.items()
     ]
     attends = any(_strips(sample) for own in found.values() for sample in own)
@@ -50,7 +50,7 @@ def gallery(study: Study, tabs: Tabs, album: Album) -> str:
     if len(panels) == 1:
         return note + tabs(panels)
     first = next((i for i, m in enumerate(found) if not is_bound(study.of(m)[0].summary)), 0)
-    return note + tabs([("All methods", _glance(study, found, album)), *panels], 1 + first)
+    return note + tabs([("All methods", _glance(study, found, store)), *panels], 1 + first)
 
 
 def bar(label: str, probability: float, threshold: float, there: bool | None, beside: str = "") -> str:
@@ -84,7 +84,7 @@ def attention(picture: str, weights: object, size: str = "p112") -> str:
         weights: (rows, columns), maximum 1.
         size: CSS class of its extent.
     """
-    layer = veil(weights)
+    layer = attention_overlay(weights)
     return f'<div class="picture {size} {picture}">{layer}</div>' if layer and picture else ""
 
 
@@ -119,15 +119,15 @@ def _entries(given: Sample) -> list[Sample]:
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
-def _card(sample: Sample, album: Album) -> str:
+def _card(sample: Sample, store: ImageStore) -> str:
     """One example, what the method's two models say of it, and where labels looked."""
     tables = "".join(_table(view, given, _threshold(sample)) for view, given in _views(sample))
     kind = f" · {sample['type']}" if sample.get("type") else ""
     truth = ", ".join(map(str, sample["labels"])) or "none"
-    strips = _strip(sample, album.add(sample.get("image")))
+    strips = _strip(sample, store.add(sample.get("image")))
     return (
         f"<div class=card><h3><small>{escape(_place(sample) + kind)}</small>{_title(sample)}</h3>"
-        f"<div>{_example(sample, album)}<p class=note>Labels: {escape(truth)}</p></div>"
+        f"<div>{_example(sample, store)}<p class=note>Labels: {escape(truth)}</p></div>"
         f"<div class=answers>{tables}</div>{strips}</div>"
     )
 
@@ -173,7 +173,7 @@ def _strip(sample: Sample, picture: str) -> str:
     return f"<div class=strip>{cells}</div>" if cells else ""
 
 
-def _glance(study: Study, found: Mapping[str, Sequence[Sample]], album: Album) -> str:
+def _glance(study: Study, found: Mapping[str, Sequence[Sample]], store: ImageStore) -> str:
     """A row per example, a column per method: what its global model predicts, or the personal one without such."""
     keyed = {m: {_key(sample): sample for sample in own} for m, own in found.items()}
     order = list(dict.fromkeys(key for own in keyed.values() for key in own))
@@ -187,7 +187,7 @@ def _glance(study: Study, found: Mapping[str, Sequence[Sample]], album: Album) -
             cells += f"<td>{_predicted(given[0][1], _threshold(sample)) if given else '–'}</td>"
         truth = ", ".join(map(str, sample["labels"])) or "no label"
         rows += (
-            f'<tr><td><div class="picture p64 {album.add(sample.get("image"))}"></div></td><td>{_title(sample)}'
+            f'<tr><td><div class="picture p64 {store.add(sample.get("image"))}"></div></td><td>{_title(sample)}'
             f"<b>{escape(truth)}</b><br><small>{escape(_place(sample))}</small></td>{cells}</tr>"
         )
     return (
@@ -211,9 +211,9 @@ def _predicted(given: Sample, threshold: float) -> str:
     return " ".join(cells) or "<small>none</small>"
 
 
-def _example(sample: Sample, album: Album) -> str:
+def _example(sample: Sample, store: ImageStore) -> str:
     """The picture; a text is the heading of its card."""
-    picture = album.add(sample.get("image"))
+    picture = store.add(sample.get("image"))
     return f'<div class="picture p256 {picture}"></div>' if picture else ""
 
 

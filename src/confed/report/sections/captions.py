@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from confed.report.tables.cells import spread_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.deployed import global_note, without_global
 from confed.results.runs import Study, average, counted, numbers
@@ -41,7 +41,7 @@ def caption_table(study: Study) -> Table:
     for method in study.methods:
         summaries = [run.summary for run in study.of(method) if run.complete]
         cells = [
-            spread_cell([_mean(summary, view, measure) for summary in summaries])
+            mean_sd_cell([_mean(summary, view, measure) for summary in summaries])
             for view in VIEWS
             for measure in MEASURES
         ]

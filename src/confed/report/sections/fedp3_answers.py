@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from confed.report.html import page
-from confed.report.html.gallery import Album
+from confed.report.html.gallery import ImageStore
 from confed.report.html.page import Tabs
 from confed.results.runs import Study, number
 
@@ -24,20 +24,20 @@ _FORMULAS: Mapping[str, str] = {
 }
 
 
-def section(study: Study, tabs: Tabs, album: Album) -> str:
+def section(study: Study, tabs: Tabs, store: ImageStore) -> str:
     """Cards of training questions, one tab per method that has a filter, the last in front; nothing without any.
 
     Args:
         study: gives the samples of each method's first seed.
         tabs: makes the tabs.
-        album: takes the pictures.
+        store: takes the pictures.
     """
     panels: list[tuple[str, str]] = []
     for method in study.methods:
         found = next((samples for run in study.of(method) if (samples := _samples(run.gallery()))), [])
         if found:
             formula = _FORMULAS.get(str(found[0]["forgotten"].get("filter")), "")
-            cards = "".join(_card(sample, album) for sample in found)
+            cards = "".join(_card(sample, store) for sample in found)
             text = page.paragraph(f"r = softmax({formula}) over all answers.", "muted") if formula else ""
             panels.append((study.labels[method], f"{text}<div class=cards>{cards}</div>"))
     if not panels:
@@ -54,8 +54,8 @@ def _samples(gallery: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [sample for sample in gallery if isinstance(sample.get("forgotten"), Mapping)]
 
 
-def _card(sample: Mapping[str, Any], album: Album) -> str:
-    picture, truth = album.add(sample.get("image")), str(sample.get("answer", ""))
+def _card(sample: Mapping[str, Any], store: ImageStore) -> str:
+    picture, truth = store.add(sample.get("image")), str(sample.get("answer", ""))
     given = sample["forgotten"].get("answers")
     rows = "".join(_answer(entry, truth) for entry in given if isinstance(entry, Mapping)) if given else ""
     return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confed.report.figures.style import Drawing, Pen, dress
+from confed.report.figures.style import Drawing, Palette, style_axes
 from confed.report.html import page
 from confed.results.headline import headline
 from confed.results.runs import Run, Study, average, load, number
@@ -73,7 +73,9 @@ def drawing(study: Study) -> Drawing | None:
     found = points(study)
     if not found:
         return None
-    return Drawing(f"filter size {study.recipe}", 10.4, 3.1, lambda figure, pen: _draw(figure, study, found, pen))
+    return Drawing(
+        f"filter size {study.recipe}", 10.4, 3.1, lambda figure, palette: _draw(figure, study, found, palette)
+    )
 
 
 def section(study: Study) -> str:
@@ -112,7 +114,7 @@ def write_figure(folder: Path, target: Path | None = None) -> list[Path]:
     return paths
 
 
-def _draw(figure: "Figure", study: Study, found: Sequence[Point], pen: Pen) -> None:
+def _draw(figure: "Figure", study: Study, found: Sequence[Point], palette: Palette) -> None:
     """Personal, unseen and measured cost against the paper's count."""
     panels = [
         ("personal models", "personal", "test accuracy, %"),
@@ -122,19 +124,19 @@ def _draw(figure: "Figure", study: Study, found: Sequence[Point], pen: Pen) -> N
     panels = [panel for panel in panels if any(getattr(point, panel[1]) for point in found)]
     for i, (title, key, label) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), i + 1)
-        _panel(axes, study, found, key, pen)
+        _panel(axes, study, found, key, palette)
         if i == 0:
             figure.legend(
-                loc="outside lower center", ncols=len(found), frameon=False, fontsize=8.5, labelcolor=pen("ink")
+                loc="outside lower center", ncols=len(found), frameon=False, fontsize=8.5, labelcolor=palette("ink")
             )
-        dress(axes, pen, title, "counted comparisons: N², or all answers", label)
+        style_axes(axes, palette, title, "counted comparisons: N², or all answers", label)
 
 
-def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, pen: Pen) -> None:
+def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, palette: Palette) -> None:
     """One quantity: FedP³'s rows as a line, knowledge preserving as diamonds, FedAvg as a dashed line."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    colours = [pen(name) for name in ("m1", "m2", "m0")]
+    colours = [palette(name) for name in ("m1", "m2", "m0")]
     values = {p.method: _spread(getattr(p, key)) for p in found if getattr(p, key)}
     line = [p for p in found if p.count is not None and p.method in values and _is_filtered(study, p.method)]
     axes.set_xscale("log")

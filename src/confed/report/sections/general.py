@@ -6,12 +6,12 @@ from functools import partial
 from confed.metrics.fairness import across_clients
 from confed.report.figures import bars as plots
 from confed.report.figures import curves as lines
-from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, looks
+from confed.report.figures.style import GLOBAL, PERSONAL, Drawing, series_styles
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.statistics.harmed import BySeed, by_seed, hurting
-from confed.report.tables.cost import cost_table, race_table
-from confed.report.tables.headline import is_bound, paper_table, spread_cell, table_of
+from confed.report.tables.cost import cost_table, cost_to_target_table
+from confed.report.tables.headline import is_bound, mean_sd_cell, paper_table, table_of
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
 from confed.results.headline import headline, is_labelled
@@ -54,8 +54,8 @@ def legend(study: Study) -> str:
     """Which colour is which method, or for a run on its own which model."""
     own = () if nobody_has_own(study) else (PERSONAL,)
     shared = () if no_global(study) else (GLOBAL,)
-    shown = (*own, *shared) if study.single else looks(study).values()
-    return page.legend([(look.label, look.colour, look.dashed, look.glyph) for look in shown])
+    shown = (*own, *shared) if study.single else series_styles(study).values()
+    return page.legend([(series.label, series.colour, series.dashed, series.glyph) for series in shown])
 
 
 def inline(drawing: Drawing | None, caption: str = "") -> str:
@@ -217,7 +217,7 @@ def cost(study: Study) -> str:
     )
     if not drawing:
         return html
-    race = race_table(study)
+    race = cost_to_target_table(study)
     table = page.paragraph(race.title + ":") + to_html(race) if race else ""
     return f"{html}<h3>Quality for traffic and time</h3>{drawing}{table}"
 
@@ -265,9 +265,9 @@ def _fairness(study: Study) -> str:
             (
                 Cell(study.labels[method]),
                 Cell(spread.worst_client),
-                spread_cell([spread.worst]),
-                spread_cell([spread.sd]),
-                spread_cell([spread.spread]),
+                mean_sd_cell([spread.worst]),
+                mean_sd_cell([spread.sd]),
+                mean_sd_cell([spread.spread]),
                 *([_hurt(mine, by_seed(study, local, view) if local != method else {})] if local else []),
                 *([_hurt(mine, by_seed(study, method, "global_seen"))] if against else []),
             )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confed.privacy.accountant import available, epsilon, releases_of
-from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, style
+from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, style_axes
 from confed.report.html import page
-from confed.report.tables.headline import spread_cell
+from confed.report.tables.headline import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.headline import headline
 from confed.results.runs import Run, Study, distinct_labels, number
@@ -98,23 +98,25 @@ def accuracy_against_epsilon(study: Study, delta: float = DELTA) -> Drawing | No
         return None
     metric = f"test {study.runs[0].metric} of the global model, %"
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         from matplotlib.ticker import FuncFormatter, NullLocator
 
         axes = figure.add_subplot()
         for hue, (name, points) in enumerate(lines.items()):
-            look = Look(name, f"m{hue % HUES + 1}")
+            series = SeriesStyle(name, f"m{hue % HUES + 1}")
             x, y = [p.epsilon for p in points], [100 * p.mean for p in points]
-            axes.errorbar(x, y, [100 * p.sd for p in points], label=name, capsize=2, **style(look, pen, 5))
+            axes.errorbar(x, y, [100 * p.sd for p in points], label=name, capsize=2, **line_style(series, palette, 5))
             for free in known[name]:
                 if not _finite(free):
-                    axes.axhline(100 * free.mean, color=pen(look.colour), linewidth=1, linestyle=":")
+                    axes.axhline(100 * free.mean, color=palette(series.colour), linewidth=1, linestyle=":")
         axes.set_xscale("log")
         axes.set_xticks(sorted({p.epsilon for points in lines.values() for p in points}))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 100 else f"{x:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        dress(axes, pen, "", f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee", metric)
-        axes.legend(fontsize=8.5, frameon=False, labelcolor=pen("ink"))
+        style_axes(
+            axes, palette, "", f"ε of all rows that a client sends (δ = {delta:g}), dotted: no guarantee", metric
+        )
+        axes.legend(fontsize=8.5, frameon=False, labelcolor=palette("ink"))
 
     return Drawing(f"accuracy-epsilon {study.recipe}", 5.2, 3.4, draw)
 
@@ -135,7 +137,7 @@ def section(study: Study, delta: float = DELTA) -> str:
     )
     lines = [
         (Cell(study.labels[point.row]), Cell(f"{point.epsilon:.3g}" if _finite(point) else "∞", _value(point)),
-         spread_cell(point.accuracies))
+         mean_sd_cell(point.accuracies))
         for points in curves(study, delta).values()
         for point in points
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Pen
+from confed.report.figures.style import Drawing, Palette
 from confed.report.html import page
 from confed.report.html.page import Tabs
 from confed.report.tables.table import Cell, Column, Table, to_html
@@ -108,7 +108,7 @@ def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
         found: label and similarities of each method; a row each.
     """
 
-    def draw(target: "Figure", pen: Pen) -> None:
+    def draw(target: "Figure", palette: Palette) -> None:
         for number, (label, one) in enumerate(found):
             # Both have one scale, so that they can be compared.
             most = 1.0 if one.kind == "cosine" else float(max(np.abs(one.before).max(), np.abs(one.after).max(), 1e-12))
@@ -119,10 +119,10 @@ def drawing(found: Sequence[tuple[str, Similarity]]) -> Drawing:
                 for axes, values in zip(both, (one.before, one.after), strict=True)
             ]
             for axes, when in zip(both, ("before", "after"), strict=True):
-                _dress(axes, pen, f"{head}{when} training", one.answers)
+                _dress(axes, palette, f"{head}{when} training", one.answers)
             bar = target.colorbar(images[0], ax=both, shrink=0.8, aspect=30, pad=0.01)
-            bar.ax.tick_params(colors=pen("muted"), labelsize=8)
-            bar.set_label(f"{one.kind} similarity", color=pen("muted"), fontsize=9)
+            bar.ax.tick_params(colors=palette("muted"), labelsize=8)
+            bar.set_label(f"{one.kind} similarity", color=palette("muted"), fontsize=9)
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
     return Drawing(f"similarity {' '.join(label for label, _ in found)}", 10.4, 4.9 * len(found), draw, shaded=True)
@@ -160,8 +160,8 @@ def _panel(label: str, one: Similarity) -> str:
     )
 
 
-def _dress(axes: "Axes", pen: Pen, title: str, answers: Sequence[str]) -> None:
-    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+def _dress(axes: "Axes", palette: Palette, title: str, answers: Sequence[str]) -> None:
+    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
     start, middles, edges = 0, list[float](), list[float]()
     names: list[str] = []
     for name, group in groupby(answers):
@@ -172,12 +172,12 @@ def _dress(axes: "Axes", pen: Pen, title: str, answers: Sequence[str]) -> None:
         edges.append(start - 0.5)
     axes.set_xticks(middles, names, rotation=90)
     axes.set_yticks(middles, names)
-    axes.tick_params(colors=pen("muted"), labelsize=7, length=0)
-    axes.set_xlabel("answer, u_LTA", color=pen("muted"), fontsize=9)
-    axes.set_ylabel("question, v_NHA", color=pen("muted"), fontsize=9)
+    axes.tick_params(colors=palette("muted"), labelsize=7, length=0)
+    axes.set_xlabel("answer, u_LTA", color=palette("muted"), fontsize=9)
+    axes.set_ylabel("question, v_NHA", color=palette("muted"), fontsize=9)
     for edge in edges[:-1]:
-        axes.axhline(edge, color=pen("card"), linewidth=0.5)
-        axes.axvline(edge, color=pen("card"), linewidth=0.5)
+        axes.axhline(edge, color=palette("card"), linewidth=0.5)
+        axes.axvline(edge, color=palette("card"), linewidth=0.5)
     for spine in axes.spines.values():
         spine.set_visible(False)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confed.report.figures.style import HUES, Drawing, Pen
+from confed.report.figures.style import HUES, Drawing, Palette
 from confed.report.html import page
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results import format as formats
@@ -88,7 +88,7 @@ def drawing(study: Study) -> Drawing | None:
     colour = {kind: f"m{i % HUES + 1}" for i, kind in enumerate(kinds)}
     rows = [len(parties[method]) for method in shown]
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=rows)
         for axes, (method, spans) in zip(panels[:, 0], shown.items(), strict=True):
             begin, order = min(span.start for span in spans), parties[method]
@@ -96,23 +96,23 @@ def drawing(study: Study) -> Drawing | None:
                 row = len(order) - 1 - order.index(span.party)
                 axes.barh(
                     row, 1000 * (span.end - span.start), left=1000 * (span.start - begin), height=0.62,
-                    color=pen(colour[span.what]), linewidth=0.6, edgecolor=pen(colour[span.what]),
+                    color=palette(colour[span.what]), linewidth=0.6, edgecolor=palette(colour[span.what]),
                 )  # fmt: skip
-            axes.set_title(labels[method], fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+            axes.set_title(labels[method], fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
             axes.set_yticks(range(len(order)), list(reversed(order)))
             axes.set_ylim(-0.6, len(order) - 0.4)
-            axes.tick_params(colors=pen("muted"), labelsize=8.5, length=0)
-            axes.grid(axis="x", color=pen("grid"), linewidth=0.9)
+            axes.tick_params(colors=palette("muted"), labelsize=8.5, length=0)
+            axes.grid(axis="x", color=palette("grid"), linewidth=0.9)
             axes.set_axisbelow(True)
             for spine in axes.spines.values():
                 spine.set_visible(False)
-        panels[-1, 0].set_xlabel("milliseconds", color=pen("muted"), fontsize=9)
+        panels[-1, 0].set_xlabel("milliseconds", color=palette("muted"), fontsize=9)
         from matplotlib.patches import Patch
 
-        handles = [Patch(color=pen(colour[kind]), label=kind) for kind in kinds]
+        handles = [Patch(color=palette(colour[kind]), label=kind) for kind in kinds]
         figure.legend(
             handles=handles, loc="outside upper right", ncols=len(kinds), fontsize=8.5, frameon=False,
-            labelcolor=pen("ink"),
+            labelcolor=palette("ink"),
         )  # fmt: skip
 
     return Drawing(f"steps {study.recipe}", 10.4, 0.8 + 0.55 * len(shown) + 0.34 * sum(rows), draw)

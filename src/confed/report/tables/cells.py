@@ -6,10 +6,10 @@ from confed.metrics.statistics import mean
 from confed.report.tables.table import Cell, Mark
 from confed.results import format as formats
 
-__all__ = ["marks", "spread_cell"]
+__all__ = ["marks", "mean_sd_cell"]
 
 
-def spread_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
+def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
     """Mean and standard deviation over seeds of fractions, in percent; seeds without a value are left out."""
     there = [value for value in values if value is not None]
     if not there:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from confed.report.html import page
-from confed.report.tables.cells import spread_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.runs import Study, Summary, number
 
@@ -18,9 +18,9 @@ __all__ = [
     "SIGN",
     "blind_pair",
     "controls_in",
+    "controls_note",
     "controls_table",
     "fails",
-    "looks_note",
     "marked",
     "section",
     "with_marks",
@@ -114,7 +114,7 @@ def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> 
     return "neither model is shown to use its input" if fails(runs, key) and fails(others, key) else ""
 
 
-def looks_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
+def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
     """What the mark means, where one stands.
 
     Args:
@@ -147,7 +147,7 @@ def controls_table(study: Study) -> Table | None:
             stated = [found for summary in own if (found := _stated(summary, key))]
             if not stated:
                 continue
-            cells = [spread_cell([number(found["means"].get(name)) for found in stated]) for name in names]
+            cells = [mean_sd_cell([number(found["means"].get(name)) for found in stated]) for name in names]
             cells[0] = marked(cells[0], own, key)
             largest = max((min(found["p"].values(), default=1.0) for found in stated), default=1.0)
             if "permuted_image" in there:
@@ -159,7 +159,7 @@ def controls_table(study: Study) -> Table | None:
         "Blank: every picture is grey. The last columns are answers without any picture, learned from the training "
         "data. p: one-sided sign-flip test of own input against permuted, of multi-label data a paired bootstrap of "
         "C-AP; of several seeds the largest.",
-        *looks_note(list(runs.values())),
+        *controls_note(list(runs.values())),
     )
     return Table("Whether models use their input: test score in % under control conditions", columns,
                  tuple(sections), notes)  # fmt: skip

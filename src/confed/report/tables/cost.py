@@ -9,7 +9,7 @@ from confed.results import format as formats
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
 
-__all__ = ["cost_table", "race_table"]
+__all__ = ["cost_table", "cost_to_target_table"]
 
 
 def cost_table(study: Study) -> Table | None:
@@ -43,7 +43,7 @@ def cost_table(study: Study) -> Table | None:
     return Table("Cost", columns, (rows,), notes)
 
 
-def race_table(study: Study) -> Table | None:
+def cost_to_target_table(study: Study) -> Table | None:
     """Rounds and bytes until the mean personal (or deployed) validation result reaches what the reference ends with.
 
     The reference is FedAvg, or else the first federated method. None for fewer than two methods with curves.

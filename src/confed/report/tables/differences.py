@@ -6,7 +6,7 @@ from confed.metrics.equivalence import Equivalence
 from confed.metrics.resampling import Bootstrap
 from confed.metrics.statistics import PairedT
 from confed.report.statistics.paired import MEASURES, Difference
-from confed.report.tables.headline import spread_cell
+from confed.report.tables.headline import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 
@@ -198,7 +198,7 @@ def _row(
         Cell(MEASURES[measure].words),
         Cell(label),
         Cell(str(len(values)), len(values)),
-        spread_cell(list(values.values())),
+        mean_sd_cell(list(values.values())),
     )
     if found is None:
         gap = Cell("reference" if is_reference else formats.MISSING)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from confed.report.statistics.harmed import by_seed, hurting, reference_row
-from confed.report.tables.cells import marks, spread_cell
-from confed.report.tables.control_marks import looks_note, marked
+from confed.report.tables.cells import marks, mean_sd_cell
+from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.labels import controls_key, label_table, label_tables
 from confed.report.tables.left_out import left_out_note, with_left_out
 from confed.report.tables.table import Cell, Column, Mark, Table, to_rich
@@ -26,9 +26,9 @@ __all__ = [
     "is_bound",
     "main_tables",
     "marks",
+    "mean_sd_cell",
     "paper_table",
     "results_table",
-    "spread_cell",
     "study_table",
     "table_of",
     "view_key",
@@ -121,7 +121,7 @@ def results_table(methods: Sequence[tuple[str, Sequence[Summary]]]) -> Table:
     notes = _notes(methods, many, bool(bounds))
     firsts = {label: runs[0] for label, runs in methods}
     notes[1:1] = filter(None, [deployed_note(firsts) if deployed else "", personal_note(firsts), global_note(firsts)])
-    notes += looks_note([runs for _, runs in methods], [PARTS[name] for name in names if name.endswith("_mean")])
+    notes += controls_note([runs for _, runs in methods], [PARTS[name] for name in names if name.endswith("_mean")])
     if finetuned:
         notes.insert(1, "Parameters: what a client trains, and what of it travels, once in each direction of a round.")
     return Table(_title(every, methods), columns, sections, tuple(notes))
@@ -152,7 +152,7 @@ def _row(
 ) -> tuple[Cell, ...]:
     columns = list(zip(*rows, strict=True))
     unranked: list[Mark] = [""] * len(columns)
-    cells = [spread_cell(column, mark) for column, mark in zip(columns, ranks or unranked, strict=True)]
+    cells = [mean_sd_cell(column, mark) for column, mark in zip(columns, ranks or unranked, strict=True)]
     for place, name in enumerate(names, len(cells) - len(names)):
         if name.endswith("_mean"):
             cells[place] = marked(cells[place], runs, PARTS[name])
@@ -241,7 +241,7 @@ def paper_table(study: Study) -> Table:
 
     def row(method: str, place: int | None) -> tuple[Cell, ...]:
         cells = [
-            spread_cell([run[i] for run in values[method]], "" if place is None else ranks[i][place])
+            mean_sd_cell([run[i] for run in values[method]], "" if place is None else ranks[i][place])
             for i in range(width)
         ]
         summaries = [run.summary for run in done[method]]
@@ -266,7 +266,7 @@ def paper_table(study: Study) -> Table:
     title = f"{study.recipe + ': ' if study.recipe else ''}test {metric} in % after the last round{over}"
     title += f" ({backbone(study.runs)})" if kind == "deployed" else ""
     shown = [kind, *(["global_unseen"] if len(columns) > middle else [])]
-    marks_note = looks_note([[run.summary for run in runs] for runs in done.values()], shown)
+    marks_note = controls_note([[run.summary for run in runs] for runs in done.values()], shown)
     notes = (*_paper_notes(study, rows, done, bounds, many, bool(worse)), *marks_note)
     more = OVERHEAD if kind == "deployed" else ()
     return Table(title, (columns[0], *more, *columns[1:middle], *extra, *columns[middle:]), sections, notes)

@@ -8,8 +8,8 @@ places where clients have no test examples, or the clients' own models where a m
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confed.report.tables.cells import marks, spread_cell
-from confed.report.tables.control_marks import looks_note, marked
+from confed.report.tables.cells import marks, mean_sd_cell
+from confed.report.tables.control_marks import controls_note, marked
 from confed.report.tables.table import Cell, Column, Mark, Table
 from confed.results import format as formats
 from confed.results.headline import LABEL_METRICS, is_bound, is_labelled, label_value
@@ -64,7 +64,7 @@ def label_table(
     def row(label: str, runs: Sequence[Summary]) -> tuple[Cell, ...]:
         place = ranked.index(label) if label in ranked else None
         own: list[Mark] = ["" if place is None else column[place] for column in ranks]
-        cells = [spread_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
+        cells = [mean_sd_cell(column, mark) for column, mark in zip(values[label], own, strict=True)]
         cells[0] = marked(cells[0], runs, controls_key(runs, view))
         sent, seconds = (average([number(run.get(key)) for run in runs]) for key in ("bytes_total", "seconds"))
         costs = (Cell(formats.size(sent), sent), Cell(formats.duration(seconds), seconds)) if cost else ()
@@ -75,7 +75,7 @@ def label_table(
         tuple(row(label, runs) for label, runs in methods if label in bounds),
     )
     notes = _notes(methods, view, bounds, level)
-    notes += next(filter(None, (looks_note([runs], [controls_key(runs, view)]) for _, runs in methods)), [])
+    notes += next(filter(None, (controls_note([runs], [controls_key(runs, view)]) for _, runs in methods)), [])
     return Table(_title(methods, view, level), columns, sections, tuple(notes))
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from confed.federation.checkpoint import write_atomically
 from confed.federation.ownership import MODALITIES
-from confed.report.figures.style import Drawing, Pen
+from confed.report.figures.style import Drawing, Palette
 from confed.report.html import page
 from confed.report.html.page import Tabs
-from confed.report.tables.cells import spread_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_csv
 from confed.results import format as formats
 from confed.results.history import no_global
@@ -114,7 +114,7 @@ def table(study: Study) -> Table | None:
                 Cell(study.labels[method]),
                 Cell(VIEWS[row.view]),
                 Cell(row.place),
-                *(spread_cell(list(row.values.get(shown, ()))) for shown in sets),
+                *(mean_sd_cell(list(row.values.get(shown, ()))) for shown in sets),
             )
             for row in rows_of(study, method)
         )
@@ -151,16 +151,16 @@ def drawing(study: Study) -> Drawing | None:
     lines = -(-len(found) // columns)
     height = 0.95 + 0.3 * max(map(len, found.values()))
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         for number, (method, rows) in enumerate(found.items()):
             axes = figure.add_subplot(lines, columns, number + 1)
-            _panel(axes, pen, study.labels[method], rows, sets, scale)
+            _panel(axes, palette, study.labels[method], rows, sets, scale)
 
     return Drawing(f"modalities {study.recipe}", 5.4 * columns, height * lines, draw, shaded=True)
 
 
 def _panel(
-    axes: "Axes", pen: Pen, title: str, rows: Sequence[Row], sets: Sequence[str], scale: tuple[float, float]
+    axes: "Axes", palette: Palette, title: str, rows: Sequence[Row], sets: Sequence[str], scale: tuple[float, float]
 ) -> None:
     low, high = scale
     values = [[row.mean(shown) for shown in sets] for row in rows]
@@ -174,12 +174,12 @@ def _panel(
                     x, y, formats.percent(value), ha="center", va="center", fontsize=7.5,
                     color="#ffffff" if dark else "#1b1f24",
                 )  # fmt: skip
-    axes.set_title(title, fontsize=10, color=pen("ink"), loc="left", fontweight="bold")
+    axes.set_title(title, fontsize=10, color=palette("ink"), loc="left", fontweight="bold")
     axes.set_xticks(range(len(sets)), [shown.replace("+", "\n+") for shown in sets])
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    axes.tick_params(colors=pen("muted"), labelsize=7.5, length=0)
+    axes.tick_params(colors=palette("muted"), labelsize=7.5, length=0)
     first = next((number for number, row in enumerate(rows) if row.view != "personal"), 0)
     if first:
-        axes.axhline(first - 0.5, color=pen("muted"), linewidth=1.0)
+        axes.axhline(first - 0.5, color=palette("muted"), linewidth=1.0)
     for spine in axes.spines.values():
         spine.set_visible(False)

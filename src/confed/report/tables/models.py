@@ -10,7 +10,7 @@ from itertools import combinations
 from confed.metrics.statistics import smallest_p
 from confed.report.statistics.over_models import ALL_PAIRS_UP_TO, OVERALL, ModelPair, ModelStudies, pairs_over_models
 from confed.report.tables.control_marks import MEANING, SIGN
-from confed.report.tables.headline import marks, spread_cell
+from confed.report.tables.headline import marks, mean_sd_cell
 from confed.report.tables.table import Cell, Column, Mark, Table, joined, to_csv, to_latex, to_markdown
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, personal_note
@@ -44,7 +44,7 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         return (Cell(model), *(cell(model, method, values[method], ranks.get(method, "")) for method in models.labels))
 
     def cell(model: str, method: str, values: Sequence[float], rank: Mark) -> Cell:
-        shown = spread_cell(values, rank)
+        shown = mean_sd_cell(values, rank)
         return (
             replace(shown, text=f"{shown.text} {SIGN}") if values and method in models.blind.get(model, ()) else shown
         )
@@ -56,7 +56,7 @@ def model_table(models: ModelStudies, measure: str = OVERALL, notes: Sequence[st
         # A mean over models has no spread over seeds of its own: seeds are averaged first.
         means = {m: average([average(list(cells[m][model].values())) for model in common]) for m in shown}
         some = "" if len(common) == len(models.studies) else f" of {len(common)}"
-        sections.append(((Cell(f"mean{some}"), *(spread_cell([means.get(method)]) for method in models.labels)),))
+        sections.append(((Cell(f"mean{some}"), *(mean_sd_cell([means.get(method)]) for method in models.labels)),))
     columns = (Column("model", words=True), *(Column(label, unit="%") for label in models.labels.values()))
     runs = [run for study in models.studies.values() for run in study.runs]
     seeds = max((len(values) for of in cells.values() for values in of.values()), default=0)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from confed.report.figures.style import Drawing, Pen, dress
+from confed.report.figures.style import Drawing, Palette, style_axes
 from confed.report.statistics.harmed import BySeed
-from confed.report.tables.cells import spread_cell
+from confed.report.tables.cells import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.runs import average
@@ -165,7 +165,7 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
     heights = {method: _height(shares) for method, shares in found.items()}
     usual = 4 * statistics.median(heights.values())
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         first = None
         for number, (method, shares) in enumerate(found.items()):
             alone = heights[method] > usual
@@ -173,15 +173,15 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
             first = first if alone else axes
             for place, client in enumerate(clients):
                 if client not in shares:
-                    axes.text(place, 0, formats.MISSING, ha="center", va="bottom", color=pen("muted"))
+                    axes.text(place, 0, formats.MISSING, ha="center", va="bottom", color=palette("muted"))
                     continue
                 middle, sd = _moments(list(shares[client].values()))
-                axes.bar(place, 100 * middle, 0.7, color=pen("m1"), alpha=0.9)
+                axes.bar(place, 100 * middle, 0.7, color=palette("m1"), alpha=0.9)
                 if sd:
-                    axes.errorbar(place, 100 * middle, 100 * sd, color=pen("ink"), linewidth=0.9, capsize=1.8)
-            axes.axhline(0, color=pen("muted"), linewidth=0.8)
+                    axes.errorbar(place, 100 * middle, 100 * sd, color=palette("ink"), linewidth=0.9, capsize=1.8)
+            axes.axhline(0, color=palette("muted"), linewidth=0.8)
             title = f"over {labels[method]}{' (own scale)' if alone else ''}"
-            dress(axes, pen, title, "", "relative improvement, %" if number % columns == 0 else "")
+            style_axes(axes, palette, title, "", "relative improvement, %" if number % columns == 0 else "")
             last = number + columns >= len(found)
             axes.set_xticks(range(len(clients)), clients if last else [""] * len(clients), rotation=35, ha="right")
 
@@ -198,12 +198,12 @@ def _row(values: Values, labels: Mapping[str, str], own: str, method: str, clien
     shares = improvement(values[own], values[method]) if method != own else {}
     cells = [Cell(labels[method])]
     for client in clients:
-        cells.append(spread_cell(list(values[method].get(client, {}).values())))
+        cells.append(mean_sd_cell(list(values[method].get(client, {}).values())))
         cells.append(improvement_cell(list(shares.get(client, {}).values())) if method != own else Cell(""))
     seeds = sorted({seed for of in values[method].values() for seed in of})
     means = [average([of.get(seed) for of in values[method].values()]) for seed in seeds]
     shared = list(mean_improvement(values[own], values[method]).values())
-    cells += [spread_cell(means), improvement_cell(shared) if method != own else Cell("")]
+    cells += [mean_sd_cell(means), improvement_cell(shared) if method != own else Cell("")]
     return tuple(cells)
 
 

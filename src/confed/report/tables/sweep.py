@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from confed.federation.checkpoint import write_atomically
 from confed.metrics.statistics import mean
 from confed.report.figures.annotate import End, at_ends
-from confed.report.figures.style import HUES, Drawing, Look, Pen, dress, looks, style
+from confed.report.figures.style import HUES, Drawing, Palette, SeriesStyle, line_style, series_styles, style_axes
 from confed.report.statistics.comparison import Comparison, compare_runs
 from confed.report.statistics.paired import MEASURES, Difference, corrected
 from confed.report.tables.control_marks import SIGN
 from confed.report.tables.differences import p_cell
-from confed.report.tables.headline import spread_cell
+from confed.report.tables.headline import mean_sd_cell
 from confed.report.tables.relative import improvement_cell, mean_improvement, no_mean
 from confed.report.tables.table import Cell, Column, Table, in_files
 from confed.results import format as formats
@@ -168,7 +168,7 @@ def sweep_table(sweep: Sweep, found: Sequence[Stage]) -> Table:
 
 def _row(stage: Stage, method: str, by: str) -> tuple[Cell, ...]:
     values, d = stage.values(method), stage.differences.get(method)
-    shown = spread_cell(list(values.values()))
+    shown = mean_sd_cell(list(values.values()))
     if (stage.measure, method) in stage.comparison.blind:
         shown = replace(shown, text=f"{shown.text} {SIGN}")
     start = (
@@ -275,23 +275,23 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
             words += "\n(no point where it is 0 at a client)"
         panels.append((words, Stage.improvement))
 
-    def draw(figure: "Figure", pen: Pen) -> None:
+    def draw(figure: "Figure", palette: Palette) -> None:
         every: list[tuple[Axes, list[End]]] = []
         for number, (words, read) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), number + 1)
             ends: list[End] = []
-            for (method, line), look in lines.items():
+            for (method, line), series in lines.items():
                 own = [(a, stage) for a, stage in zip(x, found, strict=True) if stage.line(sweep.by) == line]
                 at = [(a, list(values.values())) for a, stage in own if (values := read(stage, method)) or number]
                 if any(values for _, values in at):
-                    ends.append(_curve(axes, at, look, pen))
-            dress(axes, pen, "", "clients" if by_clients else sweep.key, words)
+                    ends.append(_curve(axes, at, series, palette))
+            style_axes(axes, palette, "", "clients" if by_clients else sweep.key, words)
             axes.set_xticks(list(ticks), list(ticks.values()))
             axes.margins(x=0.06)
             if number:
-                axes.axhline(0, color=pen("muted"), linewidth=0.8)
+                axes.axhline(0, color=palette("muted"), linewidth=0.8)
             every.append((axes, ends))
-        at_ends(figure, every, pen)
+        at_ends(figure, every, palette)
 
     width = max(6.4, 1.5 + 1.1 * len(ticks)) * (1 if len(panels) == 1 else 1.7)
     return Drawing(f"sweep {sweep.recipe} {sweep.key}", width, 4.2, draw)
@@ -309,37 +309,37 @@ def _places(sweep: Sweep, found: Sequence[Stage]) -> tuple[list[float], list[str
     return [float(places[stage.value]) for stage in found], [stage.value for stage in found]
 
 
-def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], Look]:
+def _lines(sweep: Sweep, found: Sequence[Stage]) -> dict[tuple[str, str], SeriesStyle]:
     """Method and value of the other setting -> how their line looks; methods by colour, unless there is only one."""
-    methods, others = _looks(found), list(dict.fromkeys(stage.line(sweep.by) for stage in found))
+    methods, others = _styles(found), list(dict.fromkeys(stage.line(sweep.by) for stage in found))
     if not sweep.by:
-        return {(method, ""): look for method, look in methods.items()}
-    drawn: dict[tuple[str, str], Look] = {}
-    for method, look in methods.items():
+        return {(method, ""): series for method, series in methods.items()}
+    drawn: dict[tuple[str, str], SeriesStyle] = {}
+    for method, series in methods.items():
         for rank, other in enumerate(others):
-            label = f"{look.label}, {other}" if len(methods) > 1 else other
+            label = f"{series.label}, {other}" if len(methods) > 1 else other
             marker = "os^Dv"[rank % 5]
-            colour = look.colour if len(methods) > 1 else f"m{rank % HUES + 1}"
-            drawn[method, other] = replace(look, label=label, colour=colour, dashed=rank % 2 > 0, marker=marker)
+            colour = series.colour if len(methods) > 1 else f"m{rank % HUES + 1}"
+            drawn[method, other] = replace(series, label=label, colour=colour, dashed=rank % 2 > 0, marker=marker)
     return drawn
 
 
-def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], look: Look, pen: Pen) -> End:
+def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], series: SeriesStyle, palette: Palette) -> End:
     """A line of means with standard deviations, broken where there are no values; where it ends."""
     moments = [mean(values) if values else None for _, values in at]
     places, heights = [place for place, _ in at], [math.nan if m is None else 100 * m.mean for m in moments]
     spread = [100 * m.sd if m is not None and m.n > 1 else 0.0 for m in moments]
-    axes.plot(places, heights, **style(look, pen, 4))
-    axes.errorbar(places, heights, spread, fmt="none", color=pen(look.colour), linewidth=0.9, capsize=2)
+    axes.plot(places, heights, **line_style(series, palette, 4))
+    axes.errorbar(places, heights, spread, fmt="none", color=palette(series.colour), linewidth=0.9, capsize=2)
     last = max(number for number, m in enumerate(moments) if m is not None)
-    return look, places[last], heights[last]
+    return series, places[last], heights[last]
 
 
-def _looks(found: Sequence[Stage]) -> dict[str, Look]:
+def _styles(found: Sequence[Stage]) -> dict[str, SeriesStyle]:
     """How each method with values looks, the same for all values of the setting."""
     firsts = {m: stage.study.of(m)[0] for stage in reversed(found) for m in stage.study.methods if stage.values(m)}
     order = dict.fromkeys(method for stage in found for method in stage.study.methods if method in firsts)
-    return looks(replace(found[0].study, runs=tuple(firsts[method] for method in order)))
+    return series_styles(replace(found[0].study, runs=tuple(firsts[method] for method in order)))
 
 
 def sweep_results(sweep: Sweep, found: Sequence[Stage]) -> dict[str, Any]:
