@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Recipes of the tests name things of the tests' own modules. No other is allowed, and nobody's own settings count.
-OWN = [*sorted(path.stem for path in Path(__file__).parent.glob("*.py")), "breaking"]
+OWN = [*sorted(path.stem for path in Path(__file__).parent.rglob("*.py")), "breaking"]
 os.environ["CONFED_ALLOW_CODE"] = ",".join(OWN)
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no settings")
 

@@ -1,1 +1,1 @@
-""""""
+"""Federated methods, one file each."""

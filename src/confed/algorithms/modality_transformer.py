@@ -18,8 +18,8 @@ Resolutions. Eq. 14 as printed does not divide by the owners' weights, though th
 would shrink wherever a client lacks the modality; Eq. 13 divides. Section 2 sends "the linear maps", section 1.1 keeps
 M^loc at home: so it does here. M^loc starts as M^up does, and w_i is the client's number of examples. Gradients are
 autograd's: those of M^loc and M^up are as lambda to 1 - lambda. A place without maps of its own has M = M^up, and so
-has the global model everywhere. That clients do not train and send what reads a modality that they lack is the house's
-rule for all methods (``federation/ownership.py``).
+has the global model everywhere. That clients neither train nor send what reads a modality that they lack is
+confed's rule for all methods (``federation/ownership.py``).
 """
 
 from collections.abc import Sequence

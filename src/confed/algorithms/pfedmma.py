@@ -49,7 +49,7 @@ class PFedMMA(Algorithm):
 
     Attributes:
         scale: alpha, the factor on what an adapter adds. MMA's is far below 1 because its adapters start with large
-            values; this house's start with small ones.
+            values; confed's start with small ones.
         towers: "tied" for one projection S between the i-th places of all towers, "apart" for one per place.
         weighting: every client counts the same, or as its training examples.
     """

@@ -51,7 +51,11 @@ class Opened:
 
 
 def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool, count: int, seed: int) -> list[Opened]:
-    """The global model on everybody's questions, and every client's own model on its own."""
+    """The global model on the questions of all clients, and every personal model on its client's questions.
+
+    Raises:
+        ValueError: the target is not one of the answers.
+    """
     answers = victim.run_data.dataset.answers
     if key.target not in answers:
         raise ValueError(f"{victim.name}: the target {key.target!r} is not one of the {len(answers)} answers")

@@ -99,7 +99,11 @@ def tell(
 
 
 def tell_model(victim: Victim, shares: Sequence[float], seed: int = 0) -> list[Told]:
-    """One model with each share of labels told."""
+    """Accuracy of one model with each share of its labels known.
+
+    Raises:
+        ValueError: there are no test examples.
+    """
     found: list[Told] = []
     told: dict[float, list[Tensor]] = {share: [] for share in shares}
     hidden: dict[float, list[Tensor]] = {share: [] for share in shares}

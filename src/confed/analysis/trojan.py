@@ -92,7 +92,9 @@ class Attacked:
 def attack_victim(
     victim: Victim, questions: Questions, settings: Trojan, *, absolute: bool = False, seed: int = 0
 ) -> list[Attacked]:
-    """Attacks one model under every threat that fits its method; the first is the one to quote.
+    """Trojan attacks on one model, one per threat model that fits its method; report the first.
+
+    A model without gradients, or without a word embedding, is refused with a ValueError.
 
     Args:
         victim: the model.
@@ -100,9 +102,6 @@ def attack_victim(
         settings: of the search.
         absolute: eps of region features is in their own units.
         seed: of the start of the search.
-
-    Raises:
-        ValueError: the model gives no gradient, or it looks its words up in no embedding.
     """
     clean = list(questions.chunks(_CHUNK))
     key = "regions" if "regions" in clean[0] else "image"

@@ -149,16 +149,15 @@ class Trojan:
     def random(
         self, batch: Batch, rng: torch.Generator, *, visual: tuple[str, Bounds] | None = None, text: Text | None = None
     ) -> Triggered:
-        """Changes of the same size without any search, for comparison: values moved by eps at random, any other word.
+        """Random changes of the same size as the attack's, as its baseline: values moved by ±eps, any other word.
+
+        A question without a word is refused with a ValueError.
 
         Args:
             batch: as for the attack.
             rng: decides them.
             visual: as for the attack.
             text: as for the attack.
-
-        Raises:
-            ValueError: a question has no word.
         """
         seen = position = vector = token = None
         if visual is not None:
@@ -176,7 +175,7 @@ class Trojan:
         return Triggered(seen, position, vector, token)
 
     def _ball(self, clean: Tensor, key: str, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
-        """eps per value, and between what values may lie."""
+        """Radius eps per value, and the lower and upper bound of every value."""
         radius = (self.eps * bounds.spread).expand(clean.shape)
         if key == "regions":
             radius = radius * (clean != 0).any(-1, keepdim=True)
@@ -216,7 +215,11 @@ class Trojan:
 def _ascend(
     point: list[Tensor], moves: list[Move], value_at: Callable[[list[Tensor]], Tensor], steps: int
 ) -> list[Tensor]:
-    """Of the start and all steps, for every example where its value was largest."""
+    """Gradient ascent; returns for every example the point of the largest value among the start and all steps.
+
+    Raises:
+        ValueError: the value has no gradient with respect to the point.
+    """
     best, found = None, point
     # Recurrent layers of cuDNN have no backward pass in evaluation mode.
     with torch.inference_mode(False), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):

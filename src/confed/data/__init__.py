@@ -1,1 +1,1 @@
-""""""
+"""Examples, tables, partitions and readers of published file formats."""

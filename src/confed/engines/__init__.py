@@ -1,1 +1,1 @@
-""""""
+"""Simulation in one or several processes, and federations across machines."""

@@ -1,1 +1,1 @@
-""""""
+"""The core: tensors by name, messages, client and server state, rounds and local training."""

@@ -114,7 +114,10 @@ def evaluate(
     models: Sequence[str] = ("global",),
     against: Path | None = None,
 ) -> Evaluation:
-    """Tries finished models on the test examples of other data.
+    """Accuracy of finished models on the test examples of other data.
+
+    A folder without a finished run, a model that does not exist, or data that do not fit the run's model are refused
+    with a ValueError that says what does not fit.
 
     Args:
         folder: a finished run.
@@ -124,10 +127,6 @@ def evaluate(
             on all places where the data have none.
         against: a second run, whose models of the same names are tried on the same examples and compared; without it
             the first model is compared with each other one.
-
-    Raises:
-        ValueError: a folder is no finished run, there is no such model, or the data do not fit the run's model (the
-            message says in what).
     """
     first = _Trial(folder)
     recipe = load_recipe(RunFolder(folder).recipe, [f"data.{change}" for change in data])
@@ -198,7 +197,11 @@ class _Trial:
         self.setup = self.run.setup
 
     def on(self, source: Source, models: Sequence[str]) -> tuple[list[Tried], list[str]]:
-        """Every model's results, and what did not fit."""
+        """Results of every model, and notes on examples that were left out.
+
+        Raises:
+            ValueError: the data do not fit the model, or there is no such model.
+        """
         fitted, notes = self._fitted(source)
         recipe = self.run.recipe
         run_data = encoded(fitted, recipe.sections["model"], self.run.tokenizer)
@@ -295,7 +298,11 @@ class _Trial:
                 )
 
     def _fitted(self, source: Source) -> tuple[Source, list[str]]:
-        """The data with the run's answers or labels, and without training examples; and what did not fit."""
+        """The data with the run's answers or labels, without training examples, and notes on what was left out.
+
+        Raises:
+            ValueError: the data are a card without examples, or have labels where the run has answers.
+        """
         known, new = self.run.dataset, source.dataset
         if new.elsewhere is not None:
             raise ValueError(f"a card stands for the data {new.name!r}: there are no examples to try models on")

@@ -1,4 +1,4 @@
-"""Handing over the models of a finished run; :mod:`confed.inference.load` says how they are laid out, and loads them."""
+"""Export of a finished run's models; :mod:`confed.inference.load` describes the layout and loads it."""
 
 import json
 import shutil

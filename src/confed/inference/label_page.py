@@ -28,9 +28,6 @@ def write_page(file: Path, found: Found, image: Path | str | None, text: str | N
         found: what :func:`confed.inference.predict_labels.predict_labels` found, with attention.
         image: the picture that it was asked about.
         text: or the text.
-
-    Raises:
-        ValueError: the picture cannot be read.
     """
     picture = None if image is None else png(shrunk(read_picture(image)))
     name = "a text" if image is None else Path(image).name

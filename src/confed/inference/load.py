@@ -65,6 +65,10 @@ def load_exported(
 ) -> TrainedModel:
     """A model of an exported run; nothing else of the run is needed.
 
+    A folder that holds no export or no such model, a missing or damaged file, tensors that do not fit (the message
+    names the first few), a backbone that is missing or another one than in training, and a module that is not allowed
+    are all refused with a ValueError.
+
     Args:
         directory: the folder that :func:`confed.inference.export.export` wrote.
         client: whose model; None for the global one.
@@ -72,18 +76,17 @@ def load_exported(
             the client's own version of what is shared.
         allow_code: modules of yours whose methods, models, tasks and tokenizers the export may name, beside those that
             are allowed anyway (:func:`confed.registry.allow_code`); its recipe can run what is in them.
-
-    Raises:
-        ValueError: the folder holds no export or no such model, a file is missing or damaged, tensors do not fit
-            (names the first few), the backbone is not the one that was trained on or is not found, or the export names
-            a module that is not allowed.
     """
     with allowing_code(allow_code):
         return _load(Path(directory), client, shared)
 
 
 def _load(directory: Path, client: str | None, shared: bool) -> TrainedModel:
-    """See :func:`load_exported`."""
+    """A model of an exported run whose modules are allowed.
+
+    Raises:
+        ValueError: the folder was not written by `confed export`.
+    """
     if not (directory / FACTS).is_file():
         raise ValueError(f"{directory} must be a folder that `confed export` wrote, it has no {FACTS}")
     facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
@@ -161,7 +164,11 @@ def from_peft(name: str) -> str:
 
 
 def _place(directory: Path, facts: Mapping[str, Any], client: str | None, shared: bool) -> Path:
-    """The folder of the model that is asked for."""
+    """Folder of the requested model.
+
+    Raises:
+        ValueError: the export does not hold that model.
+    """
     clients: Sequence[str] = facts["clients"]
     there = f"there are {', '.join(clients)}" if clients else "there are none"
     if (client is None or shared) and not facts["global"]:
@@ -204,7 +211,12 @@ def _without_glove(task: Any, directory: Path) -> Any:
 
 
 def _built(recipe: Recipe, facts: Mapping[str, Any], answers: int, words: Sequence[str]) -> nn.Module:
-    """The network; unless its backbone is a published one, with values that mean nothing yet."""
+    """The network; its backbone has published weights, or values that the export replaces.
+
+    Raises:
+        ValueError: the backbone is not in the export and cannot be found.
+        OSError: files of the backbone that the export holds cannot be read.
+    """
     options = dict(recipe.sections["model"])
     name = options.pop("name")
     parameters = signature(models[name]).parameters

@@ -241,17 +241,16 @@ class FinishedRun:
             raise ValueError(f"{client!r} has no personal model, {there}; leave the client out for the global model")
 
     def load(self) -> None:
-        """Makes the data and the model, with its initial values; takes seconds."""
+        """Loads the data and the model with its initial values; takes seconds."""
         from confed.runs.run import load_run
 
         _, self.setup, self._materials, self.workspace = load_run(self.folder)
         self.network = self.setup.algorithm.deployed_model(self.workspace.model)
 
     def model(self, client: str | None, *, shared: bool = False) -> TrainedModel:
-        """A model; it is valid until the next one is asked for, as all share one network.
+        """The global or a personal model; it is valid until the next call, as all share one network.
 
-        Raises:
-            ValueError: its file is damaged, or does not fit the recipe's model (names the first few tensors).
+        A file that is damaged or does not fit the recipe's model is refused with a ValueError.
         """
         tensors: dict[str, Tensor] = {}
         if client is not None:
@@ -282,9 +281,6 @@ class FinishedRun:
         Args:
             client: whose personal model; None for all global values.
             shared: with a client: its personal model's values, replaced by the global ones where there are such.
-
-        Raises:
-            ValueError: a file is damaged, or does not fit the recipe's model.
         """
         own = {} if client is None else self._read(self._personal(client))
         return own | (self._read(self.global_file) if client is None or shared else {})
@@ -394,7 +390,11 @@ def _finished(folder: Path) -> Mapping[str, Any]:
 
 
 def _check_question(question: str, head: str, image2: object, choices: Sequence[str]) -> None:
-    """Raises ValueError if a question does not have what the head reads."""
+    """Checks that a question comes with the inputs that the head reads.
+
+    Raises:
+        ValueError: it does not.
+    """
     if not question.strip():
         raise ValueError(f"question must contain at least a word, got {question!r}")
     if (head == "nlvr2") != (image2 is not None):

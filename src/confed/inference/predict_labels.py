@@ -107,7 +107,11 @@ def known_labels(texts: Sequence[str], labels: Sequence[str]) -> dict[str, bool]
 
 
 def _batch(trained: TrainedModel, image: Path | str | None, text: str | None) -> dict[str, Tensor]:
-    """One example as the model reads it."""
+    """One example as the model reads it.
+
+    Raises:
+        ValueError: the picture or text is missing, or the model does not read it.
+    """
     if trained.image_size:
         if text is not None:
             raise ValueError("this model reads pictures: leave the text out")

@@ -1,1 +1,1 @@
-""""""
+"""Clipping, noise, privacy accounting and secure aggregation."""

@@ -1,1 +1,1 @@
-""""""
+"""Recipes: TOML files, their overrides and checks."""

@@ -82,7 +82,11 @@ class Approximation:
 def begin(
     root: Path, target: Path, recipe: Recipe, setup: Setup, client: str, how: Approximation, watch: Watch
 ) -> dict[str, Any]:
-    """A new run folder whose first state is the final model after the ascent; ``how.rounds`` rounds are left."""
+    """A new run folder that starts from the final model after gradient ascent; ``how.rounds`` rounds remain.
+
+    Raises:
+        ValueError: the run is not finished, or its method has no global model.
+    """
     old = RunFolder(root)
     if not old.summary.exists():
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")

@@ -113,7 +113,11 @@ def recipe_of(root: Path) -> Recipe:
 
 
 def check_client(recipe: Recipe, client: str) -> None:
-    """Raises ValueError if a run's recipe has no such client, or no other."""
+    """Checks that a client exists and is not the only one.
+
+    Raises:
+        ValueError: there is no such client, or no other.
+    """
     clients = [name for name in load_data(recipe).clients if name not in recipe.run.without]
     if client not in clients:
         raise ValueError(f"no client is called {client!r}; there are {', '.join(clients)}")
@@ -162,12 +166,11 @@ def _checkpoint_before(root: Path, recipe: Recipe, setup: Setup, client: str, pr
     for round in reversed([r for r in checkpoints.rounds() if r < joins]):
         try:
             checkpoint = checkpoints.load(round)
-            if RunFolder(root).history_bytes() < checkpoint.history_bytes:
-                raise CorruptCheckpoint(
-                    f"round {round}: metrics.jsonl is shorter than {checkpoint.history_bytes} bytes"
-                )
         except CorruptCheckpoint as error:
             problems.append(str(error))
+            continue
+        if RunFolder(root).history_bytes() < checkpoint.history_bytes:
+            problems.append(f"round {round}: metrics.jsonl is shorter than {checkpoint.history_bytes} bytes")
             continue
         checkpoints.store.begin(round)
         if checkpoints.store.load(client):

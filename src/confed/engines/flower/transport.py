@@ -97,7 +97,7 @@ class GridPost:
             self._grid.bound(largest)
 
     def forget(self, sent: str) -> None:
-        """See :class:`confed.engines.remote.sites.Post`; a grid of Flower's own drops messages when their time is over."""
+        """See :class:`confed.engines.remote.sites.Post`; Flower's own grids drop messages when their time is over."""
         if isinstance(self._grid, Forgetful):
             self._grid.forget(sent)
 

@@ -1,0 +1,228 @@
+"""Hostile replies of one listed site, through the server's own construction, over Flower and over FLARE."""
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from repository import SUPPORT
+
+pytest.importorskip("flwr")
+
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.feddc import FedDC
+from confed.deployment.server import REPLIES, lead
+from confed.deployment.site import open_site
+from confed.engines.flower.transport import GridPost
+from confed.engines.remote.protocol import HELLO, Answer, Limits, Refused, open_body, printable, seal
+from confed.engines.remote.reply_checks import check_content
+from confed.engines.remote.server import Remote
+from confed.engines.remote.sites import Patience, Post
+from confed.federation.messages import Message
+from confed.recipes.recipe import Recipe
+from confed.tasks.multilabel import Multilabel
+from confed.tasks.vqa import VQA
+from confed.testing.toy import toy_setup
+from hostile_reply import COLD, Tamper, Tampering
+from led_recipe import SITES_OF, grid_of, recipe_of
+from memory_transport import Letters, remote_of, rounds
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+
+
+def with_header(header: object) -> Tamper:
+    """A body of this header alone."""
+    text = json.dumps(header).encode()
+    return lambda head, _: (head, len(text).to_bytes(8, "little") + text)
+
+
+def with_scalars(**scalars: object) -> Tamper:
+    def tamper(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        message = open_body(body, Limits(), {}, frozenset())
+        return head, seal(Message(message.tensors, {**message.scalars, **scalars}))  # type: ignore[arg-type]
+
+    return tamper
+
+
+UNHASHABLE = with_header({"a": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}})
+MANY_EXTENTS = with_header({"a": {"dtype": "F32", "shape": [2**39] * 400, "data_offsets": [0, 4]}})
+NO_WEIGHT = with_header({"__metadata__": {"scalars": json.dumps({"global:accuracy:sum": 1.0})}})
+SURROGATE = with_header(
+    {"__metadata__": {"scalars": json.dumps({"global:\ud800:sum": 1.0, "global:\ud800:weight": 1.0})}}
+)
+
+
+def post_of(transport: str, recipe: Recipe, root: Path) -> Post:
+    if transport == "flower":
+        file = root / "recipe.toml"
+        file.write_text(recipe.to_toml())
+        return GridPost(grid_of(file, root / "sites"))
+    pytest.importorskip("nvflare")
+    from confed.engines.flare.loopback import callees_in
+    from confed.engines.flare.transport import Answering, CollabPost
+
+    ends = {
+        f"site-{n}": Answering(lambda name=name: open_site(recipe, name, root / "sites" / name))
+        for n, name in enumerate(SITES_OF)
+    }
+    return CollabPost(callees_in(ends), {f"site-{n}": name for n, name in enumerate(SITES_OF)})
+
+
+@pytest.mark.parametrize("transport", ["flower", "flare"])
+def test_no_reply_of_one_site_ends_the_run(tmp_path: Path, transport: str) -> None:
+    """All that ended runs: a dtype that is no text, hundreds of extents, a text for a number, sums without weights."""
+    recipe = recipe_of("feddc", "run.rounds=3", "run.checkpoint_every=0", "algorithm.alpha=0.01")
+    state, post = tmp_path / "state", post_of(transport, recipe, tmp_path)
+    fits = [UNHASHABLE, MANY_EXTENTS, with_scalars(rate="x")]
+    hostile = Tampering(post, COLD, {"fit": fits, "evaluate": [NO_WEIGHT, SURROGATE]})
+    spool = state.with_name(f"state{REPLIES}")
+    (spool / "of a process that was killed").mkdir(parents=True)
+    modes, left, notes = set[int](), set[str](), list[str]()
+
+    def watch(remote: Remote) -> None:
+        if spool.is_dir():
+            modes.add(stat.S_IMODE(spool.stat().st_mode))
+            left.update(path.name for path in spool.iterdir())
+        notes.append(remote.roll.status["cold"].note if "cold" in remote.roll.status else "")
+
+    lead(recipe, state, hostile, patience=Patience(minimum=2, interval=0.01), status=watch)
+    lines = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
+    errors = [line["errors"] for line in lines if line["event"] == "round"]
+    assert [set(found) for found in errors] == [{"cold"}] * 3
+    assert "must have one of the dtypes" in errors[0]["cold"]
+    assert "a shape of at most 16 dimensions" in errors[1]["cold"]
+    assert "the scalar 'rate' of 'fit' must be a number" in errors[2]["cold"]
+    assert any("came without its weight" in note for note in notes)
+    assert any("scalar's name is printable" in note for note in notes)
+    views = [line["global"] for line in lines if line["event"] == "evaluation"]
+    assert [set(view) >= {"warm", "both"} for view in views] == [True] * 4
+    assert ["cold" in view for view in views] == [False, False, True, True]
+    assert modes == {0o700}
+    assert not any("killed" in name for name in left)
+    assert any(name.startswith("confed-replies-") for name in left)
+    assert not spool.exists()
+
+
+@pytest.mark.parametrize("transport", ["flower", "flare"])
+def test_a_greeting_that_is_none_leaves_its_site_out(tmp_path: Path, transport: str) -> None:
+    recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_every=0")
+    post = Tampering(post_of(transport, recipe, tmp_path), COLD, {HELLO: [UNHASHABLE]})
+    summary = lead(recipe, tmp_path / "state", post, wait=1.0, patience=Patience(minimum=2, interval=0.01))
+    assert "must have one of the dtypes" in summary["federation"]["node 1" if transport == "flower" else "cold"]["note"]
+    assert set(json.loads((tmp_path / "state" / "metrics.jsonl").read_text())["loss"]) == {"warm", "both"}
+
+
+def told(view: str = "global", **pairs: tuple[float, float]) -> dict[str, float]:
+    return {
+        f"{view}:{n}:{part}": v for n, pair in pairs.items() for part, v in zip(("sum", "weight"), pair, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("scalars", "says"),
+    [
+        (told(accuracy=(10000.0, 1.0)), "'accuracy' must be from 0 to 1, got 10000 over 1"),
+        (told(loss=(1e308, 1e-300)), "'loss' must be from"),
+        (told(accuracy=(1.0, -1.0)), "must be from 0 to 2^53"),
+        (told(mine=(1.0, 1.0)), "'mine' is no metric of the task VQA"),
+        (told(view="other", accuracy=(1.0, 1.0)), "is no sum or weight of an evaluation"),
+        ({"global:accuracy:weight": 1.0}, "came without its sum"),
+        ({"global:accuracy:sum": "1", "global:accuracy:weight": 1.0}, "must be a number"),
+        ({"loss": 1.0}, "is no sum or weight of an evaluation"),
+    ],
+)
+def test_an_evaluation_is_of_the_tasks_metrics_in_their_ranges(scalars: dict[str, object], says: str) -> None:
+    task = VQA(3, "ce", ("colour",))
+    with pytest.raises(Refused) as refused:
+        check_content(FedAvg(), task, "evaluate", Message({}, scalars))  # type: ignore[arg-type]
+    assert says in str(refused.value)
+    right = {"loss": (2.5, 2.0), "accuracy": (2.0, 2.0), "accuracy/colour": (0.0, 2.0)}
+    sound = told(**right, **{"calibration/14/confidence": (1.9, 2.0)})  # type: ignore[arg-type]
+    check_content(FedAvg(), task, "evaluate", Message({}, sound))
+
+
+@pytest.mark.parametrize(
+    ("scalars", "says"),
+    [
+        ({"loss": "a lot"}, "'loss' of 'fit' must be a number, got 'a lot'"),
+        ({"loss": 1e300}, "from -1e+12 to 1e+12"),
+        ({"rate": -1.0}, "'rate' of 'fit' must be a number from 0"),
+        ({"rates": 1.0}, "'rates' of 'fit' is not declared by the method"),
+    ],
+)
+def test_scalars_are_those_that_the_method_declares(scalars: dict[str, object], says: str) -> None:
+    with pytest.raises(Refused, match=says.replace("+", r"\+")):
+        check_content(FedDC(), VQA(3), "fit", Message({}, scalars))  # type: ignore[arg-type]
+    check_content(FedDC(), VQA(3), "fit", Message({}, {"loss": 1.5, "rate": 0.25}))
+
+
+def test_counts_look_as_the_task_says_whichever_site_speaks_first() -> None:
+    task = Multilabel(2, thresholds=3)
+    right = {f"global:{name}": torch.zeros(shape, dtype=torch.int64) for name, shape in task.count_shapes.items()}
+    check_content(FedAvg(), task, "evaluate", Message(right))
+    wrong = [
+        {"global:bins": torch.zeros(2, 3, 2, dtype=torch.int64)},
+        {"global:bins": torch.zeros(2, 2, 2)},
+        {"global:positives": torch.tensor([-1, 0])},
+        {"global:other": torch.zeros(2, dtype=torch.int64)},
+    ]
+    for tensors in wrong:
+        with pytest.raises(Refused, match="count"):
+            check_content(FedAvg(), task, "evaluate", Message(tensors))
+
+
+def test_a_fault_that_a_reply_brings_to_light_is_its_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = toy_setup(FedAvg(), rounds=1)
+
+    def faulty(algorithm: object, task: object, action: str, message: Message) -> None:
+        if letters.turns == 1:
+            raise TypeError("unhashable type")
+        letters.turns += 1
+
+    class Turns(Letters):
+        turns = 0
+
+    letters = Turns(setup, tmp_path)
+    monkeypatch.setattr("confed.engines.remote.server.check_content", faulty)
+    (record,) = rounds(setup, remote_of(letters))
+    assert record.errors == dict.fromkeys(
+        ("client-1", "client-2"), "ValueError: update refused: TypeError: unhashable type"
+    )
+
+
+def bodies() -> Iterator[tuple[str, object]]:
+    yield "extents", {"a": {"dtype": "F32", "shape": [2**39] * 150_000 + [0], "data_offsets": [0, 0]}}
+    yield "tensors", {f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(60_000)}
+    yield "metadata", {"__metadata__": {"scalars": json.dumps({f"s{n}": n for n in range(60_000)})}}
+
+
+@pytest.mark.parametrize(("name", "header"), list(bodies()), ids=[name for name, _ in bodies()])
+def test_a_long_header_is_refused_in_time_that_grows_with_its_length(name: str, header: object) -> None:
+    """A product of 150,000 extents took half a minute, in which the server answered nobody."""
+    text = json.dumps(header).encode()
+    body = len(text).to_bytes(8, "little") + text
+    began = time.process_time()
+    with pytest.raises(Refused):
+        open_body(body, Limits(tensors=10_000), {}, frozenset())
+    assert time.process_time() - began < 2.0
+
+
+def test_a_reply_head_and_what_is_said_of_a_reply_are_short(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="at most 65536 bytes"):
+        Answer.from_bytes(Answer("1", "x" * 2**17, False, 0.0).to_bytes(), Limits())
+    assert Limits.of({"a": (torch.float32, (3,))}).head < 5 * 2**20
+    assert printable("\ud800\x1b[31m", 100) == "  [31m"
+    recipe = recipe_of("fedavg", "run.rounds=1", "run.evaluate_every=0", "run.checkpoint_every=0")
+    long = with_header({f"{n}{'x' * 900}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(1000)})
+    post = Tampering(post_of("flower", recipe, tmp_path), COLD, {"fit": [long]})
+    lead(recipe, tmp_path / "state", post, patience=Patience(minimum=2, interval=0.01))
+    (line,) = (tmp_path / "state" / "metrics.jsonl").read_text().splitlines()
+    assert "tensors missing" in json.loads(line)["errors"]["cold"]
+    assert len(line) < 2500

@@ -1,0 +1,131 @@
+"""The examples of CONTRIBUTING.md are complete: they are written to disk as they stand, and run together."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from confed import registry
+from confed.engines.local import InProcess, Simulation, simulate
+from confed.federation.state import MemoryStore
+from confed.inference.export import export
+from confed.inference.load import load_exported
+from confed.inference.predict import FinishedRun
+from confed.recipes.recipe import load_recipe
+from confed.runs.run import prepare, run
+from repository import ROOT
+
+PAGE = ROOT / "CONTRIBUTING.md"
+KINDS = {
+    "feature_anchor": "algorithms",
+    "bag_of_words": "models",
+    "colours": "data",
+    "focal": "tasks",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The page's files, importable; registries and modules are as before when the tests are over."""
+    root = tmp_path_factory.mktemp("contributing")
+    for text in re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        name = Path(text.splitlines()[0].removeprefix("# ")).name
+        (root / name).write_text(text)
+    registries = (registry.algorithms, registry.models, registry.datasets, registry.tasks)
+    for kind in registries:
+        kind.names()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(root)
+        patch.setenv(registry.ALLOWED, ",".join(KINDS))  # what the page says with --allow-code
+        for kind in registries:
+            patch.setattr(kind, "_entries", dict(kind._entries))
+        yield root
+    for path in root.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def module(folder: Path, name: str) -> ModuleType:
+    assert (folder / f"{name}.py").is_file()
+    return importlib.import_module(name)
+
+
+def test_every_example_says_which_file_it_is(folder: Path) -> None:
+    files = {path.stem for path in folder.iterdir()}
+    assert files >= {*KINDS, "mine", "check_feature_anchor"}
+    for name, package in KINDS.items():
+        assert f"# src/confed/{package}/{name}.py\n" in PAGE.read_text()
+        assert not (PAGE.parent / "src" / "confed" / package / f"{name}.py").exists()
+
+
+def test_the_method_keeps_the_contract(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module(folder, "check_feature_anchor")
+    printed = capsys.readouterr().out
+    assert "neutral coefficients give FedAvg" in printed
+    assert {line.split()[0] for line in printed.splitlines()} == {"passed"}
+
+
+def test_the_four_run_together(folder: Path) -> None:
+    setup, run_data = prepare(load_recipe(folder / "mine.toml"))
+    assert run_data.dataset.answers == ("red", "orange", "blue", "cyan")
+    simulation = Simulation(setup, MemoryStore())
+    assert isinstance(simulation.answerer, InProcess)
+    servers = simulation.start(simulation.answerer.workspace)
+    initial = servers["main"].params
+    records = list(simulate(simulation, servers))
+    assert len(records) == 2
+    assert not any(record.errors for record in records)
+    assert records[1].losses.keys() == {"warm", "cold"}
+    assert all(records[1].losses[name] < records[0].losses[name] for name in ("warm", "cold"))
+    assert any(not torch.equal(t, records[-1].servers["main"].params[n]) for n, t in initial.items())
+    views = simulation.evaluate(records[-1].servers, 2, split="test")
+    correct, count = views["unseen"]["everything"]["accuracy"]
+    assert count == 20
+    assert correct / count > 0.25  # chance
+
+
+def test_a_run_of_them_goes_through_export_and_load(folder: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(folder / "mine.toml", ["data.train=8", "data.test=8", "run.rounds=1", "run.workers=1"])
+    run(recipe, tmp_path / "run")
+    written = export(tmp_path / "run", tmp_path / "exported")
+    assert set(written) == {"global", "clients/warm", "clients/cold"}
+    finished = FinishedRun(tmp_path / "run")
+    finished.load()
+    batch = next(iter(finished.setup.population.data("warm").test(8)))
+    for client in (None, "warm", "cold"):
+        expected = finished.model(client)(batch).logits.clone()
+        assert torch.equal(load_exported(tmp_path / "exported", client)(batch).logits, expected)
+
+
+def test_who_loads_such_an_export_allows_its_modules(folder: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(registry.ALLOWED, ",".join(KINDS))
+        recipe = load_recipe(folder / "mine.toml", ["data.train=4", "data.test=4", "run.rounds=1", "run.workers=1"])
+        run(recipe, tmp_path / "run")
+        export(tmp_path / "run", tmp_path / "exported")
+        patch.setenv(registry.ALLOWED, "")
+        with pytest.raises(ValueError, match=r"which you have not allowed: .*--allow-code (bag|feature|colours|focal)"):
+            load_exported(tmp_path / "exported")
+        load_exported(tmp_path / "exported", allow_code=tuple(KINDS))
+        assert registry.allowed_code() == ()
+
+
+def test_the_registries_find_the_files_by_name(folder: Path) -> None:
+    for name in KINDS:
+        module(folder, name)
+    assert "bag_of_words" in registry.models.names()
+    assert "colours" in registry.datasets.names()
+    assert "focal" in registry.tasks.names()
+
+
+def test_the_focal_loss_is_what_its_formula_says(folder: Path) -> None:
+    from confed.federation.protocols import Output
+
+    focal = module(folder, "focal").Focal(answers=2)
+    logits = torch.tensor([[3.0, 1.0]]).log()  # probabilities 3/4 and 1/4
+    loss = focal.loss(Output(logits, logits), {"label": torch.tensor([0])})
+    torch.testing.assert_close(loss, -(torch.tensor(0.25) ** 2) * torch.tensor(0.75).log())

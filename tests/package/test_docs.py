@@ -1,0 +1,129 @@
+"""What the documents name exists: files, links, scripts, commands, methods; the README's example works."""
+
+import importlib
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from confed.recipes.recipe import load_recipe, packaged_recipes
+from confed.registry import ALLOWED, algorithms
+from confed.testing import check_algorithm
+from repository import ROOT
+
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = {"feature_anchor.py", "bag_of_words.py", "colours.py", "focal.py", "lg_fedavg.py"}
+
+page_by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks on one line, outside code blocks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def commands(page: Path) -> list[str]:
+    """Command lines: of shell blocks, and in backticks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines + spans(page) if line]
+
+
+@page_by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not target.startswith(("https://", "mailto:")):
+            path, _, anchor = target.partition("#")
+            assert (page.parent / path).exists(), target
+            assert not anchor, f"{target}: link to the page, anchors are not checked"
+
+
+@page_by_page
+def test_named_files_exist(page: Path) -> None:
+    places = (ROOT, ROOT / "src", ROOT / "src" / "confed", ROOT / "src" / "confed" / "federation")
+    places += tuple(path for path in (ROOT / "src" / "confed").iterdir() if path.is_dir())
+    places += (ROOT / "benchmarks",)
+    for span in spans(page):
+        if re.fullmatch(r"[\w./-]+\.(py|toml|md|txt|svg)", span) and Path(span).name not in EXAMPLES:
+            own = {"recipe.toml", "begun.toml", "mine.toml"}  # two of a run folder, and the reader's
+            assert span in own or any((place / span).exists() for place in places), span
+        if re.fullmatch(r"(src|tests|docs|scripts|benchmarks)/[\w./-]*", span):
+            assert (ROOT / span).exists(), span
+
+
+@pytest.fixture(scope="module")
+def verbs() -> set[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click is about to drop
+        from typer.main import get_command
+
+        from confed.cli import app
+
+        return set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@page_by_page
+def test_named_commands_exist(page: Path, verbs: set[str]) -> None:
+    for line in commands(page):
+        for script in re.findall(r"(?:^|\s)(scripts/\w+|\.ci/run)", line):
+            assert os.access(ROOT / script, os.X_OK), line
+        verb = re.search(r"(?:^|\s)confed ([a-z]+)", line)
+        assert verb is None or verb.group(1) in verbs, line
+
+
+@page_by_page
+def test_named_recipes_are_packaged(page: Path) -> None:
+    assert {span for span in spans(page) if re.fullmatch(r"fedvqa_\w+", span)} <= set(packaged_recipes())
+
+
+@page_by_page
+def test_named_overrides_are_keys_of_their_recipe(page: Path) -> None:
+    for line in commands(page):
+        if line.startswith("confed run"):
+            named = re.match(r"confed run (\w+)(?= |$)", line)
+            load_recipe(named[1] if named else "fedvqa_scenes", re.findall(r"\s([a-z]+\.\w+=\S+)", line))
+
+
+def test_the_index_of_papers_has_every_method_and_recipe() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text()
+    rows = re.findall(r"^\|[^|]+\| `(\w+)` \|[^|]+\| `([\w/.]+)` \| ([^|]+) \|", text, re.MULTILINE)
+    assert {name for name, _, _ in rows} == set(algorithms.names())
+    for name, file, recipe in rows:
+        assert (ROOT / "src" / "confed" / file).stem == name
+        assert (ROOT / "src" / "confed" / file).is_file()
+        known = recipe.strip().strip("`")
+        if known != "–":
+            study = load_recipe(known)
+            assert name in {study.method(row).sections["algorithm"]["name"] for row in (*study.methods, *study.table)}
+
+
+def test_the_readme_names_every_method() -> None:
+    assert {f"`{name}`" for name in algorithms.names()} <= set(re.findall(r"`\w+`", (ROOT / "README.md").read_text()))
+
+
+def test_the_method_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(block.splitlines()) <= 20
+    (tmp_path / "lg_fedavg.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    (command,) = re.findall(r"^PYTHONPATH=\. confed run .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    monkeypatch.setenv(ALLOWED, command.partition("--allow-code ")[2].split()[0])
+    try:
+        method = importlib.import_module("lg_fedavg").LGFedAvg
+        verdicts = dict(check_algorithm(method(head="head.*")))
+        assert verdicts["sends only what is shared"] == "passed"
+        recipe = load_recipe("fedvqa_scenes", ['study.methods=["fedavg", "lg_fedavg:LGFedAvg"]'])
+        assert recipe.method("lg_fedavg:LGFedAvg").construct("algorithm") == method()
+    finally:
+        sys.modules.pop("lg_fedavg", None)
+
+
+def test_the_page_on_federations_names_every_method_that_was_compared() -> None:
+    text = (ROOT / "docs" / "federation.md").read_text()
+    told = text.partition("The methods that pass it")[2].partition(".\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", told)) == sorted(algorithms.names())

@@ -1,0 +1,246 @@
+"""The package as a whole: what importing it costs, which package may import which, and what must be nowhere."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import confed
+from confed import registry
+from confed.federation.algorithm import Algorithm
+from confed.recipes.recipe import load_recipe, packaged_recipes
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "confed"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# The layers of docs/architecture.md, from the bottom. A package imports from lower layers only, and of those what
+# MAY_IMPORT lists; a package that is not named here fails.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("registry", "system", "federation", "losses", "metrics"),
+    ("data", "privacy", "results"),
+    ("algorithms", "models", "attacks", "datasets", "engines", "recipes"),
+    ("tasks", "report"),
+    ("runs", "prepare", "testing"),
+    ("studies", "inference", "deployment", "unlearning"),
+    ("analysis",),
+    ("cli",),
+)
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+BELOW_RUNS = {package for packages in LAYERS[:4] for package in packages}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "registry": set(),
+    "system": set(),
+    "federation": set(),
+    "losses": set(),
+    "metrics": set(),
+    "data": {"federation", "losses", "metrics"},
+    "privacy": {"federation"},
+    "results": {"federation", "registry", "system"},
+    "algorithms": {"federation", "losses", "privacy"},
+    "models": {"federation", "data", "losses", "registry"},
+    "attacks": {"federation", "privacy"},
+    "datasets": {"data", "federation", "metrics", "registry"},
+    "engines": {"federation", "privacy", "system"},
+    "recipes": {"registry", "federation", "data"},
+    "tasks": {"federation", "losses", "metrics", "models", "data", "registry"},
+    "report": {"results", "metrics", "privacy", "federation", "data", "system"},
+    "runs": BELOW_RUNS - {"report"},
+    "prepare": BELOW_RUNS,
+    "testing": BELOW_RUNS,
+    "studies": BELOW_RUNS - {"report"} | {"runs"},
+    "inference": BELOW_RUNS | {"runs"},
+    "deployment": BELOW_RUNS | {"runs"},
+    "unlearning": BELOW_RUNS - {"report"} | {"runs"},
+    "analysis": BELOW_RUNS | {"runs", "inference"},
+    "cli": set(LAYER) - {"cli"},
+}
+ROOT_FILES = {"__init__.py", "py.typed", "registry.py"}
+TRANSPORTS = {"flwr": ("engines/flower", "deployment"), "nvflare": ("engines/flare", "deployment/flare")}
+
+# An environment may lack it; its tests are skipped then.
+OPTIONAL = {"nvflare"}
+
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+FORBIDDEN_NAMES = {"torch.load", "torch.save", "torch.manual_seed", "np.random.seed", "numpy.random.seed"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def in_a_new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+HEAVY = ("transformers", "peft", "matplotlib", "typer", "scipy")
+
+
+def test_importing_is_quick_and_loads_nothing_heavy() -> None:
+    code = f"import confed, sys, time; print([m for m in {HEAVY} if m in sys.modules], time.process_time())"
+    heavy, seconds = in_a_new_process(code).rsplit(maxsplit=1)
+    assert heavy == "[]"
+    assert float(seconds) < 2.5
+
+
+def test_every_public_name_is_there_and_still_loads_nothing_heavy() -> None:
+    code = (
+        "import confed, json, sys\n"
+        "missing = [name for name in confed.__all__ if getattr(confed, name, None) is None]\n"
+        f"print(json.dumps([missing, [m for m in {HEAVY} if m in sys.modules]]))"
+    )
+    assert json.loads(in_a_new_process(code)) == [[], []]
+    assert len(set(confed.__all__)) == len(confed.__all__)
+    assert set(confed.__all__) <= set(dir(confed))
+    with pytest.raises(AttributeError, match="no attribute 'Manager'"):
+        _ = confed.Manager
+
+
+def test_federation_imports_only_torch_safetensors_and_the_standard_library() -> None:
+    for path in (SOURCE / "federation").glob("*.py"):
+        for name in imports(ast.parse(path.read_text())):
+            allowed = name.split(".")[0] in {"torch", "safetensors", *sys.stdlib_module_names}
+            assert allowed or name.startswith("confed.federation."), f"{path.name} imports {name}"
+
+
+def test_methods_import_only_the_core_the_losses_and_privacy() -> None:
+    for path in (SOURCE / "algorithms").glob("*.py"):
+        for name in imports(ast.parse(path.read_text())):
+            allowed = name.split(".")[0] in {"torch", *sys.stdlib_module_names}
+            ours = ("confed.federation.", "confed.losses.", "confed.privacy.")
+            assert allowed or name.startswith(ours), f"{path.name}: {name}"
+
+
+def test_root_holds_the_registry_and_nothing_else() -> None:
+    assert {path.name for path in SOURCE.iterdir() if path.is_file()} == ROOT_FILES
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} | {"registry"} == (
+        set(LAYER)
+    )
+    assert set(MAY_IMPORT) == set(LAYER)
+    for name, others in MAY_IMPORT.items():
+        assert all(LAYER[other] < LAYER[name] for other in others), name
+
+
+def test_packages_import_what_their_layer_may() -> None:
+    for path in FILES:
+        if path.parent == SOURCE and path.name == "__init__.py":
+            continue  # the list of public names refers to everything
+        for name in imports(ast.parse(path.read_text())):
+            if name.startswith("confed."):
+                mine, other = package(path), name.split(".")[1]
+                assert other == mine or other in MAY_IMPORT[mine], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_only_transports_and_their_deployment_import_flower_and_flare() -> None:
+    for path in FILES:
+        for name in imports(ast.parse(path.read_text())):
+            folders = TRANSPORTS.get(name.split(".")[0])
+            where = path.relative_to(SOURCE).as_posix()
+            assert folders is None or where.startswith(tuple(f"{folder}/" for folder in folders)), f"{where}: {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
+    graph = TopologicalSorter[str]()
+    for module, path in modules.items():
+        if module != "confed":
+            named = imports(ast.parse(path.read_text()))
+            found = {name if name in modules else name.rpartition(".")[0] for name in named if name[:7] == "confed."}
+            graph.add(module, *(found - {"confed", module}))
+    graph.prepare()  # raises CycleError with the circle
+
+
+def test_no_method_extends_another() -> None:
+    names = registry.algorithms.names()
+    assert {"local", "central", "fedavg", "fedprox", "fedavg_ft", "st", "fedp3"} <= set(names)
+    for name in names:
+        assert registry.algorithms[name].__bases__ == (Algorithm,)  # type: ignore[attr-defined]
+
+
+def safe_loads(path: Path, tree: ast.AST) -> list[ast.AST]:
+    """The uses of ``torch.load`` that are allowed: in one file, and only with ``weights_only=True`` written out."""
+    if path != SOURCE / "prepare" / "checkpoints.py":
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    safe = [node for node in calls if "weights_only=True" in map(ast.unparse, node.keywords)]
+    return [node.func for node in safe if ast.unparse(node.func) == "torch.load"]
+
+
+def test_nothing_unpickles_and_nothing_touches_global_randomness() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        named = set(imports(tree))
+        assert not FORBIDDEN & {name.split(".")[0] for name in named}, path
+        assert not FORBIDDEN_NAMES & named, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node not in safe_loads(path, tree):
+                assert ast.unparse(node) not in FORBIDDEN_NAMES, f"{path}:{node.lineno}"
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
+
+
+def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
+    newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert newest is not None
+    assert newest.group(1) == declared == confed.__version__
+
+
+def test_recipes_are_package_data_and_valid() -> None:
+    files = {path.stem for path in (SOURCE / "recipes").glob("*.toml")}
+    assert files == set(packaged_recipes())
+    assert "fedvqa_scenes" in files
+    for name in files:
+        text = (SOURCE / "recipes" / f"{name}.toml").read_text()
+        # Made on the spot, from no folder.
+        own = any(
+            f'name = "{made}"' in text
+            for made in ("scenes", "six_styles", "scene_labels", "modalities", "scene_captions")
+        )
+        recipe = load_recipe(name, [] if own else ["data.root=somewhere"])
+        for method in recipe.methods:
+            recipe.method(method)
+
+
+def test_every_dependency_has_one_pinned_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [n for n in (ROOT / "constraints.txt").read_text().splitlines() if n and not n.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    assert len(pinned) == len(lines)
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    assert {re.match(r"[\w\-.]+", item)[0].lower() for item in wanted} <= pinned  # type: ignore[index]
+
+
+def test_every_module_can_be_imported_and_its_public_names_exist() -> None:
+    for path in FILES:
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click is about to drop
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] in OPTIONAL:
+                    continue
+                raise
+        missing = [n for n in getattr(module, "__all__", ()) if not hasattr(module, n)]
+        assert not missing, f"{name}: {missing}"

@@ -1,0 +1,84 @@
+"""Rules of prose that ruff does not know: what docstrings may not say, and which words stand for which things."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "src" / "confed").rglob("*.py"))
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+
+EMPTY = re.compile(r"^\s+\w+: (it|they|as well|see there|them)\.$", re.MULTILINE)
+"""An argument's description that says nothing."""
+
+METAPHORS = re.compile(
+    r"\b(houses?|rooms|(a|this|each|every|one|another|own) room(?! for)|walls?(?![ -](time|clock))|doors?|books?"
+    r"|(top|own|same|lower|upper) floors?|on the line)\b",
+    re.IGNORECASE,
+)
+"""Buildings and the like in place of packages, layers, modules, interfaces, records and connections."""
+
+SCENERY = {"datasets/scenes", "datasets/gqa_scenes", "datasets/scene_labels.py", "datasets/tagged_texts.py"}
+SCENERY |= {"data/ml_files", "inference/export.py"}
+"""Where houses, rooms and books are things in pictures or answers."""
+
+
+def prose(path: Path) -> str:
+    """Docstrings, texts and comments of a module."""
+    source = path.read_text(encoding="utf-8")
+    texts = [n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return "\n".join([*texts, *re.findall(r"(?<!\S)# .*$", source, re.MULTILINE)])
+
+
+def public(path: Path) -> Iterator[tuple[str, str]]:
+    """Names and docstrings of a module and of its public classes and functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in [tree, *ast.walk(tree)]:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield getattr(node, "name", path.stem), text
+
+
+def module(path: Path) -> str:
+    return path.relative_to(ROOT / "src" / "confed").as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_docstring_starts_with_its_subject(path: Path) -> None:
+    for name, text in public(path):
+        first = text.partition("\n")[0]
+        assert first.strip(), f"{path.name}: {name} has an empty first line"
+
+
+def faulty(path: Path, allowed: set[str], found: list[str]) -> list[str]:
+    """What is found in a file whose part of the package is not excepted."""
+    return [] if any(module(path).startswith(part) for part in allowed) else found
+
+
+NOT_YET_DESCRIBED = {"data/", "datasets/", "deployment/", "engines/", "federation/", "models/", "prepare/", "runs/"}
+"""Packages with arguments that are described by "it" or "they"; the list only shrinks."""
+
+NOT_YET_PLAIN = {"data/", "deployment/", "engines/"}
+"""Packages with words from building and bookkeeping; the list only shrinks."""
+
+
+def test_arguments_are_described() -> None:
+    found = {module(path): faulty(path, NOT_YET_DESCRIBED, EMPTY.findall(path.read_text())) for path in FILES}
+    assert not {name: words for name, words in found.items() if words}
+
+
+def test_packages_are_not_called_rooms() -> None:
+    plain = SCENERY | NOT_YET_PLAIN
+    found = {module(p): faulty(p, plain, [m[0] for m in METAPHORS.finditer(prose(p))]) for p in FILES}
+    assert not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_speak_of_packages(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [match[0] for match in METAPHORS.finditer(text)] == []

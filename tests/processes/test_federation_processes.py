@@ -1,0 +1,171 @@
+"""Real processes, TLS, keys and sockets: the simulator's numbers, and what survives being killed."""
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from repository import SUPPORT
+
+pytest.importorskip("flwr")
+
+from confed.deployment.demo import demonstrate, free_port, parties, started
+from confed.deployment.provision import Federation, found, make_key, read_sites, write_sites
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.folder import read_jsonl
+from real_processes import (
+    BICSL,
+    OWN,
+    SITES,
+    Commands,
+    bicsl_as_simulated,
+    ended,
+    led_as_simulated,
+    on_cards,
+    recipe_of,
+    same_as_simulated,
+    until,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(SUPPORT)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("PYTHONPATH", here)
+
+
+def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES) -> Commands:
+    port = free_port()
+    found(root, Federation(tuple(sites), "localhost", port, recipe.to_toml()))
+    commands = parties(root, port)
+    lead, where = commands["server"]
+    commands["server"] = ([*lead, *options], where)
+    return commands
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipe_of("fedavg"),
+        recipe_of("fedper"),
+        recipe_of("feddat", "model.trainable=adapters"),
+    ],
+    ids=lambda recipe: recipe.sections["algorithm"]["name"],
+)  # fmt: skip
+def test_a_federation_gives_the_simulators_results(tmp_path: Path, recipe: Recipe) -> None:
+    root = tmp_path / "demo"
+    said: list[str] = []
+    demonstrate(recipe, root, len(SITES), said.append)
+    assert any("all processes have ended" in text for text in said)
+    same_as_simulated(recipe, root)
+    assert not (root / "server" / "state" / "models" / "personal").exists()
+    for name in SITES:
+        lines = read_jsonl(root / "sites" / name / "private" / "audit.jsonl")
+        assert {line["action"] for line in lines if line["way"] == "in"} >= {"hello", "fit", "evaluate"}
+        secret = (root / "sites" / name / "key").read_text().splitlines()[1]
+        assert secret not in (root / "server" / "log.txt").read_text()
+
+
+def test_bicsl_gives_the_simulators_results(tmp_path: Path) -> None:
+    (tmp_path / "bicsl.toml").write_text(BICSL)
+    recipe = load_recipe(tmp_path / "bicsl.toml")
+    root = tmp_path / "fed"
+    commands = made(root, recipe, "--minimum", "2", "--whole", sites=("client-01", "client-02"))
+    with started(commands) as running:
+        ended(running["server"], root / "server" / "log.txt")
+    bicsl_as_simulated(recipe, root)
+
+
+def test_a_server_without_examples_gives_the_simulators_model(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", *OWN, "data.only=nobody")
+    commands = made(tmp_path / "fed", recipe, "--minimum", "3")
+    card = on_cards(commands, tmp_path / "cards")
+    with started(commands) as running:
+        ended(running["server"], tmp_path / "fed" / "server" / "log.txt")
+    led_as_simulated(recipe, card, tmp_path / "fed")
+
+
+def test_a_server_killed_in_a_round_and_started_again_resumes_it(tmp_path: Path) -> None:
+    recipe = recipe_of("fedper", "run.rounds=4", "local.epochs=4")
+    commands = made(tmp_path, recipe, "--minimum", "3")
+    log = tmp_path / "server" / "log.txt"
+    with started(commands) as running:
+        until(log, "round 2/4: loss")
+        running["server"].send_signal(signal.SIGKILL)
+        running["server"].wait()
+        with started({"server": commands["server"]}) as again:
+            ended(again["server"], log)
+    summary = same_as_simulated(recipe, tmp_path)
+    assert any("resumed" in note for note in summary["notes"])
+
+
+def test_a_site_killed_in_a_round_and_started_again_rejoins_with_what_it_kept(tmp_path: Path) -> None:
+    recipe = recipe_of("fedper", "run.rounds=4", "local.epochs=4")
+    commands = made(tmp_path, recipe, "--minimum", "3")
+    log = tmp_path / "server" / "log.txt"
+    with started(commands) as running:
+        until(log, "round 1/4: loss")
+        running["cold"].send_signal(signal.SIGKILL)
+        running["cold"].wait()
+        with started({"cold": commands["cold"]}):
+            ended(running["server"], log)
+    same_as_simulated(recipe, tmp_path)
+
+
+def test_a_site_that_is_away_for_rounds_catches_up(tmp_path: Path) -> None:
+    recipe = recipe_of("fedper", "run.rounds=40", "run.evaluate_every=0")
+    commands = made(tmp_path, recipe, "--minimum", "2", "--away", "0")
+    log = tmp_path / "server" / "log.txt"
+    with started(commands) as running:
+        until(log, "round 2/40: loss")
+        running["cold"].terminate()
+        running["cold"].wait()
+        until(log, "'cold' left out")
+        with started({"cold": commands["cold"]}):
+            ended(running["server"], log)
+    rounds = [line for line in read_jsonl(tmp_path / "server" / "state" / "metrics.jsonl") if line["event"] == "round"]
+    away = ["cold" in line["errors"] for line in rounds]
+    assert any(away)
+    assert not away[0]
+    assert not away[-1]
+
+
+def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", "run.rounds=1")
+    commands = made(tmp_path, recipe, "--minimum", "2", "--wait", "5")
+    folder = tmp_path / "sites" / "cold"
+    (folder / "key").unlink()
+    make_key(folder / "key")  # not on the server's list
+    site, where = commands["cold"]
+    commands["cold"] = ([*site, "--unsigned"], where)  # else it sees for itself that nobody signed its key
+    with started(commands) as running:
+        ended(running["server"], tmp_path / "server" / "log.txt")
+        assert "not on the server's list" in (folder / "log.txt").read_text()
+    summary = json.loads((tmp_path / "server" / "state" / "summary.json").read_text())
+    assert set(summary["federation"]) == {"warm", "both"}
+
+
+def test_a_server_that_nobody_vouches_for_is_not_talked_to(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", "run.rounds=1")
+    commands = made(tmp_path / "one", recipe)
+    made(tmp_path / "other", recipe)
+    folder = tmp_path / "one" / "sites" / "warm"
+    (folder / "ca.crt").write_bytes((tmp_path / "other" / "server" / "ca.crt").read_bytes())
+    site, where = commands["warm"]
+    commands["warm"] = ([*site, "--unsigned"], where)  # else it sees that this authority signed nothing here
+    with started({name: commands[name] for name in ("server", "warm")}):
+        until(folder / "log.txt", "CERTIFICATE_VERIFY_FAILED")
+
+
+def test_a_list_with_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    commands = made(tmp_path, recipe_of("fedavg"))
+    sites = tmp_path / "server" / "sites.json"
+    write_sites(sites, {**read_sites(sites), "nobody": make_key(tmp_path / "another")})
+    with started({"server": commands["server"]}) as running:
+        assert running["server"].wait(timeout=240) == 2
+    assert "no client 'nobody'" in (tmp_path / "server" / "log.txt").read_text()

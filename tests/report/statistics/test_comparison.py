@@ -1,0 +1,316 @@
+"""Comparing methods over seeds and examples."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy import stats
+
+from confed.metrics.resampling import bootstrap_seeds
+from confed.report.statistics.comparison import Comparison, compare
+from confed.report.statistics.paired import Difference
+from synthetic_study import CLIENTS, make_run, make_study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_study(tmp_path_factory.mktemp("compare") / "study", seeds=3)
+
+
+def found(comparison: Comparison, measure: str, method: str) -> Difference:
+    return next(d for d in comparison.differences if (d.measure, d.method) == (measure, method))
+
+
+def test_seeds_agree_with_scipy(study: Path) -> None:
+    comparison = compare([study])
+    personal = {
+        method: [json.loads((study / method / f"seed-{s}/summary.json").read_text())["personal_mean"] for s in range(3)]
+        for method in ("fedavg", "fedp3", "local", "fedprox", "central")
+    }
+    expected = stats.ttest_rel(personal["fedp3"], personal["fedavg"])
+    difference = found(comparison, "personal_mean", "fedp3")
+    assert difference.over_seeds is not None
+    assert difference.over_seeds.p == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval(0.95)
+    assert (difference.over_seeds.low, difference.over_seeds.high) == pytest.approx((low, high))
+    p = {m: stats.ttest_rel(personal[m], personal["fedavg"]).pvalue for m in personal if m != "fedavg"}
+    holm = max(min(1.0, (4 - i) * q) for i, q in enumerate(sorted(p.values())) if q <= p["fedp3"])
+    assert difference.seeds_p == pytest.approx(holm)
+
+
+def mean_differences(study: Path, clients: list[str], method: str = "fedp3", reference: str = "fedavg") -> np.ndarray:
+    """Each question's difference, its mean over the three seeds; clients behind one another."""
+    files = [
+        [load_file(study / m / f"seed-{s}/predictions.safetensors") for s in range(3)] for m in (method, reference)
+    ]
+    a, b = (
+        [np.concatenate([file[f"personal/{client}/correct"] for client in clients]) for file in side] for side in files
+    )
+    return np.mean(np.subtract(a, b), axis=0).round(9)
+
+
+def test_examples_are_paired_and_have_one_vote(study: Path) -> None:
+    d = mean_differences(study, CLIENTS)
+    difference = found(compare([study]), "personal_mean", "fedp3")
+    assert difference.signs is not None
+    assert (difference.signs.won, difference.signs.lost, difference.signs.n) == ((d > 0).sum(), (d < 0).sum(), 800)
+    assert difference.signs.difference == pytest.approx(difference.points)
+    assert difference.over_examples is not None
+    assert difference.over_examples.n == 800  # four clients of 200; seeds are averaged, not added
+    assert difference.over_examples.difference == pytest.approx(d.mean())
+
+
+def test_method_without_global_model_is_compared_where_it_can_be(study: Path) -> None:
+    comparison = compare([study])
+    assert "local" in comparison.values["personal_mean"]
+    assert "local" not in comparison.values["global_unseen_mean"]
+    assert [d.measure for d in comparison.differences if d.method == "local"] == ["personal_mean"]
+
+
+def test_three_seeds_claim_nothing(study: Path) -> None:
+    few = compare([study])
+    assert not any(d.significant for d in few.differences)
+    assert any("With 3 seeds no significance is claimed" in remark for remark in few.remarks)
+    assert any("cannot give a p-value below 0.25" in remark for remark in few.remarks)
+
+
+def test_five_seeds_with_a_clear_difference(tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run(tmp_path / "fedavg" / f"seed-{seed}", "fedavg", seed)
+        make_run(tmp_path / "fedp3" / f"seed-{seed}", "fedp3", seed, shift=0.2)
+    comparison = compare([tmp_path])
+    assert found(comparison, "personal_mean", "fedp3").significant
+    assert next(row[4].text for row in comparison.table().rows if row[1].text == "FedP³").endswith("*")
+    assert not any("no significance" in remark for remark in comparison.remarks)
+    assert comparison.warnings == ()
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "x", "fedavg")
+    make_run(tmp_path / "y", "fedp3", train=800)
+    comparison = compare([tmp_path / "x", tmp_path / "y"])
+    assert comparison.warnings == ("fedp3 and fedavg differ in more than the algorithm: data.train (800, not 400)",)
+    assert any("One seed in common" in remark for remark in comparison.remarks)
+    recipe = make_run(tmp_path / "z", "local") / "recipe.toml"  # of a version with a key more, which is empty
+    recipe.write_text(recipe.read_text() + '[task]\nheadline = ""\n')
+    assert compare([tmp_path / "x", tmp_path / "z"]).warnings == ()
+
+
+def test_seeds_with_other_settings_are_named(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"{method}-{seed}", method, seed) for seed in (0, 1) for method in ("fedavg", "fedp3")]
+    assert compare(runs).warnings == ()
+    for folder in runs[2:]:  # both methods of seed 1: within each seed, the methods still agree
+        recipe = folder / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.3"))
+    comparison = compare(runs)
+    assert list(comparison.labels) == ["fedavg", "fedp3"]
+    change = "differ in more than the seed: local.lr (0.3, not 0.003)"
+    assert comparison.warnings == (f"the seeds of fedavg {change}", f"the seeds of fedp3 {change}")
+
+
+def test_tuned_settings_are_named_once_and_no_warning(tmp_path: Path) -> None:
+    study = make_rows(tmp_path / "study", {"fedavg": "fedavg", "fedp3": "fedp3"})
+    for seed in (0, 1):
+        recipe = study / f"fedp3/seed-{seed}/recipe.toml"
+        recipe.write_text(recipe.read_text().replace("lr = 0.003", "lr = 0.3"))
+    assert compare([study]).warnings == (
+        "fedp3 and fedavg differ in more than the algorithm: local.lr (0.3, not 0.003)",
+    )
+    index = study / "summary.json"
+    tuned = {"fedp3": {"lam": 0.1, "local.lr": 0.3}}
+    index.write_text(json.dumps({**json.loads(index.read_text()), "tuned": tuned}))
+    comparison = compare([study])
+    assert comparison.warnings == ()
+    said = [remark for remark in comparison.remarks if "local.lr" in remark]
+    assert len(said) == 1
+    assert said[0].startswith("Tuned on validation data: FedP³ lam=0.1, local.lr=0.3. Not tuned: FedAvg. A difference")
+    assert "Tuned on validation data" in comparison.markdown()
+
+
+def test_equal_results_are_no_evidence_of_equality(tmp_path: Path) -> None:
+    comparison = compare([make_rows(tmp_path / "study", {"fedavg": "fedavg", "twin": "fedavg"})])
+    difference = found(comparison, "personal_mean", "twin")
+    assert difference.points == 0
+    assert difference.equivalence is not None
+    assert difference.equivalence.p == 0
+    assert any("there is no spread" in remark for remark in comparison.remarks)
+
+
+def test_clients_that_left_are_in_no_test(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / method, method) for method in ("fedavg", "fedp3")]
+    means: list[float] = []
+    for folder in folders:
+        path = folder / "summary.json"
+        content = json.loads(path.read_text())
+        del content["personal_mean"]
+        path.write_text(json.dumps({**content, "left": ["school"]}))
+        means.append(float(np.mean([content["personal"][client] for client in CLIENTS if client != "school"])))
+    difference = found(compare(folders), "personal_mean", "fedp3")
+    assert difference.points == pytest.approx(means[1] - means[0])
+    assert difference.over_examples is not None
+    assert difference.over_examples.n == 3 * 200
+    assert difference.over_examples.difference == pytest.approx(means[1] - means[0])
+    assert list(difference.by_place) == [client for client in CLIENTS if client != "school"]
+    assert difference.pairs is not None
+    assert difference.pairs.n <= 3
+
+
+def test_variants_of_one_algorithm_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "x", "fedavg")
+    make_run(tmp_path / "y", "fedprox", extra="mu = 0.1")
+    make_run(tmp_path / "z", "fedprox", extra="mu = 1.0")
+    comparison = compare([tmp_path / name for name in "xyz"])
+    assert list(comparison.labels) == ["fedavg", "fedprox (mu=0.1)", "fedprox (mu=1.0)"]
+    clash = compare([tmp_path / "x", make_run(tmp_path / "again", "fedavg")], reference="fedavg (x)")
+    assert list(clash.labels) == ["fedavg (x)", "fedavg (again)"]
+
+
+def test_soft_scores_and_missing_predictions(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    make_run(tmp_path / "x", "fedavg")
+    path = make_run(tmp_path / "y", "fedp3") / "predictions.safetensors"
+    save_file({key: value * np.float32(0.5) for key, value in load_file(path).items() if "correct" in key}, path)
+    soft = found(compare([tmp_path / "x", tmp_path / "y"]), "personal_mean", "fedp3")
+    assert soft.signs is not None
+    assert soft.over_examples is not None
+    path.unlink()
+    comparison = compare([tmp_path / "x", tmp_path / "y"])
+    assert found(comparison, "personal_mean", "fedp3").over_examples is None
+    assert any("No tests over examples" in remark for remark in comparison.remarks)
+
+
+def test_writers_agree(study: Path) -> None:
+    comparison = compare([study])
+    rows = list(csv.DictReader(io.StringIO(comparison.csv())))
+    assert len(rows) == 13
+    fedp3 = next(row for row in rows if row["method"] == "FedP³")
+    difference = found(comparison, "personal_mean", "fedp3")
+    assert float(fedp3["difference (points)"]) == pytest.approx(100 * difference.points)
+    assert float(fedp3["over seeds p"]) == pytest.approx(difference.seeds_p)
+    assert comparison.markdown().count("reference |") == 3
+    assert r"\begin{tabular}" in comparison.latex()
+    assert sum(line.startswith("|") for line in comparison.markdown().splitlines()) > 13
+
+
+def make_rows(folder: Path, rows: dict[str, str], seeds: int = 2) -> Path:
+    """A study whose rows have names of their own: row -> which synthetic method it is."""
+    runs = [{"method": row, "seed": s, "folder": f"{row}/seed-{s}"} for row in rows for s in range(seeds)]
+    for run in runs:
+        make_run(folder / str(run["folder"]), rows[str(run["method"])], int(str(run["seed"])))
+    (folder / "summary.json").write_text(json.dumps({"methods": list(rows), "labels": {}, "runs": runs}))
+    return folder
+
+
+def test_default_references_are_fedavg_and_fedavg_ft(tmp_path: Path) -> None:
+    rows = {"fedadam": "fedavg", "fedavg": "fedavg", "fedavg_ft": "fedp3", "local": "local"}
+    comparison = compare([make_rows(tmp_path / "study", rows)])
+    assert comparison.references == ("fedavg", "fedavg_ft")  # not fedadam, although its algorithm is fedavg
+    one = {(d.measure, d.method): d.points for d in comparison.against("fedavg")}
+    other = {(d.measure, d.method): d.points for d in comparison.against("fedavg_ft")}
+    assert one["personal_mean", "fedavg_ft"] == pytest.approx(-other["personal_mean", "fedavg"])
+    names = ["FedAvg (fedavg)", "FedP³"]  # two rows share the label FedAvg
+    assert [table.title.split(" to ")[1] for table in comparison.tables()] == [f"{name} in points" for name in names]
+    lines = list(csv.DictReader(io.StringIO(comparison.csv())))
+    assert [line["reference"] for line in lines] == [name for name in names for _ in range(10)]
+    assert comparison.latex().count(r"\begin{table}") == 2 * 3  # differences, places, extras
+    files = comparison.files()
+    for name, column in {"compare-clients.csv": "school p uncorrected", "compare-extras.csv": "p"}.items():
+        lines = list(csv.DictReader(io.StringIO(files[name])))
+        each = 3 + 2 + 2  # local training has no global model
+        assert [line["reference"] for line in lines] == [label for label in names for _ in range(each)]
+        assert any(key.endswith(column) for key in lines[0])
+
+
+def test_reference_without_fedavg_is_the_first_federated_method(tmp_path: Path) -> None:
+    study = make_rows(tmp_path / "study", {"central": "central", "mine": "fedp3", "other": "fedprox"})
+    assert compare([study]).references == ("mine",)
+    assert compare([study], ["other", "mine", "other"]).references == ("other", "mine")
+
+
+def test_equivalence_within_a_margin(study: Path) -> None:
+    values = compare([study]).values["personal_mean"]
+    d = np.subtract(list(values["fedprox"].values()), list(values["fedavg"].values()))
+    comparison = compare([study], margin=0.03)
+    difference = found(comparison, "personal_mean", "fedprox")
+    assert difference.equivalence is not None
+    low = stats.ttest_1samp(d, -0.03, alternative="greater").pvalue
+    high = stats.ttest_1samp(d, 0.03, alternative="less").pvalue
+    assert difference.equivalence.no_worse_p == pytest.approx(low)
+    assert difference.equivalence.p == pytest.approx(max(low, high))
+    assert difference.no_worse_p is not None
+    assert difference.no_worse_p >= low  # corrected over methods
+    assert not difference.no_worse  # three seeds
+    assert "p, margin 3 no worse" in comparison.csv()
+    assert any("less than 3 points" in remark for remark in comparison.table_remarks)
+
+
+def test_five_seeds_claim_that_a_better_method_is_no_worse(tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run(tmp_path / "fedavg" / f"seed-{seed}", "fedavg", seed)
+        make_run(tmp_path / "fedp3" / f"seed-{seed}", "fedp3", seed, shift=0.2)
+    difference = found(compare([tmp_path]), "personal_mean", "fedp3")
+    assert difference.no_worse
+    assert not difference.equivalent
+
+
+def test_sign_flips_place_by_place(study: Path) -> None:
+    comparison = compare([study])
+    difference = found(comparison, "personal_mean", "fedp3")
+    assert list(difference.by_place) == CLIENTS  # in the federation's order
+    d = mean_differences(study, ["school"])
+    won, lost = int((d > 0).sum()), int((d < 0).sum())
+    test = difference.by_place["school"]
+    assert (test.won, test.lost) == (won, lost)
+    assert test.exact
+    signs = np.random.default_rng(0).choice([-1, 1], (4000, len(d)))
+    assert test.p == pytest.approx((np.abs(signs @ d) >= abs(d.sum()) - 1e-9).mean(), abs=0.03)
+    family = sorted(t.p for d in comparison.differences if d.measure == "personal_mean" for t in d.by_place.values())
+    assert len(family) == 16  # four methods on four clients
+    expected = max(min(1.0, (16 - i) * p) for i, p in enumerate(family) if p <= test.p)
+    assert difference.by_place_p["school"] == pytest.approx(expected)
+    table = comparison.clients()
+    assert table is not None
+    row = next(row for row in table.rows if row[1].text == "FedP³")
+    assert row[2 + 3 * CLIENTS.index("school")].text == f"{won}:{lost}"
+
+
+def test_extras_are_marked(study: Path) -> None:
+    comparison = compare([study])
+    difference = found(comparison, "personal_mean", "fedp3")
+    values: list[list[float]] = []
+    scores: list[list[np.ndarray]] = []
+    for method in ("fedp3", "fedavg"):
+        folders = [study / method / f"seed-{seed}" for seed in range(3)]
+        personal = [json.loads((folder / "summary.json").read_text())["personal"] for folder in folders]
+        values.append([of_seed[client] for of_seed in personal for client in CLIENTS])
+        files = [load_file(folder / "predictions.safetensors") for folder in folders]
+        scores.append([np.concatenate([file[f"personal/{client}/correct"] for client in CLIENTS]) for file in files])
+    d = np.subtract(values[0], values[1]).round(12)
+    assert difference.pairs is not None
+    assert difference.pairs.n == np.count_nonzero(d)
+    ranks = stats.rankdata(np.abs(d[d != 0]))
+    assert difference.pairs.statistic == min(ranks[d[d != 0] > 0].sum(), ranks[d[d != 0] < 0].sum())
+    expected = bootstrap_seeds(scores[0], scores[1], shared=True)
+    assert difference.over_both is not None
+    low, high = difference.over_both.low, difference.over_both.high
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=2e-3)
+    table = comparison.extras()
+    assert table is not None
+    assert "not independent" in table.notes[0]
+    assert "Extras: other tests against FedAvg" in comparison.markdown()
+
+
+def test_unknown_reference_and_nothing_to_compare(study: Path) -> None:
+    with pytest.raises(ValueError, match=r"one of local, fedavg.* got 'fedsgd'"):
+        compare([study], reference="fedsgd")
+    with pytest.raises(ValueError, match="at least one run or study"):
+        compare([])
+    with pytest.raises(ValueError, match="at least one of local, fedavg"):
+        compare([study], reference=[])
+    with pytest.raises(ValueError, match=r"margin must lie between 0 and 1 .* got 1"):
+        compare([study], margin=1)

@@ -1,0 +1,275 @@
+"""Formats, the headline table and its writers."""
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from confed.report.tables.headline import marks, paper_table, results_table, study_table
+from confed.report.tables.table import Cell, Column, Table, to_csv, to_html, to_latex, to_markdown
+from confed.report.tables.write import write_tables
+from confed.results import format as formats
+from confed.results.runs import Study, load
+from synthetic_study import CLIENTS, METHODS, SCENES, make_study
+
+
+def summary(method: str, a: float, b: float, unseen: float | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "algorithm": method,
+        "label": method.title(),
+        "recipe": "toy",
+        "metric": "accuracy",
+        "clients": ["a", "b"],
+        "personal": {"a": a, "b": b},
+        "global_seen": {} if unseen is None else {"a": unseen, "b": unseen},
+        "global_unseen": {} if unseen is None else {"c": unseen},
+        "bytes_total": 2_500_000,
+        "seconds": 200.0,
+        **more,
+    }
+
+
+def test_formats() -> None:
+    assert formats.percent(0.7123) == "71.2"
+    assert formats.percent(0.7123, 0.0042) == "71.2 ± 0.4"
+    assert formats.percent(None) == formats.percent(float("nan")) == formats.MISSING
+    assert formats.points(-0.004) == "−0.4"
+    assert [formats.size(n) for n in (0, 999, 1000, 999_999, 1_250_000)] == [
+        "0 B",
+        "999 B",
+        "1.00 kB",
+        "1.00 MB",
+        "1.25 MB",
+    ]
+    assert [formats.count(n) for n in (812, 1_490_000)] == ["812", "1.49 M"]
+    assert [formats.duration(s) for s in (0.42, 12.34, 200, 3599.6, 7500)] == [
+        "0.42 s",
+        "12.3 s",
+        "3 min 20 s",
+        "1 h 00 min",
+        "2 h 05 min",
+    ]
+    assert [formats.p_value(p) for p in (0.0004, 0.0321, None)] == ["<0.001", "0.032", "–"]
+
+
+def test_marks_follow_the_shown_decimal() -> None:
+    assert marks([71.24, 71.16, None, 70.0]) == ["best", "best", "", "second"]
+    assert marks([50.0, 50.0]) == ["", ""]
+    assert marks([50.0, 60.0]) == ["", "best"]
+
+
+def test_best_and_second_leave_out_the_bound() -> None:
+    methods = [
+        ("Local", [summary("local", 0.5, 0.9)]),
+        ("FedAvg", [summary("fedavg", 0.6, 0.7, 0.4)]),
+        ("Central", [summary("central", 0.99, 0.99, 0.99)]),
+    ]
+    table = results_table(methods)
+    local, average, central = table.rows
+    assert [cell.text for cell in local] == [
+        "Local",
+        "50.0",
+        "90.0",
+        "70.0",
+        "50.0",
+        "–",
+        "–",
+        "2.50 MB",
+        "3 min 20 s",
+    ]
+    assert [cell.mark for cell in local] == ["", "", "best", "best", "", "", "", "", ""]
+    assert [cell.mark for cell in average][1:5] == ["best", "", "", "best"]
+    assert not any(cell.mark for cell in central)
+    assert table.sections[1] == (central,)
+
+
+def test_seeds_give_mean_and_spread() -> None:
+    runs = [summary("fedavg", a, 0.7, 0.4, seed=seed) for seed, a in enumerate((0.60, 0.62))]
+    (row,) = results_table([("FedAvg", runs)]).rows
+    assert row[1].text == "61.0 ± 1.4"  # sd = 2 / sqrt(2)
+    assert row[1].sd == pytest.approx(2**0.5)
+    assert row[2].text == "70.0 ± 0.0"
+
+
+def test_terminal_table_shows_every_method() -> None:
+    table = study_table([summary("local", 0.5, 0.9), summary("fedavg", 0.6, 0.7, 0.4)])
+    cells = [cell for cell in table.columns[1].cells if isinstance(cell, Text)]
+    assert [(cell.plain, cell.style) for cell in cells] == [("50.0", ""), ("60.0", "bold")]
+    file = io.StringIO()
+    Console(width=140, file=file).print(table)
+    assert "Local" in file.getvalue()
+
+
+def test_csv_holds_exact_numbers_and_every_client() -> None:
+    clients = [f"c{i}" for i in range(20)]
+    many = summary("fedavg", 0, 0, 0.4, clients=clients, personal=dict.fromkeys(clients, 1 / 3))
+    table = results_table([("FedAvg", [many])])
+    assert len(table.brief().columns) == 7
+    header, row = list(csv.reader(io.StringIO(to_csv(table))))
+    assert header[1] == "personal c0 (%)"
+    assert len(header) == 27
+    assert row[1] == "33.33333333"
+    assert row[-2:] == ["2500000", "200"]
+
+
+def test_writers_escape_their_special_characters() -> None:
+    columns = (Column("method", words=True), Column("a_1", "p & q"), Column("b", "p & q"))
+    row = (Cell("A|<b>_%"), Cell("1.0 ± 0.1", 1.0, 0.1, "best"), Cell("2", 2.0, mark="second"))
+    table = Table("50 % of_all", columns, ((row,), (row,)), ("note <i>",))
+    assert "| A\\|\\<b>\\_% | **1.0 ± 0.1** | <u>2</u> |\n|  |  |  |" in to_markdown(table)
+    latex = to_latex(table)
+    assert r"A|$<$b$>$\_\% & \textbf{1.0 $\pm$ 0.1} & \underline{2} \\" in latex
+    assert r"\multicolumn{2}{c}{p \& q}" in latex
+    assert r"\cmidrule(lr){2-3}" in latex
+    html = to_html(table)
+    assert "A|&lt;b&gt;_%" in html
+    assert "<b>1.0</b><small> ± 0.1</small>" in html
+    assert "<i>" not in html
+
+
+def test_wrong_row_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 cells, got 1"):
+        Table("", (Column("a"), Column("b")), (((Cell("1"),),),))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds; every run of FedProx and one of Local failed."""
+    folder = make_study(tmp_path_factory.mktemp("tables") / "study")
+    shutil.rmtree(folder / "fedprox")
+    (folder / "local" / "seed-1" / "summary.json").unlink()
+    index = json.loads((folder / "summary.json").read_text())
+    index["errors"] = {
+        "fedprox/seed-0": "ValueError: no single answers",
+        "fedprox/seed-1": "ValueError: no single answers",
+        "local/seed-1": "RuntimeError: killed",
+    }
+    (folder / "summary.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_paper_table_has_every_place_and_both_averages(study: Path) -> None:
+    table = paper_table(load(study))
+    assert [column.full_title for column in table.columns] == [
+        "method",
+        *(f"personal {client}" for client in CLIENTS),
+        "personal average",
+        "personal hurt",
+        *(f"unseen {scene}" for scene in SCENES),
+        "unseen average",
+    ]
+    rows = {row[0].text: row[1:] for row in table.rows}
+    assert list(rows) == list(METHODS.values())
+    summaries = [json.loads((study / "fedp3" / f"seed-{s}" / "summary.json").read_text()) for s in (0, 1)]
+    a, b = (100 * s["personal"]["school"] for s in summaries)
+    cell = rows["FedP³"][CLIENTS.index("school")]
+    assert (cell.value, cell.sd) == pytest.approx(((a + b) / 2, abs(a - b) / 2**0.5))
+    unseen = [100 * sum(s["global_unseen"].values()) / 2 for s in summaries]
+    assert rows["FedP³"][-1].value == pytest.approx(sum(unseen) / 2)
+    assert [cell.text for cell in rows["Local"]][5:] == ["–"] * 4  # no global model
+
+
+def test_paper_table_ranks_federated_methods_only(study: Path) -> None:
+    table = paper_table(load(study))
+    assert [row[0].text for row in table.sections[1]] == ["Central"]
+    assert not any(cell.mark for cell in table.sections[1][0])
+    marked = {row[0].text: row[5].mark for row in table.sections[0]}
+    assert marked == {"Local": "", "FedAvg": "second", "FedProx": "", "FedP³": "best"}
+
+
+def test_failed_cells_are_dashes_with_the_error_as_a_note(study: Path) -> None:
+    table = paper_table(load(study))
+    failed = next(row for row in table.rows if row[0].text == "FedProx")
+    assert [cell.text for cell in failed[1:]] == ["–"] * 9
+    assert "FedProx, seeds 0, 1, cannot run here: ValueError: no single answers" in table.notes
+    assert "Local, seed 1, failed: RuntimeError: killed" in table.notes
+    assert any("FedProx 0" in note and "Local 1" in note for note in table.notes)
+    local = next(row for row in table.rows if row[0].text == "Local")
+    assert local[1].sd is None  # one seed
+
+
+def test_the_index_says_which_cells_were_refused(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "study")
+    index = json.loads((study / "summary.json").read_text())
+    index["refused"] = ["fedprox/seed-1", "local/seed-1"]
+    (tmp_path / "study/summary.json").write_text(json.dumps(index))
+    assert load(tmp_path / "study").failed == (
+        "FedProx, seed 0, failed: ValueError: no single answers",
+        "FedProx, seed 1, cannot run here: ValueError: no single answers",
+        "Local, seed 1, cannot run here: RuntimeError: killed",
+    )
+
+
+def test_hurt_clients_are_counted_over_shared_seeds(tmp_path: Path) -> None:
+    # Local training has seed 0 only, where FedAvg is worse at two of four clients; seed 1 would hide one of them.
+    folder = make_study(tmp_path / "study")
+    levels = {
+        ("local", 0): (0.5, 0.5, 0.5, 0.5),
+        ("fedavg", 0): (0.4, 0.4, 0.5, 0.6),
+        ("fedavg", 1): (0.9, 0.9, 0.9, 0.9),
+    }
+    for (method, seed), values in levels.items():
+        path = folder / method / f"seed-{seed}" / "summary.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "personal": dict(zip(CLIENTS, values, strict=True))}))
+    (folder / "local/seed-1/summary.json").unlink()
+    table = paper_table(load(folder))
+    cells = {row[0].text: row[6] for row in table.rows}
+    assert (cells["FedAvg"].text, cells["FedAvg"].value) == ("2 of 4", 2)
+    assert cells["Local"].text == cells["Central"].text == "–"
+    assert any("worse than with Local" in note for note in table.notes)
+    shutil.rmtree(folder / "local")
+    cells = {row[0].text: row[6] for row in paper_table(load(folder)).rows}
+    assert cells["FedAvg"].text == "–"
+    assert cells["FedP³"].text.endswith("of 4")  # by FedAvg, where nobody trained alone
+
+
+def test_notes_name_the_rows_as_the_paper_does_and_tuned_values(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", seeds=1)
+    index = json.loads((folder / "summary.json").read_text())
+    tuned = {"fedavg": {"local.lr": 0.01}, "fedprox": {"mu": 0.1, "local.lr": 0.003}}
+    (folder / "summary.json").write_text(json.dumps({**index, "tuned": tuned}))
+    notes = paper_table(load(folder)).notes
+    assert "In the FedVQA chapter, Local is DT and Central is CT." in notes
+    assert (
+        "Tuned on validation data: FedAvg local.lr=0.01; FedProx mu=0.1, local.lr=0.003. Not tuned: Local, FedP³, "
+        "Central." in notes
+    )
+
+
+def test_many_clients_leave_their_columns_to_csv(study: Path) -> None:
+    run = load(study / "fedp3" / "seed-0").runs[0]
+    clients = [f"c{i}" for i in range(9)]
+    many = replace(run, summary={**run.summary, "clients": clients, "personal": dict.fromkeys(clients, 0.5)})
+    table = paper_table(Study(study, "", (many,)))
+    assert [column.full_title for column in table.brief().columns] == ["method", "personal average", "unseen average"]
+    assert len(table.columns) == 1 + 9 + 1 + 2 + 1  # nobody to be compared with
+
+
+def test_tables_are_written_beside_the_runs(study: Path) -> None:
+    paths = write_tables(study)
+    names = [f"{n}.{e}" for n in ("table", "compare") for e in ("md", "csv", "tex")]
+    assert [path.name for path in paths] == [
+        *names, "compare-seeds.csv", "compare-clients.csv", "compare-extras.csv",
+    ]  # fmt: skip
+    rows = list(csv.reader(io.StringIO((study / "table.csv").read_text(encoding="utf-8"))))
+    assert rows[0][:3] == ["method", "personal transport (%)", "personal transport sd (%)"]
+    assert "differences to FedAvg in points" in (study / "compare.md").read_text(encoding="utf-8")
+    assert "differences to FedP³" in write_tables(study, ["fedp3"])[3].read_text(encoding="utf-8")
+    assert r"\textbf" in (study / "table.tex").read_text(encoding="utf-8")
+    alone = write_tables(study / "fedp3" / "seed-0")
+    assert [path.name for path in alone] == ["table.md", "table.csv", "table.tex"]
+
+
+def test_study_in_which_everything_failed(tmp_path: Path) -> None:
+    index = {"runs": [{"method": "dkd", "seed": 0}], "methods": ["dkd"], "errors": {"dkd/seed-0": "ValueError: no"}}
+    (tmp_path / "summary.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="found none of them; the first that failed: ValueError: no"):
+        load(tmp_path)

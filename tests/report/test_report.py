@@ -1,0 +1,300 @@
+"""The HTML report: complete in itself, escaped, the same bytes twice, and written for broken folders too."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from confed.report.html.gallery import ImageStore
+from confed.report.report import render, write_report
+from confed.results.runs import load
+from html_page import Page
+from synthetic_study import CLIENTS, METHODS, make_run, make_study, picture
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_study(tmp_path_factory.mktemp("report") / "study")
+
+
+@pytest.fixture(scope="module")
+def html(study: Path) -> str:
+    path = write_report(study)
+    assert path == study / "report.html"
+    assert not path.with_name("report.html.part").exists()
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("unfinished", "mention"), [("fedavg", ""), ("local", " (seed 0)")])
+def test_clients_are_compared_with_local_training_on_shared_seeds(
+    tmp_path: Path, unfinished: str, mention: str
+) -> None:
+    # Seed 1 was easy: a method that has not run it yet would look worse everywhere.
+    study = make_study(tmp_path / "study")
+    levels = {("local", 0): 0.5, ("local", 1): 0.9, ("fedavg", 0): 0.6, ("fedavg", 1): 0.95}
+    for (method, seed), level in levels.items():
+        path = study / method / f"seed-{seed}" / "summary.json"
+        content = json.loads(path.read_text())
+        own = dict.fromkeys(CLIENTS, level) | ({"school": 0.25} if method == "fedavg" else {})
+        path.write_text(json.dumps({**content, "personal": own}))
+    (study / unfinished / "seed-1" / "summary.json").unlink()
+    assert f"<td>1 of 4: school, up to 25.0 points{mention}</td>" in render(load(study)).replace(" class=left", "")
+
+
+def test_page_is_complete_in_itself(html: str) -> None:
+    page = Page(html)
+    assert not page.open
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert all(link.startswith("#") for link in page.links)
+    assert all(link[1:] in page.ids for link in page.links)
+    loaded = re.findall(r"url\(([^)]{0,40})", html)
+    assert all(target.startswith(("data:image/png;base64,", "#")) for target in loaded)
+    assert "@import" not in html
+
+
+def test_sections_and_figures_of_a_study(html: str) -> None:
+    sections = re.findall(r'<section id="(\w+)">', html)
+    assert sections == [
+        "results",
+        "significance",
+        "learning",
+        "clients",
+        "matrix",
+        "types",
+        "calibration",
+        "cost",
+        "gallery",
+        "notes",
+        "data",
+        "glossary",
+    ]
+    text = "".join(Page(html).words)
+    for name in [*METHODS.values(), *CLIENTS, "home", "shop"]:
+        assert name in text
+    assert "With 2 seeds no significance is claimed" in text
+    assert "FedProx, seed 0, round 2, school: TimeoutError: no reply within 60 s" in text
+    assert "FedP³: teacher cached per round" in text
+    assert html.count("<svg") == 5
+
+
+def test_headline_value_is_the_mean_of_the_summaries(study: Path, html: str) -> None:
+    values = [json.loads((study / "fedp3" / f"seed-{s}/summary.json").read_text())["personal_mean"] for s in (0, 1)]
+    assert f"<b>{50 * sum(values):.1f}</b>" in html.split('id="significance"', maxsplit=1)[0]
+
+
+def test_same_results_give_the_same_bytes(study: Path, html: str) -> None:
+    assert render(load(study)) == html
+
+
+def test_pictures_are_stored_once_and_answers_judged(html: str) -> None:
+    assert html.count(f"base64,{picture(0)}") == 1
+    assert "<span class=right>✓ red</span>" in html
+    assert "<span class=wrong>✗ blue</span>" in html
+
+
+def test_what_an_error_ended_is_told_once_and_compared_with_nothing(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", seeds=1)
+    (folder / "fedprox/seed-0/summary.json").unlink()
+    shutil.rmtree(folder / "local")
+    index = json.loads((folder / "summary.json").read_text())
+    index |= {"errors": {"fedprox/seed-0": "RuntimeError: broke", "local/seed-0": "no single answers"}}
+    index |= {"tuned": {"fedp3": {"lam": 0.1}}}
+    (folder / "summary.json").write_text(json.dumps(index))
+    html = render(load(folder))
+    text = "".join(Page(html).words)
+    assert "FedProx, seed 0, failed: RuntimeError: broke" in text
+    assert "Local, seed 0, cannot run here: no single answers" in text
+    assert "was interrupted" not in text
+    assert "3 methods compared" in text
+    assert "Three methods (FedAvg, FedP³ and Central)" in text
+    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
+    assert "FedP³" in drawn
+    assert "FedProx" not in drawn
+    settings = html.split('id="data"', maxsplit=1)[1]
+    assert "Tuned on validation data: FedP³ lam=0.1. Not tuned: FedAvg, Central." in settings
+    for path in folder.glob("*/seed-0/summary.json"):
+        path.unlink()
+    index["errors"] |= dict.fromkeys(("fedavg/seed-0", "fedp3/seed-0", "central/seed-0"), "RuntimeError: broke")
+    (folder / "summary.json").write_text(json.dumps(index))
+    assert "was interrupted" not in render(load(folder))  # nothing but failures: they are said, and that is all
+
+
+def test_single_run(study: Path) -> None:
+    text = write_report(study / "fedp3" / "seed-0").read_text(encoding="utf-8")
+    assert "<h1>FedP³ on fedvqa_scenes</h1>" in text
+    assert "class=tile" in text
+    assert 'id="significance"' not in text
+    assert not Page(text).open
+
+
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    bad = "<script>alert('x')</script>$a_1$ &"
+    content = (folder / "summary.json").read_text().replace('"transport"', json.dumps(bad))
+    summary = json.loads(content)
+    summary |= {
+        "label": bad,
+        "recipe": bad,
+        "notes": [bad],
+        "errors": [{"round": 1, "client": bad, "error": bad}],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"transport"', json.dumps(bad)))
+    gallery = json.loads((folder / "gallery.json").read_text())
+    gallery[0] |= {"question": bad, "answer": bad, "place": bad, "type": bad, "image": f"x);}}</style>{bad}"}
+    gallery[1]["global"] |= {"answer": bad, "attention": [[bad]], "probability": "1;x"}
+    (folder / "gallery.json").write_text(json.dumps(gallery))
+    text = write_report(folder).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "script" not in page.tags
+    assert not page.open
+    assert text.count("</style>") == text.count("<style")
+    assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "gallery.json",
+        "predictions.safetensors",
+        "timings.jsonl",
+        "metrics.jsonl",
+        "recipe.toml",
+        "summary.json",
+    ],
+)
+def test_report_of_an_incomplete_run_names_what_is_missing(tmp_path: Path, gone: str) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / gone).unlink()
+    text = write_report(folder).read_text(encoding="utf-8")
+    expected = "was interrupted after round 6 of 6" if gone == "summary.json" else f"({gone})"
+    assert expected in text
+    assert not Page(text).open
+
+
+def test_run_killed_before_its_first_round(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    for path in folder.iterdir():
+        if path.name != "recipe.toml":
+            path.write_bytes(b"") if path.name == "metrics.jsonl" else path.unlink()
+    assert "interrupted after round 0 of 6" in write_report(folder).read_text(encoding="utf-8")
+
+
+def test_many_clients_stay_readable(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    summary = json.loads((folder / "summary.json").read_text())
+    clients = [f"client-{i:03d}" for i in range(100)]
+    summary |= {"clients": clients, "personal": {c: 0.3 + 0.004 * i for i, c in enumerate(clients)}}
+    summary["matrix"] = {c: dict.fromkeys(clients, 0.5) for c in clients}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "clients, from the worst to the best" in text
+    assert 'id="matrix"' not in text
+
+
+def test_across_machines_only_clients_with_a_site_count_as_trained(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["federation"] = {name: {} for name in CLIENTS[1:]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    words = " ".join(Page(write_report(folder).read_text(encoding="utf-8")).words)
+    assert f"{len(CLIENTS) - 1} clients" in words
+    assert f"clients ({CLIENTS[1]}" in words
+    assert f"clients ({CLIENTS[0]}" not in words
+
+
+def test_folder_that_is_neither(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a run folder"):
+        write_report(tmp_path)
+
+
+def test_album_takes_only_pictures() -> None:
+    store = ImageStore()
+    assert store.add("no base64!") == store.add(None) == store.add("aGVsbG8=") == ""
+    assert store.add(picture(1)) == store.add(picture(1)) != ""
+    assert store.css.count("background-image") == 1
+
+
+def test_verdict_comes_first_and_says_whether_a_lead_is_noise(html: str) -> None:
+    head = html.split("<h1>")[1]
+    assert head.index("class=verdict") < head.index("class=lead")
+    said = re.search(r"<p class=verdict>(.*?)</p>", html)
+    assert said is not None
+    assert said.group(1).startswith("Best personal models on their own clients")
+    assert "noise" in said.group(1)
+    assert "unseen places" in said.group(1)
+
+
+def test_verdict_names_the_best_method_and_those_within_noise(tmp_path: Path) -> None:
+    from confed.report.statistics.verdict import verdict
+
+    study = make_study(tmp_path / "study", seeds=5)
+    for method, value in (("fedavg", 0.9), ("fedprox", 0.9)):
+        for seed in range(5):
+            path = study / method / f"seed-{seed}" / "summary.json"
+            summary = json.loads(path.read_text())
+            spread = value + 0.01 * seed + (0.001 if (method, seed) == ("fedprox", 1) else 0)
+            path.write_text(json.dumps(summary | {"personal_mean": spread}))
+    text = verdict(load(study))
+    assert "FedProx (92.0 %)" in text
+    assert "within noise of FedAvg, ahead of" in text
+    single = study / "fedavg" / "seed-0"
+    assert verdict(load(single)) == ""
+
+
+def test_verdict_tells_what_is_not_tested_from_what_is_noise() -> None:
+    from confed.metrics.statistics import paired_t
+    from confed.report.statistics.paired import Difference
+    from confed.report.statistics.verdict import _sentence
+
+    def difference(method: str, reference: str, a: list[float], b: list[float], refused: str = "") -> Difference:
+        test = None if refused else paired_t(a, b)
+        return Difference(reference, "m", method, tuple(range(5)), sum(a) - sum(b), over_seeds=test, refused=refused)
+
+    best, noise, behind = [0.80, 0.81, 0.79, 0.80, 0.82], [0.79, 0.82, 0.78, 0.81, 0.80], [0.5, 0.51, 0.5, 0.49, 0.52]
+    found = [
+        difference("b", "a", noise, best), difference("c", "a", behind, best),
+        difference("d", "a", best, best, "other metrics"),
+    ]  # fmt: skip
+    labels = {name: name.upper() for name in "abcde"}
+    means = {"a": 0.804, "b": 0.80, "c": 0.504, "d": 0.4, "e": 0.3}  # e shares no seed with anybody
+    text = _sentence(labels, "models", means, found)
+    assert text == "Best models: A (80.4 %); within noise of B, ahead of C by more, over seeds. Not tested: D, E."
+    alone = _sentence(labels, "models", {"a": 0.8, "d": 0.4}, found[2:3])
+    assert alone == "Best models: A (80.0 %), 40.0 points ahead of D; nothing is tested."
+
+
+def test_tables_have_captions_and_scopes_and_drawings_titles(html: str) -> None:
+    assert not re.search(r"<th(?!ead| scope)", html)
+    tables = html.count("<table>")
+    assert tables
+    assert html.count("<table><caption>") == tables
+    drawings = re.findall(r"<figure><svg[^>]*>", html)
+    assert drawings
+    assert all('role="img" aria-label="' in drawing for drawing in drawings)
+
+
+def test_panels_are_named_on_paper_and_pictures_are_printed(html: str) -> None:
+    assert re.search(r'<div class=panel data-title="[^"]+">', html)
+    printed = html[html.index("@media print") :]
+    assert "attr(data-title)" in printed
+    assert re.search(r"\.picture,[^{]*\{\s*print-color-adjust: exact", printed)
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    from confed.report.tables.table import Cell, Column, Table
+
+    columns = (Column("method", words=True), Column("p"), Column("value"))
+    table = Table("t", columns, (((Cell("A"), Cell("–"), Cell("1", 1.0)), (Cell("B"), Cell(""), Cell("–"))),))
+    assert [column.title for column in table.without_empty().columns] == ["method", "value"]
+
+
+def test_names_of_one_paper_stay_with_its_recipes(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study")
+    assert "In the FedVQA chapter" in render(load(folder))
+    index = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(index | {"recipe": "modalities"}))
+    assert "In the FedVQA chapter" not in render(load(folder))

@@ -1,0 +1,166 @@
+"""One column for what methods of different kinds deploy at a client, with the paired tests on the same predictions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from scipy import stats
+
+from confed.recipes.recipe import load_recipe
+from confed.report.figures import convergence
+from confed.report.figures.save import save_figures
+from confed.report.statistics.comparison import compare
+from confed.report.tables.headline import paper_table, study_table
+from confed.report.tables.table import to_csv
+from confed.report.tables.traffic import by_backbone
+from confed.results.deployed import deploys, with_deployed
+from confed.results.history import evaluations, means
+from confed.results.runs import load
+from synthetic_study import CLIENTS, make_run
+
+SEEDS = 5
+ROWS = {"clf_local": ("local", "clf-L"), "adapter": ("fedpeft", "Adapter"), "dat": ("feddat", "FedDAT")}
+SOURCES = {"clf_local": "local", "adapter": "fedavg", "dat": "fedp3"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of a local row and two with heads of each client's own; values of all views differ."""
+    root = tmp_path_factory.mktemp("deployed") / "study"
+    runs: list[dict[str, object]] = []
+    for seed in range(SEEDS):
+        for row, (algorithm, label) in ROWS.items():
+            folder = make_run(root / row / f"seed-{seed}", SOURCES[row], seed)
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {"algorithm": algorithm, "label": label, "scenes": [], "own_heads": algorithm != "local"}
+            summary["parameters"] = {"total": 1_000_000, "trained": 30_000, "sent": 0, "stored": 30_000}
+            if algorithm != "local":
+                summary["parameters"]["sent"] = 20_000
+            summary = {key: value for key, value in summary.items() if not key.startswith("global_unseen")}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            runs.append({"method": row, "seed": seed, "folder": f"{row}/seed-{seed}"})
+    labels = {row: label for row, (_, label) in ROWS.items()}
+    index = {"recipe": "toy", "methods": list(ROWS), "labels": labels, "seeds": list(range(SEEDS)), "runs": runs}
+    (root / "summary.json").write_text(json.dumps(index))
+    return root
+
+
+def own(study: Path, row: str, seed: int, key: str) -> list[float]:
+    """What a run's own file says of each client."""
+    summary = json.loads((study / row / f"seed-{seed}" / "summary.json").read_text())
+    return [summary[key][client] for client in CLIENTS]
+
+
+def test_a_local_row_deploys_its_own_models_and_the_others_what_is_global(study: Path) -> None:
+    values = compare([study]).values["deployed_mean"]
+    for row, key in {"clf_local": "personal", "adapter": "global_seen", "dat": "global_seen"}.items():
+        assert values[row] == pytest.approx({s: np.mean(own(study, row, s, key)) for s in range(SEEDS)})
+
+
+def test_the_paired_tests_are_on_those_predictions(study: Path) -> None:
+    comparison = compare([study], "adapter")
+    views = {"clf_local": "personal", "adapter": "global", "dat": "global"}
+    for row in ("clf_local", "dat"):
+        total = np.zeros((len(CLIENTS), 200))
+        for seed in range(SEEDS):
+            a, b = (load_file(study / m / f"seed-{seed}/predictions.safetensors") for m in (row, "adapter"))
+            total += [a[f"{views[row]}/{client}/correct"] - b[f"global/{client}/correct"] for client in CLIENTS]
+        (found,) = (d for d in comparison.differences if (d.measure, d.method) == ("deployed_mean", row))
+        assert found.signs is not None
+        assert (found.signs.won, found.signs.lost) == ((total > 0).sum(), (total < 0).sum())
+        assert found.over_examples is not None
+        assert found.over_examples.difference == pytest.approx(total.mean() / SEEDS)
+        keys = {row: "personal" if row == "clf_local" else "global_seen", "adapter": "global_seen"}
+        a, b = ([np.mean(own(study, m, s, key)) for s in range(SEEDS)] for m, key in keys.items())
+        assert found.over_seeds is not None
+        assert found.over_seeds.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
+        # Holm over the two methods of the column.
+        ps = {d.method: d.over_seeds.p for d in comparison.differences if d.over_seeds and d.measure == "deployed_mean"}
+        smaller, larger = sorted(ps.values())
+        expected = {smaller: min(1, 2 * smaller), larger: max(min(1, 2 * smaller), larger)}
+        assert found.seeds_p == pytest.approx(expected[found.over_seeds.p])
+
+
+def test_the_paper_table_shows_what_is_deployed_beside_what_travels(study: Path) -> None:
+    table = paper_table(load(study))
+    assert [c.full_title for c in table.columns] == [
+        "method", "parameters trained", "parameters sent", "parameters share", "round and client sent up",
+        *(f"deployed {client}" for client in CLIENTS), "deployed average", "deployed hurt",
+    ]  # fmt: skip
+    local, adapter, _ = table.rows
+    assert [cell.text for cell in local[:5]] == ["clf-L", "30.0 k", "0", "0.00", "0 B"]
+    assert [cell.text for cell in adapter[:5]] == ["Adapter", "30.0 k", "20.0 k", "2.00", "1.20 MB"]
+    for i in range(len(CLIENTS)):
+        expected = 100 * np.mean([own(study, "adapter", s, "global_seen")[i] for s in range(SEEDS)])
+        assert adapter[5 + i].value == pytest.approx(expected)
+    assert (
+        "each client's own head where it has one (Adapter, FedDAT), or each client's own model (clf-L)"
+        in table.notes[0]
+    )
+    assert "deployed average (%)" in to_csv(table).splitlines()[0]
+
+
+def test_curves_follow_the_deployed_model(study: Path, tmp_path: Path) -> None:
+    found = convergence.series(load(study))
+    assert list(found) == list(ROWS)
+    lines = (study / "dat/seed-3/metrics.jsonl").read_text().splitlines()
+    last = [json.loads(line) for line in lines if '"evaluation"' in line][-1]
+    assert found["dat"][3][last["round"]] == pytest.approx(np.mean([v["accuracy"] for v in last["global"].values()]))
+    run = load(study).of("clf_local")[0]
+    assert found["clf_local"][0] == means(evaluations(run, "personal"))
+    with pytest.raises(ValueError, match="must be among clf_local, adapter, dat, got 'nobody'"):
+        save_figures(study, tmp_path, ["nobody"])
+    names = {path.name for path in save_figures(study, tmp_path, ["dat", "adapter"])}
+    assert {"convergence.png", "convergence.svg"} <= names
+    svg = (tmp_path / "convergence.svg").read_text()
+    assert ">FedDAT<" in svg
+    assert ">clf-L<" not in svg
+
+
+def test_the_recipe_or_the_command_may_say_otherwise(study: Path, tmp_path: Path) -> None:
+    assert "deployed_mean" not in compare([study], headline="personal").values
+    index = json.loads((study / "summary.json").read_text())
+    try:
+        (study / "summary.json").write_text(json.dumps({**index, "deploys": {"dat": "personal"}}))
+        values = compare([study]).values["deployed_mean"]
+        assert values["dat"][0] == pytest.approx(np.mean(own(study, "dat", 0, "personal")))
+        assert values["adapter"][0] == pytest.approx(np.mean(own(study, "adapter", 0, "global_seen")))
+    finally:
+        (study / "summary.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="headline must be one of personal, global_seen, got"):
+        compare([study], headline="best")
+
+
+def test_recipes_say_it_for_the_study_or_a_row() -> None:
+    recipe = load_recipe("feddat_scenes", ["study.headline=personal", "methods.adapter.headline=global_seen"])
+    assert (recipe.deploys("adapter"), recipe.deploys("feddat")) == ("global_seen", "personal")
+    assert "headline = " not in recipe.method("adapter").to_toml().replace('headline = ""', "")  # [task] has its own
+    assert 'headline = "personal"' in recipe.to_toml()
+    with pytest.raises(ValueError, match=r"study\.headline"):
+        load_recipe("feddat_scenes", ["study.headline=best"])
+    with pytest.raises(
+        ValueError, match=r"methods\.adapter\.headline must be one of personal, global_seen, got 'best'"
+    ):
+        load_recipe("feddat_scenes", ["methods.adapter.headline=best"])
+
+
+def test_no_such_column_where_nobody_has_heads_of_their_own() -> None:
+    plain = {"algorithm": "fedavg", "label": "FedAvg", "personal": {"a": 0.5}, "global_seen": {"a": 0.4}}
+    assert deploys(plain) == "personal"
+    assert deploys(plain, "global_seen") == "global_seen"
+    assert with_deployed([plain]) == [plain]
+    heads = {**plain, "algorithm": "fedpeft"}  # an older summary, which does not say it: the method does
+    assert [s["deployed"] for s in with_deployed([plain, heads])] == [{"a": 0.5}, {"a": 0.4}]
+    assert deploys({**heads, "global_seen": {}}) == "personal"
+    columns = [column.header.plain for column in study_table([plain, heads]).columns]  # pyright: ignore
+    assert any("deployed" in header for header in columns)
+
+
+def test_tables_of_several_backbones_are_one(study: Path) -> None:
+    table = paper_table(load(study))
+    both = by_backbone({"vilt_mini": table, "albef_mini": table})
+    assert [row[0].text for row in both.rows] == ["vilt_mini"] * 3 + ["albef_mini"] * 3
+    assert both.rows[4][1:] == table.rows[1]
+    assert both.notes == table.notes
