@@ -81,7 +81,7 @@ def rounds(algorithm: Algorithm, examples: int) -> Iterator[float]:
     """Processor seconds of one round after the other."""
     tables = vilt_tables(4, examples)
     data = {f"{i}": TableData(t, t.take(0), t.take(0)) for i, t in enumerate(tables)}
-    if algorithm.pooled:
+    if algorithm.traits.centralised:
         everything = concatenate_tables(tables)
         data = {"everyone": TableData(everything, everything.take(0), everything.take(0))}
     task = VQA(ANSWERS)

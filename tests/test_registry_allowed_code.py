@@ -25,9 +25,9 @@ def trap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A module whose import leaves a file behind, and which also holds a function of the operating system."""
     sprung = tmp_path / "sprung"
     (tmp_path / "trap_of_tests.py").write_text(
-        f"from pathlib import Path\nfrom os import system\nfrom confed import Algorithm\n"
+        f"from pathlib import Path\nfrom os import system\nfrom confed import Algorithm, Traits\n"
         f"Path({str(sprung)!r}).touch()\n"
-        "class Mine(Algorithm):\n    label = 'Mine'\n    neutral = 'none'\n"
+        "class Mine(Algorithm):\n    traits = Traits(label='Mine', neutral='none')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "trap_of_tests", None)
@@ -51,7 +51,7 @@ def test_no_other_name_gets_through(name: str) -> None:
 
 def test_what_a_module_imports_is_not_the_module_s(trap: Path) -> None:
     with allowing_code(["trap_of_tests"]):
-        assert algorithms["trap_of_tests:Mine"].label == "Mine"
+        assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
         with pytest.raises(ValueError, match=r"is defined in another module, '(posix|nt)', which you have not allowed"):
             _ = algorithms["trap_of_tests:system"]
     assert os.environ[ALLOWED] == ""
@@ -80,7 +80,7 @@ def test_the_user_s_settings_allow(trap: Path, tmp_path: Path) -> None:
     settings = tmp_path / "config" / "confed" / "settings.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text('allow_code = ["trap_of_tests"]\n')
-    assert algorithms["trap_of_tests:Mine"].label == "Mine"
+    assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
     settings.write_text('allow_code = "trap_of_tests"\n')
     with pytest.raises(ValueError, match=r"settings\.toml: allow_code must be a list"):
         _ = algorithms["trap_of_tests:Mine"]
@@ -88,7 +88,7 @@ def test_the_user_s_settings_allow(trap: Path, tmp_path: Path) -> None:
 
 def test_python_allows_by_a_function(trap: Path) -> None:
     confed.allow_code("trap_of_tests")
-    assert algorithms["trap_of_tests:Mine"].label == "Mine"
+    assert algorithms["trap_of_tests:Mine"].traits.label == "Mine"
     with pytest.raises(ValueError, match="names of modules"):
         confed.allow_code("a,b")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from confed.federation.protocols import Batch, Output
     from confed.federation.state import ClientState, ServerState
     from confed.federation.train import Objective, teacher, train
+    from confed.federation.traits import Traits
     from confed.inference.load import load_exported
     from confed.models import create_model, list_models
     from confed.recipes.recipe import Recipe, load_recipe
@@ -41,6 +42,7 @@ _HOMES = {
     "confed.federation.protocols": ("Batch", "Output"),
     "confed.federation.state": ("ClientState", "ServerState"),
     "confed.federation.train": ("Local", "Objective", "teacher", "train"),
+    "confed.federation.traits": ("Traits",),
     "confed.models": ("create_model", "list_models"),
     "confed.recipes.recipe": ("Recipe", "load_recipe"),
     "confed.registry": ("allow_code", "register_dataset", "register_model", "register_task"),
@@ -51,7 +53,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Algorithm", "Batch", "Call", "Client", "ClientInfo", "ClientState", "Examples", "FederatedDataset", "Flow",
     "Local", "Mean", "Members", "Message", "Objective", "Output", "Recipe", "Reply", "Rules", "Scope",
-    "ServerState", "Setup", "Simulation", "Split", "Workspace", "action", "allow_code", "check_algorithm",
+    "ServerState", "Setup", "Simulation", "Split", "Traits", "Workspace", "action", "allow_code", "check_algorithm",
     "create_model", "list_models", "load_exported", "load_recipe", "register_dataset", "register_model",
     "register_task", "simulate", "teacher", "train",
 ]  # fmt: skip

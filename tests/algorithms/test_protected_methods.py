@@ -50,7 +50,7 @@ def _runs(name: str, protection: str) -> None:
     answerer = InProcess(setup)
     simulation = Simulation(setup, MemoryStore(), answerer)
     start = servers = simulation.start(answerer.workspace)
-    if protection == "secure sum" and method.finetuning == "modalities":  # two of the toy clients own pictures
+    if protection == "secure sum" and method.traits.made_for == "modalities":  # two of the toy clients own pictures
         with pytest.raises(ValueError, match="at least 3 clients that send a tensor, got 2"):
             next(simulate(simulation, servers))
         return

@@ -331,7 +331,7 @@ def test_crd_adds_its_term_to_the_tasks_loss() -> None:
     assert client.state.tensors["crd"]["labels"].tolist() == labels
 
 
-@pytest.mark.parametrize("method", [SP(), DKD(), CRD()], ids=lambda m: m.label)
+@pytest.mark.parametrize("method", [SP(), DKD(), CRD()], ids=lambda m: m.title)
 def test_gradients_reach_the_student_and_its_own_embeddings_only(method: Algorithm) -> None:
     client = client_of(method)
     received = {n: t.clone() for n, t in client.incoming.items()}
@@ -344,7 +344,7 @@ def test_gradients_reach_the_student_and_its_own_embeddings_only(method: Algorit
     assert all(client.tensors[n].grad.abs().max() > 0 for n in own)
 
 
-@pytest.mark.parametrize("method", [SP(start_round=2), DKD(start_round=2), CRD(start_round=2)], ids=lambda m: m.label)
+@pytest.mark.parametrize("method", [SP(start_round=2), DKD(start_round=2), CRD(start_round=2)], ids=lambda m: m.title)
 def test_before_its_first_round_a_method_is_fedavg(method: Algorithm) -> None:
     runs = [run(m, rounds=2)[0] for m in (method, FedAvg())]
     assert all(torch.equal(t, runs[1][n]) for n, t in runs[0].items())

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,12 +17,13 @@ from confed.federation.messages import Message
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Batch
 from confed.federation.train import Objective, train
+from confed.federation.traits import Traits
 from confed.testing import ContractViolation, check_algorithm
 
 
 @dataclass(frozen=True)
 class UsesGlobalRandomness(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def objective(self, client: Client) -> Objective:
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
@@ -33,7 +34,7 @@ class UsesGlobalRandomness(Algorithm):
 
 @dataclass(frozen=True)
 class RemembersInTheObject(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
     rounds: ClassVar[dict[str, float]] = {}
 
     def objective(self, client: Client) -> Objective:
@@ -49,7 +50,7 @@ class RemembersInTheObject(Algorithm):
 
 @dataclass(frozen=True)
 class ForgetsToLoad(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
@@ -60,7 +61,7 @@ class ForgetsToLoad(Algorithm):
 
 @dataclass(frozen=True)
 class SendsPrivate(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
         return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
@@ -76,7 +77,7 @@ class SendsPrivate(Algorithm):
 
 @dataclass(frozen=True)
 class TrainsFrozen(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
@@ -88,7 +89,7 @@ class TrainsFrozen(Algorithm):
 @dataclass(frozen=True)
 class WrongNeutral(Algorithm):
     strength: float = 1.0
-    neutral: ClassVar[dict[str, Any]] = {"strength": 0.0}
+    traits = Traits(neutral={"strength": 0.0})
 
     def objective(self, client: Client) -> Objective:
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
@@ -99,7 +100,7 @@ class WrongNeutral(Algorithm):
 
 @dataclass(frozen=True)
 class PeeksAtOthers(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
     last: ClassVar[dict[str, Tensor]] = {}
 
     @action

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -32,6 +31,7 @@ from confed.federation.local import Local
 from confed.federation.messages import Call, Message
 from confed.federation.params import Rules, Scope
 from confed.federation.state import MemoryStore
+from confed.federation.traits import Traits
 from confed.federation.wire import encode
 from confed.testing import check_algorithm
 from confed.testing.toy import toy_clients, toy_setup
@@ -63,7 +63,7 @@ def test_worker_processes_give_the_same_bits(method: Algorithm) -> None:
 class Dies(Algorithm):
     """The process of one client is killed in the middle of its second round."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
@@ -84,7 +84,7 @@ def test_a_dead_worker_is_one_clients_error_and_the_run_goes_on() -> None:
 class Poisoned(Algorithm):
     """One client sends a NaN in the second round."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
@@ -150,7 +150,7 @@ def test_local_only_sends_nothing_and_central_has_one_member() -> None:
 class PrivateHead(Algorithm):
     """FedPer's layout."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is private."""
@@ -197,7 +197,7 @@ def test_a_leaking_reply_is_an_error() -> None:
 
 @dataclass(frozen=True)
 class _Leaky(Algorithm):
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
         return {"head.*": Scope.PRIVATE, "*": Scope.SHARED}
@@ -219,7 +219,7 @@ def test_data_of_a_client_nobody_knows() -> None:
 class OwnHeads(Algorithm):
     """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer sets."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is one client's."""
@@ -230,7 +230,7 @@ class OwnHeads(Algorithm):
 class SharedByLater(Algorithm):
     """The first client takes no part in the head; the others share it."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     def rules(self, client: ClientInfo) -> Rules:
         """The head is frozen for client 0."""
@@ -268,7 +268,7 @@ def test_replies_that_a_flow_does_not_take_are_not_given_to_the_next() -> None:
 class Counts(Algorithm):
     """A counter in the client's state."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def count(self, client: Client, message: Message) -> Message:
@@ -294,7 +294,7 @@ def test_two_calls_to_one_client_follow_each_other() -> None:
 class MissingFile(Algorithm):
     """A client whose files are gone."""
 
-    neutral: ClassVar[str] = "-"
+    traits = Traits(neutral="-")
 
     @action
     def fit(self, client: Client, message: Message) -> Message:

@@ -61,13 +61,17 @@ def test_batches_tell_their_modalities() -> None:
 
 
 # Every method that works with any model; the others have models without modalities of clients' own.
-ANY = [n for n in algorithms.names() if algorithms[n].finetuning in ("", "modalities") and not algorithms[n].pooled]
+ANY = [
+    n
+    for n in algorithms.names()
+    if algorithms[n].traits.made_for in ("", "modalities") and not algorithms[n].traits.centralised
+]
 
 
 @pytest.mark.parametrize("name", ANY)
 def test_no_method_trains_or_sends_what_a_client_does_not_own(name: str) -> None:
     method: Algorithm = algorithms[name]()
-    if not method.partial:
+    if not method.traits.clients_may_lack_modalities:
         pytest.skip("its server's sums are those of all clients: such runs are refused")
     setup = toy_setup(method, rounds=1, kind="modalities")
     _, replies, simulation = run(setup)

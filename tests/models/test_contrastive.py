@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from confed.federation.protocols import Output, SingleLabel, Task
 from confed.federation.state import MemoryStore
 from confed.federation.structure import adapters_of
 from confed.federation.train import evaluate, teacher
+from confed.federation.traits import Traits
 from confed.losses.info_nce import Contrast, info_nce
 from confed.models import create_model
 from confed.models.contrastive import AnswerProjection, ContrastiveAnswerer, NonlinearHeadAdapter, answer_words
@@ -508,15 +509,14 @@ def test_faulty_use() -> None:
 class Whole(Algorithm):
     """FedAvg over the whole model, as the contract's contrastive toy."""
 
-    finetuning: ClassVar[str] = "contrastive"
-    neutral: ClassVar[str] = "a batch's negatives depend on who is in it"
+    traits = Traits(made_for="contrastive", neutral="a batch's negatives depend on who is in it")
 
 
 @dataclass(frozen=True)
 class Pooled(Whole):
     """The same on everybody's data."""
 
-    pooled: ClassVar[bool] = True
+    traits = replace(Whole.traits, centralised=True)
 
 
 @pytest.mark.parametrize("method", [Whole(), Pooled()], ids=["fedavg", "central"])

@@ -50,12 +50,12 @@ class Asked(TableData):
 
 def one_round(method: Any, model: str, **options: Any) -> Any:
     task: Any = VQA(3)
-    if method.finetuning == "contrastive":
+    if method.traits.made_for == "contrastive":
         task = Contrastive(3, width=8, hidden=8, embedding=8)
 
     def build() -> Any:
         backbone = create_model(model, answers=3, vocab_size=30, region_width=64, **options)
-        if method.finetuning != "contrastive":
+        if method.traits.made_for != "contrastive":
             return backbone
         return task.wrap(backbone, ANSWERS, torch.Generator().manual_seed(0))
 
@@ -82,14 +82,14 @@ METHODS = [
     name
     for name in registry.algorithms.names()
     if name != "fedmd"
-    and not registry.algorithms[name].pooled
-    and registry.algorithms[name].finetuning not in ("states", "modalities")
+    and not registry.algorithms[name].traits.centralised
+    and registry.algorithms[name].traits.made_for not in ("states", "modalities")
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_mcan_with_every_method(method: str) -> None:
-    kind = registry.algorithms[method].finetuning
+    kind = registry.algorithms[method].traits.made_for
     trained = {"adapters": "adapters", "lora": "lora"}.get(kind, "all")
     options = {"layers": "all"} if method == "fedbn" else {}  # MCAN has no batch normalisation
     views = one_round(registry.algorithms[method](**options), "mcan_s_mini", trainable=trained)

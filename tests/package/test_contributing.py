@@ -24,7 +24,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 KINDS = {
     "feature_anchor": "algorithms",
     "bag_of_words": "models",
-    "colours": "data",
+    "colours": "datasets",
     "focal": "tasks",
 }
 

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, links, scripts, commands, methods; the README's example works."""
+"""What the documents name exists: files, links, scripts, commands, methods; the usage page's example works."""
 
 import importlib
 import os
@@ -102,16 +102,21 @@ def test_the_index_of_papers_has_every_method_and_recipe() -> None:
             assert name in {study.method(row).sections["algorithm"]["name"] for row in (*study.methods, *study.table)}
 
 
-def test_the_readme_names_every_method() -> None:
-    assert {f"`{name}`" for name in algorithms.names()} <= set(re.findall(r"`\w+`", (ROOT / "README.md").read_text()))
+def test_usage_names_every_method() -> None:
+    page = (ROOT / "docs" / "usage.md").read_text()
+    assert {f"`{name}`" for name in algorithms.names()} <= set(re.findall(r"`\w+`", page))
 
 
-def test_the_method_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def test_readme_fits_on_a_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 50
+
+
+def test_method_of_the_usage_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= 20
     (tmp_path / "lg_fedavg.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
-    (command,) = re.findall(r"^PYTHONPATH=\. confed run .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^PYTHONPATH=\. confed run .*$", (ROOT / "docs" / "usage.md").read_text(), re.MULTILINE)
     monkeypatch.setenv(ALLOWED, command.partition("--allow-code ")[2].split()[0])
     try:
         method = importlib.import_module("lg_fedavg").LGFedAvg

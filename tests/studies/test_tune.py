@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from confed.algorithms.fedp3 import FedP3
 from confed.data.examples import TableData
 from confed.recipes.recipe import Recipe, load_recipe
 from confed.runs import build as preparing
@@ -59,12 +60,12 @@ def synthetic(monkeypatch: pytest.MonkeyPatch):
         return invented(recipe)
 
     monkeypatch.setattr(tuning, "validation_scores", scores)
-    monkeypatch.setattr("confed.algorithms.fedp3.FedP3.search", SEARCH)
+    monkeypatch.setattr(FedP3, "traits", replace(FedP3.traits, search=SEARCH))
     return calls
 
 
 def test_the_space_is_the_shared_learning_rate_and_the_methods_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("confed.algorithms.fedp3.FedP3.search", SEARCH)
+    monkeypatch.setattr(FedP3, "traits", replace(FedP3.traits, search=SEARCH))
     recipe = load_recipe("fedvqa_scenes", ["study.lr=[]", "local.lr=3e-3", "methods.fedprox.local.lr=1e-2"])
     assert search_space(recipe, "fedavg") == {"local.lr": (0.0003, 0.0009, 0.0018, 0.003, 0.006, 0.009)}
     assert search_space(recipe, "fedprox")["local.lr"] == (0.001, 0.003, 0.006, 0.01, 0.02, 0.03)

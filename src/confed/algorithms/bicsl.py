@@ -26,7 +26,7 @@ end-to-end). Loss, masking and similarity of either are the task's presets; sche
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Flag, Report
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 from confed.losses.distance_correlation import distance_correlation
 from confed.losses.info_nce import Contrast, same_answers
 from confed.privacy.cut import CutPrivacy, refuse_mixing
@@ -79,10 +80,14 @@ class BiCSL(Algorithm):
     modules: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
     contrast: Contrast | None = field(default=None, init=False, repr=False, compare=False)
 
-    finetuning: ClassVar[str] = "contrastive"
-    has_personal: ClassVar[bool] = False
-    in_sessions: ClassVar[bool] = True
-    neutral: ClassVar[str] = "no client ever holds the whole network"
+    traits = Traits(
+        has_personal=False,
+        in_sessions=True,
+        made_for="contrastive",
+        splits=True,
+        rows_up=2,
+        neutral="no client ever holds the whole network",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,7 +209,7 @@ class BiCSL(Algorithm):
         """
         expected = self.broadcast(server, cohort[0]).tensors
         replies = yield [Call(c, "send", Message(), expects=expected, session=True) for c in cohort]
-        mean, first, speaker, last = Mean(getattr(torch, self.accumulator)), dict[str, Tensor](), "", ""
+        mean, first, speaker, last = Mean(self.accumulator_dtype), dict[str, Tensor](), "", ""
         for reply in replies:
             if reply.error is not None:
                 last = f"; {reply.client.id}: {reply.error}"
@@ -255,7 +260,7 @@ class BiCSL(Algorithm):
     def _averaged(
         self, server: ServerState, heads: Mapping[str, ServerPart], shares: Mapping[str, float]
     ) -> ServerState:
-        mean, slots = Mean(getattr(torch, self.accumulator)), dict(server.slots)
+        mean, slots = Mean(self.accumulator_dtype), dict(server.slots)
         for name, head in heads.items():
             values = head.values()
             mean.add(values, shares[name])

@@ -15,7 +15,7 @@ own: they never travel. A client keeps 2 x N x 128 values of banks and one numbe
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from confed.federation.protocols import Batch, SingleLabel, Task
 from confed.federation.ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import feature_width
 from confed.federation.train import Objective, global_features
+from confed.federation.traits import Traits
 from confed.losses.contrastive_distillation import Embedding, MemoryBanks, draw_negatives
 
 __all__ = ["CRD"]
@@ -54,7 +55,7 @@ class CRD(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 there is nothing to preserve.
     """
 
-    label: ClassVar[str] = "CRD"
+    traits = Traits(label="CRD", neutral={"lam": 0.0}, search={"lam": (0.003, 0.03, 0.2, 0.8)})
     lam: Annotated[float, NOT_NEGATIVE] = 0.8
     negatives: Annotated[int, AT_LEAST_ONE] = 4096
     negatives_from: Literal["other_classes", "others"] = "other_classes"
@@ -62,8 +63,6 @@ class CRD(Algorithm):
     temperature: Annotated[float, POSITIVE] = 0.07
     momentum: Annotated[float, BELOW_ONE] = 0.5
     start_round: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
-    search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.03, 0.2, 0.8)}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.

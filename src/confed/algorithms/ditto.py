@@ -12,9 +12,9 @@ This is a second training of the same length: a client computes twice as much as
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from confed.federation.params import Params
 from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective, train
+from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["Ditto"]
@@ -43,8 +44,7 @@ class Ditto(Algorithm):
     """
 
     lam: Annotated[float, NOT_NEGATIVE] = 0.1
-    neutral: ClassVar[dict[str, Any]] = {}  # the server never sees v: whatever lambda is, it goes FedAvg's way
-    search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.01, 0.1, 1.0, 10.0)}
+    traits = Traits(neutral={}, search={"lam": (0.01, 0.1, 1.0, 10.0)})
 
     @action
     def fit(self, client: Client, message: Message) -> Message:

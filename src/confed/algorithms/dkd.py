@@ -14,7 +14,7 @@ unsure the teacher is of the right answer; here it is free.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Self
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from confed.federation.client import Client
 from confed.federation.protocols import Batch, SingleLabel, Task
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective, global_logits
+from confed.federation.traits import Traits
 from confed.losses.distillation import decoupled
 
 __all__ = ["DKD"]
@@ -42,15 +43,13 @@ class DKD(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 the global head is random.
     """
 
-    label: ClassVar[str] = "DKD"
+    traits = Traits(label="DKD", neutral={"lam": 0.0}, search={"lam": (0.003, 0.01, 0.03, 0.1)})
     lam: Annotated[float, NOT_NEGATIVE] = 1.0
     alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     beta: Annotated[float, NOT_NEGATIVE] = 8.0
     temperature: Annotated[float, POSITIVE] = 4.0
     warmup: Annotated[int, AT_LEAST_ONE] = 1
     start_round: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
-    search: ClassVar[dict[str, Any]] = {"lam": (0.003, 0.01, 0.03, 0.1)}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.

@@ -8,6 +8,7 @@ A client's personal model is its last local model before averaging (FedVQA, sect
 from dataclasses import dataclass
 
 from confed.federation.algorithm import Algorithm
+from confed.federation.traits import Traits
 
 __all__ = ["FedAvg"]
 
@@ -15,3 +16,5 @@ __all__ = ["FedAvg"]
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """Federated averaging: every default of :class:`Algorithm`."""
+
+    traits = Traits(reference=1)

@@ -6,13 +6,14 @@ study of personalized federated learning", 2022 (arXiv 2206.13190).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["FedAvgFT"]
 
@@ -26,9 +27,9 @@ class FedAvgFT(Algorithm):
     """
 
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
-    label: ClassVar[str] = "FedAvg + FT"
-    neutral: ClassVar[dict[str, Any]] = {"finetune_epochs": 0}
-    search: ClassVar[dict[str, Any]] = {"finetune_epochs": (1, 2, 4)}
+    traits = Traits(
+        label="FedAvg + FT", reference=2, neutral={"finetune_epochs": 0}, search={"finetune_epochs": (1, 2, 4)}
+    )
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
         """Asks every client to ``personalise`` the final global model."""

@@ -8,15 +8,16 @@ Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
 The same step is an option of every method that aggregates as FedAvg does: ``algorithm.server.optimizer = "momentum"``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Reply
 from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["FedAvgM"]
 
@@ -32,8 +33,9 @@ class FedAvgM(Algorithm):
 
     server_lr: Annotated[float, POSITIVE] = 1.0
     momentum: Annotated[float, BELOW_ONE] = 0.9
-    neutral: ClassVar[dict[str, Any]] = {"server_lr": 1.0, "momentum": 0.0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"momentum": (0.3, 0.7, 0.9), "server_lr": (0.3, 1.0)}
+    traits = Traits(
+        neutral={"server_lr": 1.0, "momentum": 0.0}, search={"momentum": (0.3, 0.7, 0.9), "server_lr": (0.3, 1.0)}
+    )
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of momentum along the mean update."""

@@ -5,7 +5,7 @@ tensors but those of the normalisation layers, running statistics included.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope, named_tensors
 from confed.federation.protocols import Task
+from confed.federation.traits import Traits
 
 __all__ = ["FedBN"]
 
@@ -34,8 +35,7 @@ class FedBN(Algorithm):
 
     layers: Literal["batch", "all"] = "batch"
     norms: tuple[str, ...] = ()
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "normalisation layers are never shared"
+    traits = Traits(has_global=False, neutral="normalisation layers are never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the normalisation layers that the model trains."""

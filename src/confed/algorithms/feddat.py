@@ -38,9 +38,9 @@ left alone by it (the code's zero gradients let AdamW's momentum and decay move 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import adapters_of, private_head
 from confed.federation.train import Objective
+from confed.federation.traits import Traits
 from confed.losses.mutual import Direction, divergence
 
 __all__ = ["FedDAT"]
@@ -113,10 +114,12 @@ class FedDAT(Algorithm):
     adapter: str = ""
     head: tuple[str, ...] = ()
 
-    finetuning: ClassVar[str] = "adapters"
-    own_heads: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the head is never shared, and the teacher trains it too"
-    search: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.3, 1.0, 3.0), "temperature": (1.0, 3.0)}
+    traits = Traits(
+        private_heads=True,
+        made_for="adapters",
+        neutral="the head is never shared, and the teacher trains it too",
+        search={"alpha": (0.3, 1.0, 3.0), "temperature": (1.0, 3.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

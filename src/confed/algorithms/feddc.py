@@ -36,7 +36,7 @@ authors' code sends both. The authors clip gradients at norm 10, which is ``loca
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train, travelled
+from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDC"]
@@ -83,11 +84,13 @@ class FedDC(Algorithm):
     alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     correction: Literal["auto", "on", "off"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
-    leavers: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    counts_examples: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
+    traits = Traits(
+        clients_may_leave=False,
+        clients_may_lack_modalities=False,
+        counts_examples=True,
+        neutral="the server adds the mean of all h_k whatever alpha is, and its means are not weighted",
+        search={"alpha": (0.001, 0.01, 0.1, 1.0)},
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""
@@ -131,7 +134,7 @@ class FedDC(Algorithm):
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the cohort plus the mean drift; and the new g."""
         known = server.slots[DRIFT]
-        travelled = Mean(getattr(torch, self.accumulator))
+        travelled = Mean(self.accumulator_dtype)
         asked, answered, correcting, rates = 0, 0, 0, 0.0
 
         def noted() -> Iterator[Reply]:

@@ -25,7 +25,7 @@ models do not have, are the client's own and learn in both trainings.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from confed.federation.ranges import AT_LEAST_ONE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.structure import adapters_of, private_head
 from confed.federation.train import Objective, to_device, train
+from confed.federation.traits import Traits
 
 __all__ = ["FedDPA"]
 
@@ -75,11 +76,13 @@ class FedDPA(Algorithm):
     adapter: str = ""
     head: tuple[str, ...] = ()
 
-    finetuning: ClassVar[str] = "adapters"
-    own_heads: ClassVar[bool] = True
-    carried: ClassVar[tuple[str, ...]] = (f"{EXAMPLES}.*",)  # stored, not trained
-    neutral: ClassVar[str] = "the head is never shared"
-    search: ClassVar[Mapping[str, Sequence[Any]]] = {"mix": (0.3, 0.5, 0.7), "scale": (0.3, 0.5, 1.0)}
+    traits = Traits(
+        private_heads=True,
+        aggregates=(f"{EXAMPLES}.*",),
+        made_for="adapters",
+        neutral="the head is never shared",
+        search={"mix": (0.3, 0.5, 0.7), "scale": (0.3, 0.5, 1.0)},
+    )
 
     # Before anything runs ----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ FedDC without its gradient correction, which it leaves out under AdamW, is this 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
+from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedDyn"]
@@ -60,11 +61,13 @@ class FedDyn(Algorithm):
 
     alpha: Annotated[float, POSITIVE] = 0.01
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
-    leavers: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    counts_examples: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the server adds the mean of all h_k whatever alpha is, and its means are not weighted"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
+    traits = Traits(
+        clients_may_leave=False,
+        clients_may_lack_modalities=False,
+        counts_examples=True,
+        neutral="the server adds the mean of all h_k whatever alpha is, and its means are not weighted",
+        search={"alpha": (0.001, 0.01, 0.1, 1.0)},
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""

@@ -25,7 +25,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from confed.federation.ranges import Range
 from confed.federation.reports import Number, Report
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, train
+from confed.federation.traits import Traits
 from confed.losses.compression import compress, restore
 
 __all__ = ["FedKD", "Reduction", "mutual_losses"]
@@ -69,14 +70,16 @@ class FedKD(Algorithm):
         compress_download: clients that hold last round's model receive its compressed change.
     """
 
-    label: ClassVar[str] = "FedKD"
+    traits = Traits(
+        label="FedKD",
+        neutral="every client trains two networks at once, so it never becomes FedAvg",
+        search={"detach": (False, True), "reduction": ("element", "batch")},
+    )
     energy_start: Annotated[float, Range(0, 1, above=True)] = 0.95
     energy_end: Annotated[float, Range(0, 1, above=True)] = 0.98
     detach: bool = False
     reduction: Reduction = "element"
     compress_download: bool = True
-    neutral: ClassVar[str] = "every client trains two networks at once, so it never becomes FedAvg"
-    search: ClassVar[dict[str, tuple[Any, ...]]] = {"detach": (False, True), "reduction": ("element", "batch")}
 
     def energy(self, round: int, rounds: int) -> float:
         """e(r): the share of a matrix's sum of squares that must be exceeded in a round, counted from 0."""

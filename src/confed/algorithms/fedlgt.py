@@ -37,9 +37,9 @@ repeated: whoever knows the seed can subtract it. Without noise a server sees ho
 each pair, occurs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE, SHARE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, global_logits, train
+from confed.federation.traits import Traits
 from confed.losses.label_states import UNKNOWN, uncertain
 
 __all__ = ["FedLGT"]
@@ -76,7 +77,9 @@ class FedLGT(Algorithm):
         graph: name of that graph; read off the model.
     """
 
-    label: ClassVar[str] = "FedLGT"
+    traits = Traits(
+        label="FedLGT", made_for="states", neutral={"guidance": False}, search={"eps": (0.01, 0.02, 0.05, 0.1)}
+    )
     preset: Preset = "paper"
     tau: Annotated[float, SHARE] = 0.5
     eps: Annotated[float, NOT_NEGATIVE] = 0.02
@@ -84,10 +87,6 @@ class FedLGT(Algorithm):
     first_sample_only: bool | None = None
     graph_noise: Annotated[float, NOT_NEGATIVE] = 0.0
     graph: str = ""
-
-    finetuning: ClassVar[str] = "states"
-    neutral: ClassVar[Mapping[str, Any]] = {"guidance": False}
-    search: ClassVar[Mapping[str, Sequence[Any]]] = {"eps": (0.01, 0.02, 0.05, 0.1)}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the model's label graph.

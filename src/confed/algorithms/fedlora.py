@@ -34,7 +34,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from confed.federation.protocols import Task
 from confed.federation.state import ServerState
 from confed.federation.structure import private_head
 from confed.federation.train import train
+from confed.federation.traits import Traits
 from confed.losses.low_rank import Factors, dimension_wise, limited, redistribute, residual, stack, widened
 
 __all__ = ["PRESETS", "Aggregation", "FedLoRA", "Preset"]
@@ -102,11 +103,13 @@ class FedLoRA(Algorithm):
     weighting: Literal["uniform", "examples"] = "uniform"
     head: tuple[str, ...] = ()
 
-    label: ClassVar[str] = "FedLoRA"
-    finetuning: ClassVar[str] = "lora"
-    carried: ClassVar[tuple[str, ...]] = (f"*.{ADDED}",)  # shared, but neither trained nor sent as a rule
-    own_heads: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the head is never shared"
+    traits = Traits(
+        label="FedLoRA",
+        private_heads=True,
+        aggregates=(f"*.{ADDED}",),
+        made_for="lora",
+        neutral="the head is never shared",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ passes; numbers of passes are options and ``local.epochs``, the optimiser is ``l
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from confed.federation.randomness import generator
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import to_device, train
+from confed.federation.traits import Traits
 
 __all__ = ["FedMD"]
 
@@ -55,20 +56,21 @@ class FedMD(Algorithm):
         items: public examples per round; 0 for all.
         public_epochs: passes over the public examples, with their answers, before the first exchange.
         digest_epochs: passes over a round's public examples towards the mean of the scores.
-        scored: all public examples, and scores of each, once the data have told (:meth:`published`): then replies of
-            any other shape are refused. None where nobody did: then the first reply says what shape scores have.
+        scored: number of public examples, and of scores of each (:meth:`with_public_data`): replies of any other shape
+            are refused. Where it is None, the first reply says what shape scores have.
     """
 
-    label: ClassVar[str] = "FedMD"
+    traits = Traits(
+        label="FedMD",
+        has_global=False,
+        neutral="scores are shared and no values of models, so it never becomes FedAvg",
+        search={"digest_epochs": (1, 2, 4)},
+    )
     public: str = ""
     items: Annotated[int, NOT_NEGATIVE] = 0
     public_epochs: Annotated[int, NOT_NEGATIVE] = 1
     digest_epochs: Annotated[int, NOT_NEGATIVE] = 1
     scored: tuple[int, int] | None = field(default=None, init=False)
-
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "scores are shared and no values of models, so it never becomes FedAvg"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"digest_epochs": (1, 2, 4)}
 
     def public_place(self) -> str:
         """The place that the recipe names."""
@@ -97,7 +99,7 @@ class FedMD(Algorithm):
             examples, answers = self.scored
             expects = {SCORES: torch.empty(min(self.items or examples, examples), answers, device="meta")}
         replies = yield [Call(client, "predict", Message(), expects=expects) for client in cohort]
-        mean, heard = Mean(getattr(torch, self.accumulator)), list[ClientInfo]()
+        mean, heard = Mean(self.accumulator_dtype), list[ClientInfo]()
         like: Params = {}
         for reply in replies:
             if reply.error is not None:

@@ -18,7 +18,7 @@ approximations, which the chapter leaves for later, are derived in ``losses/pref
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE
 from confed.federation.train import Objective, global_logits
+from confed.federation.traits import Traits
 from confed.losses.preference import Filter, Matchup, Reduction, Space, forgotten, most_forgotten, pairwise_preference
 from confed.losses.preference_approximate import sampled_preference, sorted_preference
 
@@ -54,7 +55,12 @@ class FedP3(Algorithm):
             is random, so there is nothing to preserve.
     """
 
-    label: ClassVar[str] = "FedP³"
+    traits = Traits(
+        label="FedP³",
+        answers_compared="filtered",
+        neutral={"lam": 0.0},
+        search={"lam": (0.001, 0.003, 0.01, 0.1), "top_n": (5, 20)},
+    )
     lam: Annotated[float, NOT_NEGATIVE] = 1.0
     top_n: int = 20
     pairs: Literal["filtered", "all", "sorted", "sampled"] = "filtered"
@@ -64,8 +70,6 @@ class FedP3(Algorithm):
     space: Space = "prob"
     reduction: Reduction = "sum"
     start_round: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
-    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lam": (0.001, 0.003, 0.01, 0.1), "top_n": (5, 20)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,9 +82,14 @@ class FedP3(Algorithm):
             raise ValueError(f"algorithm.top_n must be at least 2 (a pair of answers), got {self.top_n}")
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """Weights that make the term as large as those of :attr:`search` make the sum."""
+        """Weights that make the term as large as those of ``traits.search`` make the sum."""
         size = self.top_n ** {"sum": 0, "rows": 1, "mean": 2}[self.reduction]
-        return {**self.search, "lam": tuple(float(f"{size * lam:.6g}") for lam in self.search["lam"])}
+        return {**self.traits.search, "lam": tuple(float(f"{size * lam:.6g}") for lam in self.traits.search["lam"])}
+
+    @property
+    def answer_filter(self) -> Filter | None:
+        """The filter, where it ranks answers (:class:`confed.losses.preference.FiltersAnswers`)."""
+        return self.filter if self.pairs == "filtered" and self.filter != "random" else None
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the preference term (Eq. 8.14)."""

@@ -7,7 +7,7 @@ classification head for its own answers. Which of them it is, is the model's mat
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from confed.federation.messages import Reply
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.structure import private_head
+from confed.federation.traits import Traits
 
 __all__ = ["FedPEFT", "Weighting"]
 
@@ -36,8 +37,7 @@ class FedPEFT(Algorithm):
     weighting: Weighting = "uniform"
     head: tuple[str, ...] = ()
 
-    own_heads: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the head is never shared"
+    traits = Traits(private_heads=True, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the heads in the model."""

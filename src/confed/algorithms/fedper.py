@@ -5,7 +5,7 @@ head train together; only the body is sent and averaged, as in FedAvg.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.structure import private_head
+from confed.federation.traits import Traits
 
 __all__ = ["FedPer"]
 
@@ -29,8 +30,7 @@ class FedPer(Algorithm):
     """
 
     head: tuple[str, ...] = ()
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "the head is never shared"
+    traits = Traits(has_global=False, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""

@@ -9,7 +9,7 @@ are the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective
+from confed.federation.traits import Traits
 from confed.losses.proximal import half_squared_distance
 
 __all__ = ["FedProx"]
@@ -32,8 +33,7 @@ class FedProx(Algorithm):
     """
 
     mu: Annotated[float, NOT_NEGATIVE] = 0.01
-    neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
-    search: ClassVar[dict[str, Any]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    traits = Traits(neutral={"mu": 0.0}, search={"mu": (0.001, 0.01, 0.1, 1.0)})
 
     def objective(self, client: Client) -> Objective:
         """The task's loss plus (mu / 2) ||theta - w||^2 over the trained shared tensors."""

@@ -5,10 +5,10 @@ body is averaged as in FedAvg; the head never leaves its client. As in the paper
 divide a round's epochs between them, so that a client computes no more than in other methods.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Self
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from confed.federation.protocols import Task
 from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.structure import private_head
 from confed.federation.train import train
+from confed.federation.traits import Traits
 
 __all__ = ["FedRep"]
 
@@ -39,9 +40,7 @@ class FedRep(Algorithm):
 
     head_epochs: Annotated[int, AT_LEAST_ONE] = 1
     head: tuple[str, ...] = ()
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "the head is never shared"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"head_epochs": (1, 2)}
+    traits = Traits(has_global=False, neutral="the head is never shared", search={"head_epochs": (1, 2)})
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Finds the head in the model."""

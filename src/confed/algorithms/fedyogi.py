@@ -9,15 +9,16 @@ with s = tau^2 at first. The same step is an option of every method that aggrega
 ``algorithm.server.optimizer = "yogi"``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from confed.federation.algorithm import Algorithm
 from confed.federation.messages import Reply
 from confed.federation.ranges import BELOW_ONE, POSITIVE
 from confed.federation.server_optimizer import ServerOptimizer
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["FedYogi"]
 
@@ -35,8 +36,10 @@ class FedYogi(Algorithm):
     server_lr: Annotated[float, POSITIVE] = 0.01
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.99)
     tau: Annotated[float, POSITIVE] = 1e-3
-    neutral: ClassVar[str] = "an adaptive step is FedAvg's only in the limit of a large tau"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)}
+    traits = Traits(
+        neutral="an adaptive step is FedAvg's only in the limit of a large tau",
+        search={"server_lr": (0.003, 0.01, 0.03, 0.1), "tau": (1e-3, 1e-2)},
+    )
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """A step of Yogi along the mean update."""

@@ -1,11 +1,11 @@
 """Local-only training (FedVQA's "DT"): every client alone, with the same number of epochs as in a federation."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from confed.federation.algorithm import Algorithm, Protection
 from confed.federation.client_info import ClientInfo
 from confed.federation.params import Rules, Scope
+from confed.federation.traits import Traits
 
 __all__ = ["LocalOnly"]
 
@@ -14,9 +14,12 @@ __all__ = ["LocalOnly"]
 class LocalOnly(Algorithm):
     """Nothing is shared: the lower bound of every personal model."""
 
-    label: ClassVar[str] = "Local only"
-    has_global: ClassVar[bool] = False
-    neutral: ClassVar[str] = "nothing is shared, so it never becomes FedAvg"
+    traits = Traits(
+        label="Local only",
+        has_global=False,
+        communicates=False,
+        neutral="nothing is shared, so it never becomes FedAvg",
+    )
 
     def unsupported_reason(self, protection: Protection) -> str:
         """Every protection: there is nothing to protect."""

@@ -10,7 +10,7 @@ paper is among the models (``models/mmfed.py``); the method works with any.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
@@ -20,6 +20,7 @@ from confed.federation.messages import Flow, Message
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
+from confed.federation.traits import Traits
 
 __all__ = ["MMFed"]
 
@@ -33,11 +34,13 @@ class MMFed(Algorithm):
         adapt_steps: steps of personalisation after the last round; 0 leaves clients with their last local model.
     """
 
-    label: ClassVar[str] = "MMFed (from abstract)"
+    traits = Traits(
+        label="MMFed (from abstract)",
+        neutral={"alpha": 0.0, "adapt_steps": 0},
+        search={"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)},
+    )
     alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     adapt_steps: Annotated[int, NOT_NEGATIVE] = 5
-    neutral: ClassVar[dict[str, Any]] = {"alpha": 0.0, "adapt_steps": 0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)}
 
     def objective(self, client: Client) -> Objective:
         """The loss after an inner step."""

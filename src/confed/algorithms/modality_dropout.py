@@ -8,7 +8,7 @@ stays, each with the same probability. Nothing is dropped in evaluation.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import BELOW_ONE
 from confed.federation.structure import reads_absent
 from confed.federation.train import Objective
+from confed.federation.traits import Traits
 
 __all__ = ["ModalityDropout"]
 
@@ -32,11 +33,10 @@ class ModalityDropout(Algorithm):
         rate: p in [0, 1), the probability with which a batch loses each of its modalities.
     """
 
-    label: ClassVar[str] = "Modality dropout"
+    traits = Traits(
+        label="Modality dropout", made_for="modalities", neutral={"rate": 0.0}, search={"rate": (0.1, 0.3, 0.5)}
+    )
     rate: Annotated[float, BELOW_ONE] = 0.3
-    finetuning: ClassVar[str] = "modalities"
-    neutral: ClassVar[dict[str, Any]] = {"rate": 0.0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"rate": (0.1, 0.3, 0.5)}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model that needs all modalities."""

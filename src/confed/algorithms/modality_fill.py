@@ -20,7 +20,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from confed.federation.protocols import Batch, Output, Task
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, to_device, train
+from confed.federation.traits import Traits
 
 __all__ = ["Kind", "ModalityFill"]
 
@@ -56,12 +57,13 @@ class ModalityFill(Algorithm):
         kind: what stands in.
     """
 
-    label: ClassVar[str] = "Fill-in"
+    traits = Traits(
+        label="Fill-in",
+        aggregates=(f"{MEANS}*",),
+        made_for="modalities",
+        neutral="its fusion of modalities is another network than the backbone's",
+    )
     kind: Kind = "zero"
-
-    finetuning: ClassVar[str] = "modalities"
-    carried: ClassVar[tuple[str, ...]] = (f"{MEANS}*",)
-    neutral: ClassVar[str] = "its fusion of modalities is another network than the backbone's"
 
     # Before anything runs ----------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class ModalityFill(Algorithm):
 
     def aggregate(self, server: ServerState, replies: Iterable[Reply]) -> ServerState:
         """The mean of the replies: of means over the owners, of tokens over those who read them, so often."""
-        tokens = Mean(getattr(torch, self.accumulator))
+        tokens = Mean(self.accumulator_dtype)
 
         def noted() -> Iterator[Reply]:
             for reply in replies:

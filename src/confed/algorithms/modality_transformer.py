@@ -24,7 +24,7 @@ confed's rule for all methods (``federation/ownership.py``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from confed.federation.params import Params, Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import NOT_NEGATIVE, SHARE
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["ModalityTransformer"]
 
@@ -65,16 +66,18 @@ class ModalityTransformer(Algorithm):
     lam: Annotated[float, SHARE] = 0.3
     finetune_epochs: Annotated[int, NOT_NEGATIVE] = 2
 
-    label: ClassVar[str] = "Multimodal Transformer"
-    finetuning: ClassVar[str] = "modalities"
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0, "finetune_epochs": 0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)}
+    traits = Traits(
+        label="Multimodal Transformer",
+        made_for="modalities",
+        neutral={"lam": 0.0, "finetune_epochs": 0},
+        search={"lam": (0.1, 0.3, 0.5, 0.7, 0.9), "finetune_epochs": (1, 2, 4)},
+    )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without maps that can be partly local."""
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
-                f"{self.label} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
+                f"{self.title} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
                 f"modal_transformer_mini; {type(model).__name__} has none"
             )
         return self

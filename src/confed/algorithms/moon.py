@@ -16,7 +16,7 @@ compared have the same network, and the projection only serves the term.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from confed.federation.protocols import Batch, Task
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.structure import feature_width
 from confed.federation.train import Objective, once_per_round, teacher
+from confed.federation.traits import Traits
 from confed.losses.contrastive import model_contrastive
 
 __all__ = ["MOON"]
@@ -49,12 +50,10 @@ class MOON(Algorithm):
             the model; otherwise the features themselves.
     """
 
-    label: ClassVar[str] = "MOON"
+    traits = Traits(label="MOON", neutral={"mu": 0.0}, search={"mu": (0.01, 0.1, 1.0, 5.0)})
     mu: Annotated[float, NOT_NEGATIVE] = 1.0
     temperature: Annotated[float, POSITIVE] = 0.5
     projection: bool = True
-    neutral: ClassVar[dict[str, Any]] = {"mu": 0.0}
-    search: ClassVar[dict[str, tuple[float, ...]]] = {"mu": (0.01, 0.1, 1.0, 5.0)}
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Checks that the width of the features can be read off the model's answer head.

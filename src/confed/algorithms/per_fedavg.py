@@ -21,7 +21,7 @@ gradients per step, HF four.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from confed.federation.algorithm import Algorithm, action
 from confed.federation.client import Client
@@ -31,6 +31,7 @@ from confed.federation.messages import Flow, Message, Reply
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.train import Objective
+from confed.federation.traits import Traits
 
 __all__ = ["PerFedAvg"]
 
@@ -47,15 +48,16 @@ class PerFedAvg(Algorithm):
         weighting: every client counts the same, as in the paper, or as its training examples.
     """
 
-    label: ClassVar[str] = "Per-FedAvg"
+    traits = Traits(
+        label="Per-FedAvg",
+        neutral={"alpha": 0.0, "adapt_steps": 0, "weighting": "examples"},
+        search={"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)},
+    )
     alpha: Annotated[float, NOT_NEGATIVE] = 0.01
     variant: Literal["fo", "hf"] = "fo"
     delta: Annotated[float, POSITIVE] = 1e-3
     adapt_steps: Annotated[int, NOT_NEGATIVE] = 1
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    neutral: ClassVar[dict[str, Any]] = {"alpha": 0.0, "adapt_steps": 0, "weighting": "examples"}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"alpha": (0.003, 0.01, 0.03, 0.1), "adapt_steps": (1, 5, 20)}
 
     def weight(self, reply: Reply) -> float:
         """1, or the client's number of training examples."""

@@ -25,7 +25,7 @@ head of its own.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from confed.federation.params import Rules, Scope
 from confed.federation.protocols import Task
 from confed.federation.ranges import POSITIVE
 from confed.federation.structure import adapters_of
+from confed.federation.traits import Traits
 
 __all__ = ["PFedMMA"]
 
@@ -54,14 +55,15 @@ class PFedMMA(Algorithm):
         weighting: every client counts the same, or as its training examples.
     """
 
-    label: ClassVar[str] = "pFedMMA"
+    traits = Traits(
+        label="pFedMMA",
+        private_heads=True,
+        made_for="adapters",
+        neutral="the outer projections and the head are never shared",
+    )
     scale: Annotated[float, POSITIVE] = 1.0
     towers: Literal["tied", "apart"] = "tied"
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    finetuning: ClassVar[str] = "adapters"
-    own_heads: ClassVar[bool] = True
-    neutral: ClassVar[str] = "the outer projections and the head are never shared"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Refuses a model without adapters."""

@@ -27,7 +27,7 @@ Resolutions, ours:
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, reads_absent
 from confed.federation.train import Objective, to_device, train
+from confed.federation.traits import Traits
 from confed.losses.prototypes import class_sums, likeness, prototype_contrast
 
 __all__ = ["PmcmFL"]
@@ -65,15 +66,16 @@ class PmcmFL(Algorithm):
         temperature: of both, and of the weights q.
     """
 
-    label: ClassVar[str] = "PmcmFL"
+    traits = Traits(
+        label="PmcmFL",
+        aggregates=(f"{PROTOTYPES}*",),
+        made_for="modalities",
+        neutral="its fusion of modalities is another network than the backbone's",
+        search={"fusion_weight": (0.001, 0.01, 0.1)},
+    )
     fusion_weight: Annotated[float, NOT_NEGATIVE] = 0.01
     modality_weight: Annotated[float, NOT_NEGATIVE] = 0.0
     temperature: Annotated[float, POSITIVE] = 0.07
-
-    finetuning: ClassVar[str] = "modalities"
-    carried: ClassVar[tuple[str, ...]] = (f"{PROTOTYPES}*",)
-    neutral: ClassVar[str] = "its fusion of modalities is another network than the backbone's"
-    search: ClassVar[dict[str, Sequence[Any]]] = {"fusion_weight": (0.001, 0.01, 0.1)}
 
     # Before anything runs ----------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ Only "clip" counts clients by their numbers of examples. This is FedAvg with ``a
 has that takes means, as a method of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from confed.federation.messages import Reply
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.robust_mean import RobustMean, Rule
 from confed.federation.state import ServerState
+from confed.federation.traits import Traits
 
 __all__ = ["Robust"]
 
@@ -38,12 +39,12 @@ class Robust(Algorithm):
             the guarantee of Krum's authors 2 f + 3); a round with fewer leaves the model as it is.
     """
 
-    label: ClassVar[str] = "Robust FedAvg"
+    traits = Traits(
+        label="Robust FedAvg", neutral={"rule": "clip", "norm": 0.0}, search={"norm": (0.3, 1.0, 3.0, 10.0)}
+    )
     rule: Rule = "clip"
     norm: Annotated[float, NOT_NEGATIVE] = 1.0
     malicious: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"rule": "clip", "norm": 0.0}
-    search: ClassVar[dict[str, Sequence[Any]]] = {"norm": (0.3, 1.0, 3.0, 10.0)}
 
     def unsupported_reason(self, protection: Protection) -> str:
         """What does not go with its rule."""

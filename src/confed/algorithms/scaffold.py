@@ -21,7 +21,7 @@ Messages carry c down and the change of c_k up, twice FedAvg's bytes both ways, 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from confed.federation.params import Params, Scope
 from confed.federation.protocols import Batch, Task
 from confed.federation.state import ServerState
 from confed.federation.train import Objective, to_device, train, travelled
+from confed.federation.traits import Traits
 
 __all__ = ["Scaffold"]
 
@@ -59,13 +60,15 @@ class Scaffold(Algorithm):
         statistics: names of the model's buffers, which are averaged and have no variate; read off the model.
     """
 
-    label: ClassVar[str] = "SCAFFOLD"
+    traits = Traits(
+        label="SCAFFOLD",
+        clients_may_leave=False,
+        clients_may_lack_modalities=False,
+        changes=(f"{PREFIX}*",),
+        neutral="its variates cannot be switched off, and its means are not weighted",
+    )
     variate: Literal["auto", "gradient", "steps"] = "auto"
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
-    leavers: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    changes: ClassVar[tuple[str, ...]] = (f"{PREFIX}*",)
-    neutral: ClassVar[str] = "its variates cannot be switched off, and its means are not weighted"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Notes which tensors are statistics of the data and no parameters."""

@@ -11,7 +11,7 @@ Examples that the global model sees as alike shall stay alike, whatever becomes 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE
 from confed.federation.train import Objective, global_features
+from confed.federation.traits import Traits
 from confed.losses.distillation import similarity_preserving
 
 __all__ = ["SP"]
@@ -35,11 +36,9 @@ class SP(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 there is nothing to preserve.
     """
 
-    label: ClassVar[str] = "SP"
+    traits = Traits(label="SP", neutral={"lam": 0.0}, search={"lam": (0.3, 3.0, 30.0, 300.0)})
     lam: Annotated[float, NOT_NEGATIVE] = 3000.0
     start_round: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
-    search: ClassVar[dict[str, Any]] = {"lam": (0.3, 3.0, 30.0, 300.0)}
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the similarity term."""

@@ -18,7 +18,7 @@ round, and averages the copies; *aux* averages the clients' parts (every client 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from confed.federation.ranges import AT_LEAST_ONE
 from confed.federation.reports import Flag, Report
 from confed.federation.state import ServerState
 from confed.federation.structure import feature_width, heads_of
+from confed.federation.traits import Traits
 from confed.privacy.cut import CutPrivacy, refuse_mixing
 
 __all__ = ["SplitLearning"]
@@ -69,10 +70,15 @@ class SplitLearning(Algorithm):
     head: str = field(default="", init=False)
     modules: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
 
-    label: ClassVar[str] = "Split learning"
-    has_personal: ClassVar[bool] = False
-    in_sessions: ClassVar[bool] = True
-    neutral: ClassVar[str] = "no client ever holds the whole network"
+    traits = Traits(
+        label="Split learning",
+        has_personal=False,
+        in_sessions=True,
+        splits=True,
+        rows_up=2,
+        gradients_up=True,
+        neutral="no client ever holds the whole network",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +189,7 @@ class SplitLearning(Algorithm):
         if not sound:
             diverged = "; the layers of the others diverged, they hold a NaN or an infinity" if finished else ""
             raise RuntimeError(f"no client is left in round {server.round + 1}{last}{diverged}")
-        mean = Mean(getattr(torch, self.accumulator))
+        mean = Mean(self.accumulator_dtype)
         for name in sound:
             mean.add({self._global(n): t for n, t in parts[name].values().items()}, 1.0)
         return replace(server, round=server.round + 1, params=mean.result(server.params))
@@ -196,7 +202,7 @@ class SplitLearning(Algorithm):
         """
         expected = [self.broadcast(server, client).tensors for client in cohort]
         replies = yield [Call(c, "send", Message(), e, session=True) for c, e in zip(cohort, expected, strict=True)]
-        mean, count, last = Mean(getattr(torch, self.accumulator)), 0, ""
+        mean, count, last = Mean(self.accumulator_dtype), 0, ""
         for reply in replies:
             if reply.error is not None:
                 last = f"; {reply.client.id}: {reply.error}"

@@ -10,7 +10,7 @@ Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015. 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from confed.federation.client import Client
 from confed.federation.protocols import Batch
 from confed.federation.ranges import NOT_NEGATIVE, POSITIVE
 from confed.federation.train import Objective, global_logits
+from confed.federation.traits import Traits
 from confed.losses.distillation import knowledge_preserving
 
 __all__ = ["ST"]
@@ -34,12 +35,12 @@ class ST(Algorithm):
         start_round: first round, counted from 0, with the term; in round 0 the global head is random.
     """
 
-    label: ClassVar[str] = "ST (KL)"
+    traits = Traits(
+        label="ST (KL)", answers_compared="all", neutral={"lam": 0.0}, search={"lam": (0.01, 0.1, 0.3, 1.0)}
+    )
     lam: Annotated[float, NOT_NEGATIVE] = 1.0
     temperature: Annotated[float, POSITIVE] = 2.0
     start_round: Annotated[int, NOT_NEGATIVE] = 1
-    neutral: ClassVar[dict[str, Any]] = {"lam": 0.0}
-    search: ClassVar[dict[str, Any]] = {"lam": (0.01, 0.1, 0.3, 1.0)}
 
     def objective(self, client: Client) -> Objective:
         """Task loss plus the distillation term."""

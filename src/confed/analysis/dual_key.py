@@ -78,7 +78,7 @@ def _ask(victim: Victim, key: DualKey, malicious: Sequence[str], poisoned: bool,
         return Opened(victim.name, victim.label, model, bad, poisoned, success, accuracy, len(counted))
 
     rows = [row(GLOBAL, victim.places, None)]
-    for place in victim.places if victim.setup.algorithm.has_personal else ():
+    for place in victim.places if victim.setup.algorithm.traits.has_personal else ():
         file = RunFolder(victim.folder).personal_model(place)
         if file.is_file():
             victim.fill(load_file(file))

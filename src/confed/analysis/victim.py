@@ -34,9 +34,6 @@ __all__ = [
     "test_examples", "test_table", "token_names", "write",
 ]  # fmt: skip
 
-PARTLY_KNOWN = ("bicsl", "split_learning")
-"""Methods of whose model a client holds only a part."""
-
 
 @dataclass(frozen=True)
 class Victim:
@@ -71,7 +68,7 @@ class Victim:
     @property
     def partly_known(self) -> bool:
         """Whether the method keeps a part of the model from whoever holds a client."""
-        return self.method in PARTLY_KNOWN
+        return self.setup.algorithm.traits.splits
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def _algorithm(name: str) -> dict[str, Any]:
     module = sys.modules[entry.__module__]
     return {
         "name": name,
-        "label": entry.label or entry.__name__,
+        "label": entry.traits.label or entry.__name__,
         "summary": _first_line(entry.__doc__),
         "options": _options(options),
         "source": _citation(module.__doc__ or ""),

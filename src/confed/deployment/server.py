@@ -22,9 +22,10 @@ from confed.engines.remote.sites import Patience, Post
 from confed.engines.remote.update_bounds import Bounds, bounded_members
 from confed.engines.usage import cpu_seconds
 from confed.engines.workers import Workers
-from confed.federation.algorithm import Algorithm, read_counts, read_tallies
+from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import Checkpoint, write_atomically
 from confed.federation.client_info import ClientInfo
+from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Message
 from confed.federation.params import Scope, layout
 from confed.federation.protocols import Counting
@@ -121,7 +122,7 @@ def lead(
     if run_data.dataset.elsewhere is not None:
         setup, run_data = replace(setup, observers={}), replace(run_data, unseen={})
     clients = [setup.population.info(number).id for number in range(len(setup.population))]
-    if setup.algorithm.pooled:
+    if setup.algorithm.traits.centralised:
         raise ValueError(f"{type(setup.algorithm).__name__} needs all data in one place; no federation can run it")
     for name in names:
         if name not in clients:
@@ -182,7 +183,7 @@ def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
 
     Under a secure sum a site checks its weight; in sessions the number of its batches follows from its examples.
     """
-    return 0.0 if algorithm.secure_sum is not None or algorithm.in_sessions else bounds.weight
+    return 0.0 if algorithm.secure_sum is not None or algorithm.traits.in_sessions else bounds.weight
 
 
 def _secretly(algorithm: Algorithm) -> Algorithm:

@@ -46,7 +46,7 @@ def write_site_run(
     shutil.rmtree(unfinished, ignore_errors=True)
     folder = RunFolder.create(unfinished, recipe.to_toml())
     given = setup.algorithm.initial_private(shared)
-    if setup.algorithm.has_global:
+    if setup.algorithm.traits.has_global:
         folder.write_tensors(folder.models / "global" / "trained.safetensors", {**shared, **given})
     if setup.keep_personal:
         kept, own = state.tensors.get("private", {}), state.tensors.get("personal")
@@ -57,14 +57,14 @@ def write_site_run(
         folder.summary,
         {
             "algorithm": recipe.sections["algorithm"]["name"],
-            "label": setup.algorithm.label or type(setup.algorithm).__name__,
+            "label": setup.algorithm.title,
             "recipe": recipe.name,
             "seed": setup.seed,
             "rounds": setup.rounds,
             "clients": [client.id],
             "site": client.id,
-            "has_global": setup.algorithm.has_global,
-            "own_heads": setup.algorithm.own_heads,
+            "has_global": setup.algorithm.traits.has_global,
+            "own_heads": setup.algorithm.traits.private_heads,
             "versions": versions(),
             "notes": ["models of one site of a federation across machines; results are in the server's run folder"],
         },

@@ -15,8 +15,9 @@ from confed.engines.participation import Presence
 from confed.engines.perform import Members, Population, Setup, Workspace, answer, perform
 from confed.engines.timeline import SPANS, Span, Timeline
 from confed.engines.traffic import Ledger, Traffic
-from confed.federation.algorithm import Algorithm, read_counts, read_tallies
+from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.evaluation import read_counts, read_tallies
 from confed.federation.messages import Call, Exchange, Flow, Message, Reply, drive
 from confed.federation.ownership import MODALITIES, unowned
 from confed.federation.params import Scalar, Scope, layout, pick, widest
@@ -210,7 +211,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         Args:
             round: number of finished rounds.
         """
-        if not self.setup.algorithm.counts_examples:
+        if not self.setup.algorithm.traits.counts_examples:
             return 0
         members = self.presence.members(self.setup.population, round + 1)
         if self._sum is None or self._sum[0] != members:  # a population may have to look at every client's data for it
@@ -279,7 +280,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         """
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
-        if algorithm.has_global and not algorithm.own_heads:  # no head of its own answers in an unseen place
+        if (
+            algorithm.traits.has_global and not algorithm.traits.private_heads
+        ):  # no head of its own answers in an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]

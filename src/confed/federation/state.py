@@ -24,7 +24,7 @@ class ServerState:
         clients: number of clients registered in the current round, taking part or not; set by the engine before
             each round, not saved.
         examples: number of training examples of all registered clients together; as ``clients``, and set for
-            methods that ask for it only (:attr:`confed.federation.algorithm.Algorithm.counts_examples`).
+            methods that ask for it only (:attr:`confed.federation.traits.Traits.counts_examples`).
         rounds: number of rounds in the run; as ``clients``.
         local: how clients train, for servers that train as well; as ``clients``.
     """

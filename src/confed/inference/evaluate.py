@@ -19,8 +19,8 @@ from torch import Tensor
 from confed.data.examples import Examples, FederatedDataset, Split, TableData
 from confed.data.labelled import LabelDataset
 from confed.engines.local import InProcess
-from confed.federation.algorithm import read_tallies
 from confed.federation.client_info import ClientInfo
+from confed.federation.evaluation import read_tallies
 from confed.federation.messages import Call, Message
 from confed.federation.state import MemoryStore
 from confed.inference.evaluation_tests import Tried, blind_notes, by_model, corrected_tests, left_out, paired_test

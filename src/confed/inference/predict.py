@@ -19,9 +19,9 @@ from confed.federation.file_names import name_of_file
 from confed.federation.protocols import Batch, Output
 from confed.federation.state import ServerState
 from confed.recipes.recipe import Recipe, load_recipe
-from confed.registry import algorithms
 from confed.results.folder import RunFolder, is_run, is_study, read_jsonl, run_folders
 from confed.results.headline import is_labelled
+from confed.results.traits import traits_of
 
 __all__ = ["FinishedRun", "TrainedModel", "predict", "run_of"]
 
@@ -219,7 +219,7 @@ class FinishedRun:
     @property
     def own_heads(self) -> bool:
         """Whether what is shared has no head."""
-        return bool(getattr(algorithms[self.recipe.sections["algorithm"]["name"]], "own_heads", False))
+        return traits_of(self.summary).private_heads
 
     def check(self, client: str | None, *, shared: bool = False) -> None:
         """Checks that there is a model.

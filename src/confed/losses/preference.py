@@ -12,7 +12,7 @@ Cheaper evaluations of all pairs are in :mod:`confed.losses.preference_approxima
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable  # pyright: ignore[repor
 __all__ = [
     "MATCHUPS",
     "Filter",
+    "FiltersAnswers",
     "Matchup",
     "Reduction",
     "Space",
@@ -34,6 +35,17 @@ __all__ = [
 
 Filter = Literal["random", "p_s", "p_t", "diff", "gain"]
 """How answers are ranked for the forgotten-knowledge filter (the last five rows of Table 8.4)."""
+
+
+@runtime_checkable
+class FiltersAnswers(Protocol):
+    """A method that compares only the answers that a filter ranks first."""
+
+    @property
+    def answer_filter(self) -> Filter | None:
+        """The filter; None where all answers are compared, or random ones."""
+        ...
+
 
 Space = Literal["prob", "logit"]
 """What is compared in a matchup: probabilities (the paper) or raw logits (an ablation)."""

@@ -31,7 +31,7 @@ from confed.datasets.gqa_scenes.places import (
 
 __all__ = ["Options", "prepare"]
 
-_MAPPING = Path(str(files("confed.datasets.gqa_scenes") / "places365_scenes.csv"))
+_MAPPING = Path(str(files("confed.datasets.gqa_scenes"))) / "places365_scenes.csv"
 _SHOWN = 5
 
 Watch = Callable[[str, int, int], None]

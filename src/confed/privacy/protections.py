@@ -41,7 +41,7 @@ def check(algorithm: Algorithm) -> None:
     Raises:
         ValueError: they have not, or a library that they need is not installed.
     """
-    name = algorithm.label or type(algorithm).__name__
+    name = algorithm.title
     for protection in get_args(Protection):
         reason = algorithm.unsupported_reason(protection) if getattr(algorithm, protection) is not None else ""
         if reason:
@@ -127,11 +127,11 @@ def actions(algorithm: Algorithm) -> dict[str, Action]:
         return offered
     guarded = {name: run if name in ANALYSIS else _silent(name, run) for name, run in offered.items()}
     if UPDATE in guarded and privacy is not None and local:
-        guarded[UPDATE] = _released(guarded[UPDATE], privacy, algorithm.changes)
+        guarded[UPDATE] = _released(guarded[UPDATE], privacy, algorithm.traits.changes)
     if algorithm.secure_sum is not None:
         guarded |= secure_actions(
             guarded[UPDATE],
-            algorithm.changes,
+            algorithm.traits.changes,
             lambda info: algorithm.weight(Reply(info, Message())),
             algorithm.secure_sum,
         )
@@ -209,7 +209,7 @@ def _noised(
             )
         start = {name: call.message.tensors.get(name, value) for name, value in call.expects.items()}
         failed = reply.error is not None
-        sent = privacy.nothing(start, algorithm.changes) if failed else reply.message.tensors
+        sent = privacy.nothing(start, algorithm.traits.changes) if failed else reply.message.tensors
         rng = generator(*stream, call.client.id, PURPOSE) if privacy.repeatable else None
-        released = privacy.release(sent, start, rng, changes=algorithm.changes, among=among)
+        released = privacy.release(sent, start, rng, changes=algorithm.traits.changes, among=among)
         yield Reply(call.client, Message(released, {} if failed else reply.message.scalars))

@@ -194,7 +194,7 @@ class Recipe:
         if own is not None:
             return str(own)
         algorithm = self.method(name).construct("algorithm")
-        return algorithm.label or type(algorithm).__name__
+        return algorithm.title
 
     def deploys(self, name: str) -> str:
         """What one of the study's rows is taken to deploy at a client; empty for what its method's kind says."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confed.results import format as formats
+from confed.results.traits import traits_of
 
 __all__ = [
     "HEADLINES",
@@ -61,7 +62,7 @@ def deploys(summary: Mapping[str, Any], wanted: str = "") -> str:
     Returns:
         The wanted key; ``personal`` where the run has no global model.
     """
-    key = wanted or ("global_seen" if _own_heads(summary) else "personal")
+    key = wanted or ("global_seen" if traits_of(summary).private_heads else "personal")
     return key if summary.get(key) else "personal"
 
 
@@ -93,7 +94,7 @@ def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
         firsts: label of a method -> a summary of one of its runs, as :func:`with_deployed` gives it.
     """
     of = {key: [label for label, s in firsts.items() if s.get("deploys") == key] for key in HEADLINES}
-    heads = any(_own_heads(firsts[label]) for label in of["global_seen"])
+    heads = any(traits_of(firsts[label]).private_heads for label in of["global_seen"])
     shared = "what is global, with each client's own head where it has one" if heads else "the global model"
     parts = [
         f"{shared} ({formats.names(of['global_seen'])})",
@@ -104,7 +105,7 @@ def deployed_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def without_personal(summary: Mapping[str, Any]) -> bool:
     """Whether a run's method makes no models of the clients' own; the global one stands where these would."""
-    return not _property(summary, "has_personal", True)
+    return not traits_of(summary).has_personal
 
 
 def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -121,7 +122,7 @@ def personal_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def without_global(summary: Mapping[str, Any]) -> bool:
     """Whether a run's method makes no model for everybody: clients train alone, or keep parts of it to themselves."""
-    return not _property(summary, "has_global", True)
+    return not traits_of(summary).has_global
 
 
 def global_note(firsts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -145,21 +146,3 @@ def public_place(summary: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     """
     stated = summary.get("public_place", recipe.get("algorithm", {}).get("public"))
     return stated if isinstance(stated, str) else ""
-
-
-def _own_heads(summary: Mapping[str, Any]) -> bool:
-    """Whether a run's method has heads of each client's own."""
-    return _property(summary, "own_heads", False)
-
-
-def _property(summary: Mapping[str, Any], name: str, default: bool) -> bool:
-    """What a run's summary states of its method, or the method itself: older summaries do not say it."""
-    stated = summary.get(name)
-    if isinstance(stated, bool):
-        return stated
-    from confed.registry import algorithms
-
-    try:
-        return bool(getattr(algorithms[str(summary.get("algorithm", ""))], name, default))
-    except ValueError:  # a method that is not registered here
-        return default

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from confed.results.runs import Summary, average, counted, number
+from confed.results.traits import traits_of
 
 __all__ = [
-    "BOUNDS",
     "HEADLINES",
     "LABELS",
     "LABEL_METRICS",
@@ -90,10 +90,6 @@ def label_value(summary: Summary, metric: str, view: str = "", level: str = "") 
     return number(values.get(metric)) if isinstance(values, Mapping) else None
 
 
-BOUNDS = frozenset({"central"})
-"""Algorithms that are no federation: they bound what one could reach, and are not ranked."""
-
-
 def is_bound(summary: Summary) -> bool:
-    """Whether a run is a bound and not a federated method."""
-    return bool(summary.get("pooled")) or summary.get("algorithm") in BOUNDS
+    """Whether a run is a bound on what a federation could reach; bounds are not ranked."""
+    return traits_of(summary).centralised

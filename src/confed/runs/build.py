@@ -23,6 +23,7 @@ from confed.engines.local import Members, Presence, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Counting, Task
 from confed.federation.structure import heads_of
@@ -108,18 +109,16 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     observers: Mapping[str, ClientData] = run_data.unseen
     owned = _modalities(dataset)
     public, observers = public_data(algorithm, dataset, observers, owned)
-    if public is not None:
-        elsewhere = dataset.elsewhere or {}
-        algorithm = algorithm.with_public_data(
-            elsewhere.get(algorithm.public_place() or "", len(public)), dataset.widest
-        )
+    if public is not None and isinstance(algorithm, UsesPublicData):
+        examples = (dataset.elsewhere or {}).get(algorithm.public_place(), len(public))
+        algorithm = algorithm.with_public_data(examples, dataset.widest)
     _check_method(algorithm, run, run_data.clients)
     check_modalities(recipe, dataset.name, owned)
-    if not algorithm.partial and not isinstance(owned, tuple):
+    if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
     if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
         _check_heads(algorithm, build(), list(run_data.clients), dataset)
-    if algorithm.pooled:
+    if algorithm.traits.centralised:
         observers = Both(clients, observers)
         clients, sizes, owned = {EVERYONE: _everyone(run_data, known)}, None, {EVERYONE: _all_of(owned)}
     setup = Setup(
@@ -312,7 +311,7 @@ def _check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str],
     frozen: set[str] = set(getattr(model, "frozen", ()))
     rules = [algorithm.rules(ClientInfo(name, 0, ("image", "text"))) for name in clients]
     shared = any(Scope.SHARED in layout(names, r, frozen=frozen, partial=True).values() for r in rules)
-    if algorithm.pooled or shared or (algorithm.has_global and not algorithm.own_heads):
+    if algorithm.traits.centralised or shared or (algorithm.traits.has_global and not algorithm.traits.private_heads):
         whose = "tasks" if dataset.tasks else "answer sets"
         raise ValueError(
             f"the clients of {dataset.name!r} have {whose} of their own, so one head cannot serve them; "
@@ -336,14 +335,14 @@ def presence_of(run: Run, clients: Collection[str]) -> Presence:
 
 def _check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
     """Raises ValueError where a method cannot work with the section ``[run]``."""
-    name = algorithm.label or type(algorithm).__name__
+    name = algorithm.title
     leaves = presence_of(run, clients).leaves
-    if leaves and not algorithm.leavers:
+    if leaves and not algorithm.traits.clients_may_leave:
         raise ValueError(
             f"run.leaves must be empty for {name}, got {', '.join(leaves)}: the server's sums would hold for good what "
             "clients that have left put into them"
         )
-    if not algorithm.has_global and not run.keep_personal:
+    if not algorithm.traits.has_global and not run.keep_personal:
         raise ValueError(
             f"run.keep_personal must be true for {name}, got false: it has no global model, so there would be nothing "
             "to evaluate"

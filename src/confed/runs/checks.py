@@ -12,6 +12,7 @@ from confed.data.modal_tables import ModalTable
 from confed.data.modalities import longest
 from confed.engines.perform import listed
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.ownership import unowned
 from confed.federation.params import named_tensors
 from confed.federation.protocols import ClientData
@@ -93,7 +94,7 @@ def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tupl
     other = next((client for client in read if read[client] != read[first]), None)
     if other is not None:
         raise ValueError(
-            f"{algorithm.label or type(algorithm).__name__} keeps sums over all clients, so all of them must have the "
+            f"{algorithm.title} keeps sums over all clients, so all of them must have the "
             f"same modalities, and {first!r} has {'+'.join(owned[first])}, {other!r} {'+'.join(owned[other])}"
         )
 
@@ -110,10 +111,10 @@ def public_data(
         ValueError: the method names no unseen place, the clients' answers are not the same, or a client has no
             modality in which it could see some of the place's examples.
     """
-    place = algorithm.public_place()
-    if place is None:
+    if not isinstance(algorithm, UsesPublicData):
         return None, unseen
-    name = algorithm.label or type(algorithm).__name__
+    place = algorithm.public_place()
+    name = algorithm.title
     if isinstance(dataset, FederatedDataset) and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
             f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"

@@ -34,7 +34,7 @@ __all__ = [
     "writes_captions",
 ]
 
-TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces")
+TOKENIZER_KEYS = ("max_length", "pretrained", "vocabulary", "pieces", "source", "revision")
 """Options of models that their tokenizers depend on."""
 MOST_ANSWERS = 10
 """Different answers to one question that a model which writes its answers learns."""

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from confed.data.controls import controls_of
 from confed.engines.local import Simulation
-from confed.federation.algorithm import Algorithm, read_tallies
+from confed.federation.algorithm import Algorithm
 from confed.federation.client_info import ClientInfo
+from confed.federation.evaluation import read_tallies
 from confed.federation.params import Scalar
 from confed.federation.protocols import Counting
 from confed.federation.state import ServerState
@@ -96,7 +97,7 @@ def examine(
     common = _models(found, simulation, servers, seen, unseen, infos)
     jobs: list[Job] = []
     same = not run_data.dataset.answer_sets and not run_data.dataset.tasks
-    several = not algorithm.pooled and algorithm.has_personal
+    several = not algorithm.traits.centralised and algorithm.traits.has_personal
     # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
     everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)
     found.notes += _on_personal(algorithm, same, several and not everywhere, len(seen) > MATRIX_LIMIT)
@@ -108,11 +109,11 @@ def examine(
             jobs += [(("personal", owner, place), tensors, how)] if how is not None else []
     if partly:
         found.notes.append("of other clients' examples a personal model is shown the modalities that its owner has")
-    if algorithm.has_global:
+    if algorithm.traits.has_global:
         jobs += [(("global", name, name), common[name], {}) for name in seen]
-        if algorithm.own_heads and unseen:
+        if algorithm.traits.private_heads and unseen:
             found.notes.append("unseen places have no head of their own, so the global model is not tried there")
-        jobs += [(("unseen", name, name), common[name], {}) for name in unseen if not algorithm.own_heads]
+        jobs += [(("unseen", name, name), common[name], {}) for name in unseen if not algorithm.traits.private_heads]
     replies = simulation.examine([(key[2], tensors, how) for key, tensors, how in jobs], setup.rounds + 2)
     for (key, _, _), message in zip(jobs, replies, strict=True):
         found.results[key] = (summarise(read_tallies(message.scalars, "examined")), message.tensors)
@@ -152,12 +153,12 @@ def _models(
         if own is None and setup.keep_personal:
             # A client that never took part has what the server would send it, and initial values where nothing is
             # sent; a pooled run's one model is everybody's.
-            absent += [] if algorithm.pooled or not algorithm.has_personal else [name]
+            absent += [] if algorithm.traits.centralised or not algorithm.traits.has_personal else [name]
             found.personal[name] = common[name]
         elif own is not None:
             found.personal[name] = {**private, **own}
     if absent:
-        model = "global model" if algorithm.has_global else "shared part with untrained private values"
+        model = "global model" if algorithm.traits.has_global else "shared part with untrained private values"
         those = formats.counted(len(absent), "client")
         found.notes.append(f"{those} never took part; the {model} stands in for their own")
     return common
@@ -225,7 +226,7 @@ def _with_controls(
 
 
 def _one_model(algorithm: Algorithm) -> str:
-    if algorithm.pooled:
+    if algorithm.traits.centralised:
         return "all data are in one place: the one model is tried as the global one"
     return "the method makes no personal models: the global model is everybody's"
 
@@ -238,7 +239,7 @@ def _without_tests(names: Sequence[str]) -> str:
 def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) -> list[str]:
     """Where personal models are tried: clients may have other answers (not ``same``), or there are too many."""
     lines: list[str] = []
-    if not algorithm.has_personal:
+    if not algorithm.traits.has_personal:
         lines.append("the method makes no personal models: the global model is everybody's")
     if not same:
         lines.append("clients have answers or tasks of their own: personal models are tried at home only")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from confed.federation.algorithm import Algorithm
-from confed.losses.preference import Filter, forgotten
+from confed.losses.preference import Filter, FiltersAnswers, forgotten
 
 __all__ = ["SHOWN", "filter_of", "picked"]
 
@@ -18,11 +18,7 @@ SHOWN = 3
 
 def filter_of(algorithm: Algorithm) -> Filter | None:
     """What ranks the method's answers; None if it is another method, compares all answers, or picks at random."""
-    from confed.algorithms.fedp3 import FedP3
-
-    if not isinstance(algorithm, FedP3) or algorithm.pairs != "filtered" or algorithm.filter == "random":
-        return None
-    return algorithm.filter
+    return algorithm.answer_filter if isinstance(algorithm, FiltersAnswers) else None
 
 
 def picked(student: Tensor, teacher: Tensor, mode: Filter, answers: Sequence[str]) -> list[list[dict[str, Any]]]:

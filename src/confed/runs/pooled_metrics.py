@@ -52,7 +52,7 @@ class PooledCounts:
 
     def __init__(self, task: object, algorithm: Algorithm, unseen: Iterable[str]) -> None:
         self._task = task if isinstance(task, Counting) else None
-        self._pooled, self._unseen = algorithm.pooled, frozenset(unseen)
+        self._pooled, self._unseen = algorithm.traits.centralised, frozenset(unseen)
         self._counts: dict[str, dict[str, Tensor]] = {}
 
     def add(self, view: str, place: str, counts: Mapping[str, Tensor]) -> None:
@@ -166,7 +166,7 @@ def _views(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """View -> the keys of its results, views without any left out; the first is what the run is judged by."""
     keys = [key for key in examined.results if key[1] == key[2] and len(examined.results[key][1].get("labels", ()))]
-    own = setup.algorithm.has_personal and not setup.algorithm.pooled
+    own = setup.algorithm.traits.has_personal and not setup.algorithm.traits.centralised
     unseen = [key for key in keys if key[0] == "unseen"]
     views = {
         "global": [key for key in keys if key[0] == "global" and key[2] not in left],

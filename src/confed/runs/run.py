@@ -100,7 +100,7 @@ class Runner:
         self.recipe, self.settings, self.setup, self.run_data = recipe, recipe.run, setup, run_data
         self.folder, self.watch = folder, watch
         # A pooled run has no members that could come and go: its data are those of all who ever take part.
-        self.presence = presence_of(self.settings, () if setup.algorithm.pooled else run_data.clients)
+        self.presence = presence_of(self.settings, () if setup.algorithm.traits.centralised else run_data.clients)
         before = {round - 1 for round in self.presence.joins.values()} - {0}
         self.always = before if self.settings.keep_checkpoints == "joins" else set[int]()
         self.checkpoints = Checkpoints(folder.checkpoint, self.settings.newest_checkpoints, self.always)
@@ -235,12 +235,12 @@ class Runner:
         views = simulation.evaluate(servers, round, split="validation", limit=limit, counted=pooled.add)
         values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
         missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
-        if self.setup.algorithm.pooled:
+        if self.setup.algorithm.traits.centralised:
             # One model serves everybody: it is each client's, and the global one.
             own = {p: v for p, v in values["unseen"].items() if p in self.run_data.clients}
             unseen = {p: v for p, v in values["unseen"].items() if p in self.run_data.unseen}
             values = {"global": own, "personal": own, "unseen": unseen}
-        elif not self.setup.algorithm.has_personal:
+        elif not self.setup.algorithm.traits.has_personal:
             values = {**values, "personal": values["global"]}
         self.folder.append(
             self.folder.metrics,
@@ -249,11 +249,11 @@ class Runner:
 
     def _write_models(self, servers: Mapping[str, ServerState], personal: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Only trained tensors are written; the rest is what the recipe's model starts from."""
-        if self.setup.algorithm.has_global:
+        if self.setup.algorithm.traits.has_global:
             tensors = {name: t for server in servers.values() for name, t in server.params.items()}
             tensors |= self.setup.algorithm.initial_private(tensors)
             self.folder.write_tensors(self.folder.models / "global" / "trained.safetensors", tensors)
-        if personal and not self.setup.algorithm.pooled:
+        if personal and not self.setup.algorithm.traits.centralised:
             private_folder(self.folder.models / "personal")
             for name, tensors in personal.items():
                 self.folder.write_tensors(self.folder.personal_model(name), tensors)
@@ -273,8 +273,9 @@ class Runner:
             workspace.turn_to(self.setup.task)
             samples = gallery(
                 self.folder, workspace, self.run_data, self.settings.gallery, self.setup.task_of,
-                network=self.setup.algorithm.deployed_model(workspace.model), own_heads=self.setup.algorithm.own_heads,
-                has_personal=self.setup.algorithm.has_personal,
+                network=self.setup.algorithm.deployed_model(workspace.model),
+                own_heads=self.setup.algorithm.traits.private_heads,
+                has_personal=self.setup.algorithm.traits.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         elif self.settings.gallery:
@@ -282,7 +283,7 @@ class Runner:
                 self.folder, workspace, self.run_data, self.settings.gallery,
                 threshold=getattr(self.setup.task, "threshold", 0.5),
                 network=self.setup.algorithm.deployed_model(workspace.model),
-                has_personal=self.setup.algorithm.has_personal,
+                has_personal=self.setup.algorithm.traits.has_personal,
             )  # fmt: skip
             self.folder.write_json(self.folder.gallery, samples)
         questions = isinstance(self.run_data.dataset, FederatedDataset)

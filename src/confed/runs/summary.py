@@ -7,6 +7,7 @@ from typing import Any
 from confed.data.examples import FederatedDataset
 from confed.engines.local import Presence
 from confed.engines.perform import Setup, Workspace, count_parameters
+from confed.federation.families.public_data import UsesPublicData
 from confed.recipes.recipe import Recipe
 from confed.results.folder import RunFolder, read_jsonl
 from confed.results.metric import SEVERAL
@@ -71,7 +72,7 @@ def summarise_run(
     headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
-        if view == "personal" and not setup.algorithm.pooled and setup.algorithm.has_personal:
+        if view == "personal" and not setup.algorithm.traits.centralised and setup.algorithm.traits.has_personal:
             matrix.setdefault(own, {})[place] = values[metrics[place]]
     lines = read_jsonl(folder.metrics)
     traffic = [line for line in lines if line["event"] in ("round", "finish")]
@@ -83,7 +84,7 @@ def summarise_run(
     personal, seen = ([v for p, v in headline[k].items() if p not in left] for k in ("personal", "global_seen"))
     return {
         "algorithm": recipe.sections["algorithm"]["name"],
-        "label": setup.algorithm.label or type(setup.algorithm).__name__,
+        "label": setup.algorithm.title,
         "recipe": recipe.name,
         "seed": setup.seed,
         "rounds": setup.rounds,
@@ -125,17 +126,18 @@ def summarise_run(
         "bytes_up": {str(line["round"]): line["bytes_up"] for line in traffic},
         "bytes_down": {str(line["round"]): line["bytes_down"] for line in traffic},
         "bytes_total": 0
-        if setup.algorithm.pooled
+        if setup.algorithm.traits.centralised
         else sum(sum(line[k].values()) for line in traffic for k in ("bytes_up", "bytes_down")),
         "seconds": seconds,
         "seconds_per_round": sum(rounds) / max(len(rounds), 1),
         "cpu_seconds": cpu,
         "peak_memory_bytes": peak,
         **_parameters(setup, workspace),
-        "own_heads": setup.algorithm.own_heads,
-        "has_personal": setup.algorithm.has_personal,
-        "has_global": setup.algorithm.has_global,
-        **({"public_place": place} if (place := setup.algorithm.public_place()) is not None else {}),
+        "own_heads": setup.algorithm.traits.private_heads,
+        "has_personal": setup.algorithm.traits.has_personal,
+        "has_global": setup.algorithm.traits.has_global,
+        **({"public_place": setup.algorithm.public_place()} if isinstance(setup.algorithm, UsesPublicData) else {}),
+        "traits": setup.algorithm.traits.stated(),
         "trainable": recipe.sections["model"].get("trainable", "all"),
         "errors": [
             {"round": line["round"], "client": client, "error": error}
@@ -203,7 +205,7 @@ def _parameters(setup: Setup, workspace: Workspace) -> dict[str, Any]:
         info = setup.population.info(number)
         scopes = workspace.scopes(setup.algorithm, info)
         if id(scopes) not in known:
-            known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.carried)
+            known[id(scopes)] = count_parameters(workspace, scopes, setup.algorithm.traits.aggregates)
         counts[info.id] = known[id(scopes)]
     first = next(iter(counts.values()))
     if all(own == first for own in counts.values()):

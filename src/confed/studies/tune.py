@@ -1,7 +1,7 @@
 """Tuning: the same number of configurations for every method, chosen on the clients' validation data.
 
 What is tried is the learning rate that all methods share, crossed with what the method itself names as worth trying
-(``Algorithm.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
+(``Traits.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
 tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011). Every
 configuration is trained to the end unless stopping early is asked for: then one stops whose best score so far lies
 below the median of the earlier ones' best (the median rule of Golovin et al., "Google Vizier", KDD 2017) by more than

@@ -48,7 +48,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
     run = recipe.run
     torch.set_num_threads(run.threads)
     setup, run_data = prepare(recipe)
-    pooled = setup.algorithm.pooled
+    pooled = setup.algorithm.traits.centralised
     clients: Mapping[str, TableData]
     observers: Mapping[str, TableData] = {}
     most: int | None = None
@@ -80,7 +80,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
                 yield _pooled_score(recipe, setup, counts.values())
                 continue
             # The same rule as of tables (results/deployed.py): what is chosen by is what will be judged.
-            wanted = recipe.headline or ("global_seen" if setup.algorithm.own_heads else "personal")
+            wanted = recipe.headline or ("global_seen" if setup.algorithm.traits.private_heads else "personal")
             first, second = ("global", "personal") if wanted == "global_seen" else ("personal", "global")
             places = views["unseen"] if pooled else views[first] or views[second]
             scores = [summarise(tally)[setup.task_of(place).metric] for place, tally in places.items()]

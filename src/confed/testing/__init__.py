@@ -4,7 +4,7 @@
 :class:`ContractViolation` at the first that fails. The test suite runs it for every registered method.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from confed.federation.algorithm import Algorithm
@@ -25,7 +25,7 @@ from confed.testing.steadiness import (
 )
 from confed.testing.trial import ContractViolation
 
-__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "contract"]
+__all__ = ["CHECKS", "ContractViolation", "check_algorithm", "checks", "contract"]
 
 Check = Callable[[Algorithm], None]
 
@@ -51,6 +51,15 @@ def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
     return verdicts
 
 
+def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
+    """The checks of the contract that apply to a method, by name, for a test runner that reports each by itself.
+
+    Args:
+        algorithm: the method with the hyper-parameters to check.
+    """
+    return ((name, check) for name, check in CHECKS.items() if exemption(algorithm, name) is None)
+
+
 def contract(name: str) -> list[tuple[str, str]]:
     """For one registered method, each check and either "applies" or why it does not.
 
@@ -66,8 +75,8 @@ def contract(name: str) -> list[tuple[str, str]]:
 def exemption(algorithm: Algorithm, check: str) -> str | None:
     """Why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
-        return algorithm.neutral if isinstance(algorithm.neutral, str) else None
-    if algorithm.pooled and check in ("a failure changes nothing", "nothing leaks from client to client"):
+        return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
+    if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):
         return "there is one member, so there are no others to go on or to leak to"
     if check == "simulator equals Flower" and find_spec("flwr") is None:
         return "Flower is not installed (the extra 'flower')"

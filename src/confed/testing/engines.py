@@ -11,12 +11,12 @@ from confed.federation.algorithm import Algorithm
 from confed.federation.checkpoint import DirectoryStore
 from confed.federation.messages import Call, Reply
 from confed.federation.state import ClientState, MemoryStore, Store
-from confed.testing.trial import Bytes, ContractViolation, Recording, run, same, toy
+from confed.testing.trial import Bytes, ContractViolation, Recording, run, same, toy, undisturbed
 
 
 def survives_the_wire(algorithm: Algorithm) -> None:
     """Everything through bytes, and a new model object for every message: the same bits come out."""
-    same("survives the wire", run(toy(algorithm)), run(toy(algorithm), Bytes))
+    same("survives the wire", undisturbed(algorithm), run(toy(algorithm), Bytes))
 
 
 def simulator_equals_flower(algorithm: Algorithm) -> None:
@@ -47,7 +47,7 @@ def _same_through(check: str, algorithm: Algorithm, post: Callable[[Setup, Path]
     with TemporaryDirectory() as folder:
         sites = Path(folder)
         through = run(setup, lambda s: _ThroughSites(s, post(s, sites)), store=_SitesStore(sites))
-    here = run(setup)
+    here = undisturbed(algorithm)
     same(check, here, through)
     if here.losses != through.losses or here.errors != through.errors:
         raise ContractViolation(f"{check}: losses or errors differ: {through.losses}, {through.errors}")

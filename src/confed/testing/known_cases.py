@@ -18,11 +18,11 @@ PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay
 
 def neutral_is_fedavg(algorithm: Algorithm) -> None:
     """With neutral hyper-parameters the servers go FedAvg's way (model without BatchNorm and dropout, SGD)."""
-    if isinstance(algorithm.neutral, str):
+    if isinstance(algorithm.traits.neutral, str):
         return
-    neutral = replace(algorithm, **algorithm.neutral)
+    neutral = replace(algorithm, **algorithm.traits.neutral)
     local = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", weight_decay=0.0)
-    kind = algorithm.finetuning
+    kind = algorithm.traits.made_for
     runs = [run(toy_setup(a, local=local, rounds=ROUNDS, noisy=False, kind=kind)) for a in (neutral, FedAvg())]
     servers = [Outcome(run.servers, {}, (), (), ()) for run in runs]
     same("neutral coefficients give FedAvg", *servers, tolerance=1e-6)
@@ -31,10 +31,10 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
 def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     """One full-batch step on every client and a weighted mean is one step on everybody's data."""
     check = "one full step equals gradient descent"
-    if isinstance(algorithm.neutral, str):
+    if isinstance(algorithm.traits.neutral, str):
         return
-    neutral = replace(algorithm, **algorithm.neutral)
-    clients = toy_clients(kind=neutral.finetuning)
+    neutral = replace(algorithm, **algorithm.traits.neutral)
+    clients = toy_clients(kind=neutral.traits.made_for)
     setup = toy_setup(neutral, clients=clients, local=PLAIN, rounds=1, noisy=False)
     got = run(setup).servers["main"].params
     model, task = setup.build(), setup.task

@@ -12,14 +12,14 @@ from confed.federation.messages import drive
 from confed.federation.params import Scope
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients
-from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy
+from confed.testing.trial import ROUNDS, ContractViolation, Recording, run, toy, undisturbed
 
 
 def sends_only_what_is_shared(algorithm: Algorithm) -> None:
     """No private or frozen tensor travels up, by name or by value."""
     check = "sends only what is shared"
     setup = toy(algorithm)
-    outcome = run(setup)
+    outcome = undisturbed(algorithm)
     workspace = Workspace(setup.model())
     for client, call, reply in outcome.replies:
         if reply.error is not None:
@@ -36,7 +36,7 @@ def sends_only_what_is_shared(algorithm: Algorithm) -> None:
 def nothing_leaks(algorithm: Algorithm) -> None:
     """Another client's data cannot be seen in what a client sends and keeps in the same round."""
     check = "nothing leaks from client to client"
-    clients, other = (toy_clients(seed, kind=algorithm.finetuning) for seed in (0, 5))
+    clients, other = (toy_clients(seed, kind=algorithm.traits.made_for) for seed in (0, 5))
     mixed = {**clients, "client-0": other["client-0"]}
     one, two = run(toy(algorithm, clients), stop=1), run(toy(algorithm, mixed), stop=1)
     first, second = ([(c, r) for c, _, r in run.replies if c != "client-0"] for run in (one, two))
@@ -90,10 +90,7 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
 
 def keeps_frozen_tensors(algorithm: Algorithm) -> None:
     """Frozen tensors hold the same bits after a run."""
-    setup = toy(algorithm)
-    initial = setup.model().state_dict()
-    recording = Recording(setup)
-    run(setup, lambda _: recording)
-    for name in set(recording.workspace.tensors) - set(recording.workspace.initial):
-        if not torch.equal(recording.workspace.tensors[name], initial[name]):
+    initial = toy(algorithm).model().state_dict()
+    for name, tensor in undisturbed(algorithm).frozen.items():
+        if not torch.equal(tensor, initial[name]):
             raise ContractViolation(f"keeps frozen tensors: {name} changed")

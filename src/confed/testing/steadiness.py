@@ -16,7 +16,7 @@ from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.local import Local
 from confed.federation.state import MemoryStore
 from confed.testing.toy import toy_clients, toy_setup
-from confed.testing.trial import ROUNDS, Backwards, ContractViolation, Recording, run, same, toy
+from confed.testing.trial import ROUNDS, Backwards, ContractViolation, Recording, run, same, toy, undisturbed
 
 DESCENT = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd")
 
@@ -24,7 +24,7 @@ DESCENT = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd")
 def finite_and_deterministic(algorithm: Algorithm) -> None:
     """Two runs give the same bits, all of them finite."""
     check = "finite and deterministic"
-    one, other = run(toy(algorithm)), run(toy(algorithm))
+    one, other = undisturbed(algorithm), run(toy(algorithm))
     same(check, one, other)
     for name, tensor in one.tensors().items():
         if not torch.isfinite(tensor.double()).all():
@@ -36,7 +36,7 @@ def finite_and_deterministic(algorithm: Algorithm) -> None:
 def resumes_exactly(algorithm: Algorithm) -> None:
     """Stopped after one round and continued from files by new objects, a run gives the same bits."""
     setup = toy(algorithm)
-    whole = run(setup)
+    whole = undisturbed(algorithm)
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
         part = run(setup, store=checkpoints.store, stop=1)
@@ -58,14 +58,13 @@ def ignores_the_workspace(algorithm: Algorithm) -> None:
                 if tensor.requires_grad:
                     tensor.grad = torch.full_like(tensor, math.nan)
 
-    clean = run(toy(algorithm))
-    same("ignores the workspace", clean, run(toy(algorithm), lambda s: Recording(s, poison)))
+    same("ignores the workspace", undisturbed(algorithm), run(toy(algorithm), lambda s: Recording(s, poison)))
 
 
 def a_failure_changes_nothing(algorithm: Algorithm) -> None:
     """An action that raises leaves its client's state as it was, and the others go on."""
     check = "a failure changes nothing"
-    clients = toy_clients(kind=algorithm.finetuning)
+    clients = toy_clients(kind=algorithm.traits.made_for)
     broken = _Broken(clients["client-1"])
     store = MemoryStore()
     setup = toy(algorithm, {**clients, "client-1": broken})
@@ -104,12 +103,10 @@ class _Broken(TableData):
 def order_is_irrelevant(algorithm: Algorithm) -> None:
     """Computing clients in another order gives the same bits; registering them in another, the same numbers."""
     check = "the order of clients is irrelevant"
-    setup = toy(algorithm)
-    whole = run(setup)
-    same(check, whole, run(setup, Backwards))
-    if not algorithm.pooled:
+    same(check, undisturbed(algorithm), run(toy(algorithm), Backwards))
+    if not algorithm.traits.centralised:
         exact = replace(algorithm, accumulator="float64")
-        clients = toy_clients(kind=algorithm.finetuning)
+        clients = toy_clients(kind=algorithm.traits.made_for)
         reverse = dict(reversed(clients.items()))
         # AdamW would make a step of any size out of a gradient that is nothing but rounding.
         runs = [run(toy_setup(exact, clients=c, local=DESCENT, rounds=ROUNDS)) for c in (clients, reverse)]

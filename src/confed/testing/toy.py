@@ -21,6 +21,7 @@ from confed.data.table import Table
 from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
+from confed.federation.families.public_data import UsesPublicData
 from confed.federation.local import Local
 from confed.federation.protocols import Batch, Output, Task
 from confed.losses.label_states import label_states
@@ -208,7 +209,7 @@ def toy_setup(
 
     ``kind`` chooses the toy model and task; by default it is what the method is made for (its ``finetuning``).
     """
-    kind = algorithm.finetuning if kind is None else kind
+    kind = algorithm.traits.made_for if kind is None else kind
     clients = toy_clients(kind=kind) if clients is None else clients
     local = Local(epochs=2, batch_size=4, lr=0.05) if local is None else local
     task: Task = Multilabel(CLASSES, known=0.75, reduction="mean") if kind == "states" else ToyTask()
@@ -221,12 +222,12 @@ def toy_setup(
     if kind == "contrastive":
         task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)
     algorithm = algorithm.configure(build(), task)
-    if algorithm.pooled:
+    if algorithm.traits.centralised:
         everything = concatenate_tables([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
     owned = OWNED if kind == "modalities" else ()
     public = None
-    if algorithm.public_place() is not None:
+    if isinstance(algorithm, UsesPublicData):
         public = toy_clients(seed + 11, (10,), kind)["client-0"]
         if kind == "modalities":
             public = modal_clients(seed + 11, (10,), [("image", "text", "audio")])["client-0"]

@@ -1,7 +1,7 @@
 """Short runs on the toy federation, and what is left of them to compare."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,13 +25,14 @@ class ContractViolation(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: servers, every client's state, the losses, and all replies."""
+    """The end of a run: servers, every client's state, losses, all replies, and the model's frozen tensors."""
 
     servers: Mapping[str, ServerState]
     states: Mapping[str, ClientState]
     losses: Sequence[Mapping[str, float]]
     errors: Sequence[Mapping[str, str]]
     replies: Sequence[tuple[str, Call, Reply]]
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that survives, under unique names."""
@@ -123,7 +124,24 @@ def run(
         [record.losses for record in records],
         [record.errors for record in records],
         answerer.replies,
+        {n: t for n, t in answerer.workspace.tensors.items() if n not in answerer.workspace.initial},
     )
+
+
+_undisturbed: list[tuple[object, Algorithm, Outcome]] = []
+
+
+def undisturbed(algorithm: Algorithm) -> Outcome:
+    """A method's toy run without any disturbance, which checks compare theirs with; the latest one is kept.
+
+    Do not change the outcome: the next check of an equal method gets the same object.
+    """
+    for setup, method, outcome in _undisturbed:
+        if setup is toy_setup and type(method) is type(algorithm) and method == algorithm:
+            return outcome
+    outcome = run(toy(algorithm))
+    _undisturbed[:] = [(toy_setup, algorithm, outcome)]
+    return outcome
 
 
 def same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> None:

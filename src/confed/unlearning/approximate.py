@@ -90,7 +90,7 @@ def begin(
     old = RunFolder(root)
     if not old.summary.exists():
         raise ValueError(f"{root} is not finished; forgetting approximately starts from a final model")
-    if not setup.algorithm.has_global:
+    if not setup.algorithm.traits.has_global:
         raise ValueError(f"{type(setup.algorithm).__name__} has no global model that could remember {client!r}")
     done = recipe.run.rounds
     changed = recipe.with_run(without=(*recipe.run.without, client), rounds=done + how.rounds, keep_checkpoints=2)

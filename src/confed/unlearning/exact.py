@@ -67,7 +67,7 @@ def forget(
     check_client(recipe, client)
     out = folder_without(root, client) if out is None else out
     setup, run_data = prepare(recipe)
-    if setup.algorithm.pooled:
+    if setup.algorithm.traits.centralised:
         raise ValueError(f"{root} is a pooled run: its one model has no clients to forget")
     request = {"run": str(root.resolve()), "client": client, "approximate": approximate and asdict(approximate)}
     note = out / NOTE

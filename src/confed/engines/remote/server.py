@@ -219,7 +219,7 @@ class Remote:
 
         They are read twice, as their median is known only when all have come and they would not fit into memory.
         """
-        changes, norms, failed = self._setup.algorithm.changes, dict[str, float](), dict[int, Reply]()
+        changes, norms, failed = self._setup.algorithm.traits.changes, dict[str, float](), dict[int, Reply]()
         before = dict(self._bases)
         for position, (ask, result) in sorted(batch.done.items()):
             self._keep = True
@@ -253,7 +253,7 @@ class Remote:
         try:
             if not math.isfinite(norm) or algorithm.unsupported_reason("robust"):
                 raise ValueError("no part of it can be taken")
-            reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.changes, most / norm))
+            reply = replace(reply, message=scaled(ask.call, reply.message, algorithm.traits.changes, most / norm))
             self.shortened[name] = f"{said}; it was scaled down to that"
         except ValueError:
             self.shortened[name] = f"{said}; it was left out"

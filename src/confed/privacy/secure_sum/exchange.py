@@ -84,7 +84,7 @@ class _Round:
         round: int,
         refused: dict[str, str],
     ) -> None:
-        self.exchange, self.changes, self.title = exchange, algorithm.changes, f"round {round + 1}"
+        self.exchange, self.changes, self.title = exchange, algorithm.traits.changes, f"round {round + 1}"
         self.calls = {call.client.id: call for call in calls}
         self.sent = {name: _floating(call) for name, call in self.calls.items()}
         self.weights = {name: _whole(algorithm, call) for name, call in self.calls.items()}

@@ -17,6 +17,7 @@ from confed.report.html import page
 from confed.results.headline import headline
 from confed.results.runs import Run, Study, average, load, number
 from confed.results.settings import differing_keys
+from confed.results.traits import traits_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,10 +47,10 @@ class Point:
 
 def points(study: Study) -> list[Point]:
     """FedP³'s rows by N, then plain knowledge preserving (``st``), then FedAvg; none if the study has no such rows."""
-    rows: dict[str, list[str]] = {"fedp3": [], "st": [], "fedavg": []}
-    for method in study.methods:
-        rows.get(str(study.of(method)[0].summary.get("algorithm")), []).append(method)
-    filtered = [m for m in rows["fedp3"] if _algorithm(study, m).get("pairs", "filtered") == "filtered"]
+    traits = {method: traits_of(study.of(method)[0].summary) for method in study.methods}
+    averaging = [m for m, its in traits.items() if its.reference == 1]
+    filtered = [m for m, its in traits.items() if its.answers_compared == "filtered"]
+    filtered = [m for m in filtered if _algorithm(study, m).get("pairs", "filtered") == "filtered"]
     others = [{k: v for k, v in _algorithm(study, m).items() if k != "top_n"} for m in filtered]
     sizes = [_algorithm(study, m).get("top_n") for m in filtered]
     if len(set(sizes)) < 2 or any(other != others[0] for other in others):
@@ -57,14 +58,16 @@ def points(study: Study) -> list[Point]:
     first, *further = (study.of(m)[0] for m in filtered)
     if any(differing_keys(run, first) for run in further):
         return []
-    plain = rows["fedavg"][0] if rows["fedavg"] else None
+    plain = averaging[0] if averaging else None
     found = [
         _point(study, method, int(size or 0) ** 2, plain)
         for size, method in sorted(zip(sizes, filtered, strict=True), key=lambda pair: pair[0] or 0)
     ]
     answers = _answers(study)
     if answers:
-        found += [_point(study, method, answers, plain) for method in rows["st"]]
+        found += [
+            _point(study, method, answers, plain) for method, its in traits.items() if its.answers_compared == "all"
+        ]
     return found + ([_point(study, plain, None, None)] if plain else [])
 
 
@@ -164,7 +167,7 @@ def _panel(axes: "Axes", study: Study, found: Sequence[Point], key: str, palette
 
 
 def _is_filtered(study: Study, method: str) -> bool:
-    return study.of(method)[0].summary.get("algorithm") == "fedp3"
+    return traits_of(study.of(method)[0].summary).answers_compared == "filtered"
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from confed.results.headline import headline, is_labelled
 from confed.results.history import judged, judged_words, no_global, nobody_has_own
 from confed.results.metric import metric_of, types_in_order
 from confed.results.runs import Run, Study, average, numbers
+from confed.results.traits import traits_of
 
 __all__ = [
     "calibration",
@@ -248,7 +249,7 @@ def _reader(name: str) -> Callable[[Run], float | None]:
 
 def _fairness(study: Study) -> str:
     """Worst client, spread, and clients that would be better off with local training or the global model."""
-    local = next((m for m in study.methods if study.of(m)[0].summary.get("algorithm") == "local"), None)
+    local = next((m for m in study.methods if not traits_of(study.of(m)[0].summary).communicates), None)
     rows: list[tuple[Cell, ...]] = []
     view = judged(study)
     kind = judged_words(study)

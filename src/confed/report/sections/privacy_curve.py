@@ -13,14 +13,12 @@ from confed.report.tables.headline import mean_sd_cell
 from confed.report.tables.table import Cell, Column, Table, to_html
 from confed.results.headline import headline
 from confed.results.runs import Run, Study, distinct_labels, number
+from confed.results.traits import traits_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["DELTA", "Point", "accuracy_against_epsilon", "curves", "section"]
-
-KINDS: Mapping[str, int] = {"bicsl": 2, "split_learning": 2}
-"""Method -> kinds of rows that go up per example and step: v_MHA and v_APN; h and the gradient of z."""
 
 DELTA = 1e-5
 
@@ -72,7 +70,7 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
     for row in study.methods:
         runs = study.of(row)
         accuracies = [a for run in runs if (a := headline(run.summary, "global_seen_mean")) is not None]
-        if _method(runs[0]) not in KINDS or not accuracies:
+        if not _rows_up(runs[0]) or not accuracies:
             continue
         curve = curve_of.setdefault(_fixed(runs[0]), row)
         labels.setdefault(curve, str(runs[0].summary.get("label") or _method(runs[0])))
@@ -172,13 +170,18 @@ def _fixed(run: Run) -> str:
 
 
 def _noised(study: Study) -> bool:
-    return any(_method(run) in KINDS and (number(_privacy(run).get("noise")) or 0) > 0 for run in study.runs)
+    return any(_rows_up(run) and (number(_privacy(run).get("noise")) or 0) > 0 for run in study.runs)
 
 
 def _epsilon(run: Run, delta: float) -> float:
     """Epsilon of a run's rows."""
     noise = number(_privacy(run).get("noise")) or 0.0
-    if _method(run) == "split_learning":  # the gradients that go up tell of the labels
+    if traits_of(run.summary).gradients_up:  # they tell of the labels
         noise = min(noise, number(_privacy(run).get("gradient_noise")) or 0.0)
     epochs = int(run.recipe["run"]["rounds"]) * int(run.recipe["local"]["epochs"])
-    return epsilon(noise, releases_of(epochs, KINDS[_method(run)]), delta)
+    return epsilon(noise, releases_of(epochs, _rows_up(run)), delta)
+
+
+def _rows_up(run: Run) -> int:
+    """Kinds of rows that go up per example and step: v_MHA and v_APN of BiCSL; h and the gradient of z."""
+    return traits_of(run.summary).rows_up

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from confed.metrics.fairness import Hurt, hurt
 from confed.results.runs import Study, counted
+from confed.results.traits import traits_of
 
 __all__ = ["BySeed", "Hurting", "by_seed", "hurting", "reference_row"]
 
@@ -54,11 +55,8 @@ def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
 
 def reference_row(study: Study) -> str | None:
     """What clients are measured against: the row of local training, else of FedAvg, that has results; or None."""
-    ended = {m: str(run.summary.get("algorithm")) for m in study.methods for run in study.of(m) if run.complete}
-    for name in ("local", "fedavg"):
-        if ended.get(name) == name:
-            return name
-        found = next((method for method, algorithm in ended.items() if algorithm == name), None)
-        if found:
-            return found
-    return None
+    ended = {m: run.summary for m in study.methods for run in study.of(m) if run.complete}
+    traits = {method: traits_of(summary) for method, summary in ended.items()}
+    alone = [method for method, its in traits.items() if not its.communicates]
+    rows = alone or [method for method, its in traits.items() if its.reference == 1]
+    return next((m for m in rows if ended[m].get("algorithm") == m), rows[0]) if rows else None

@@ -24,6 +24,7 @@ from confed.report.tables.control_marks import blind_pair
 from confed.report.tables.headline import is_bound, view_key
 from confed.results.headline import LABELS, headline
 from confed.results.runs import Run, counted
+from confed.results.traits import traits_of
 
 __all__ = [
     "LEVEL",
@@ -31,7 +32,7 @@ __all__ = [
     "MEASURES",
     "MIN_SEEDS",
     "MOST_SIGNS",
-    "REFERENCES",
+    "REFERENCE_ROWS",
     "Difference",
     "Measure",
     "Methods",
@@ -55,8 +56,8 @@ MARGIN = 0.01
 MOST_SIGNS = 200_000
 """Random signs at most of a test by place."""
 
-REFERENCES = ("fedavg", "fedavg_ft", "adapter")
-"""What methods are compared with, unless told otherwise."""
+REFERENCE_ROWS = ("adapter",)
+"""Rows that methods are compared with by their name, after the methods that are references."""
 
 
 class Measure(NamedTuple):
@@ -176,13 +177,13 @@ def references_of(methods: Methods, asked: str | Sequence[str] | None = None) ->
             raise ValueError(f"reference must name at least one of {', '.join(methods)}, got none")
         return names
     firsts = {method: next(iter(runs.values())) for method, runs in methods.items()}
+    ranks = {method: traits_of(run.summary).reference for method, run in firsts.items()}
     found: list[str] = []
-    for name in REFERENCES:
-        # A row of this name comes first; a variant of the method (another aggregation, say) only without it.
-        same = (method for method, run in firsts.items() if run.summary.get("algorithm") == name)
-        method = name if name in methods else next(same, None)
-        if method:
-            found.append(method)
+    for rank in sorted({rank for rank in ranks.values() if rank}):
+        # The row named as its method comes first; a variant of it (another aggregation, say) only without that.
+        same = [method for method in firsts if ranks[method] == rank]
+        found.append(next((m for m in same if firsts[m].summary.get("algorithm") == m), same[0]))
+    found += [name for name in REFERENCE_ROWS if name in methods and name not in found]
     federated = (method for method, run in firsts.items() if not is_bound(run.summary))
     return tuple(found) or (next(federated, next(iter(methods))),)
 

@@ -8,6 +8,7 @@ from confed.report.tables.table import Cell, Column, Table
 from confed.results import format as formats
 from confed.results.history import judged_curve, judged_words, over_seeds, sent_until
 from confed.results.runs import Run, Study, number, numbers
+from confed.results.traits import traits_of
 
 __all__ = ["cost_table", "cost_to_target_table"]
 
@@ -56,7 +57,7 @@ def cost_to_target_table(study: Study) -> Table | None:
     curves = {method: curve for method, curve in curves.items() if len(curve) > 1}
     if len(curves) < 2:
         return None
-    averaging = (m for m in curves if study.of(m)[0].summary.get("algorithm") == "fedavg")
+    averaging = (m for m in curves if traits_of(study.of(m)[0].summary).reference == 1)
     reference = next(averaging, next((m for m in curves if m == "adapter"), next(iter(curves))))
     goal = curves[reference][max(curves[reference])]
     rows: list[tuple[Cell, ...]] = []

@@ -12,7 +12,7 @@ from confed.report.tables.table import Cell, Column, Mark, Table, to_rich
 from confed.report.tables.traffic import OVERHEAD, backbone, overhead
 from confed.results import format as formats
 from confed.results.deployed import deployed_note, global_note, is_shown, personal_note, with_deployed
-from confed.results.headline import BOUNDS, HEADLINES, LABELS, PARTS, headline, is_bound, is_labelled
+from confed.results.headline import HEADLINES, LABELS, PARTS, headline, is_bound, is_labelled
 from confed.results.metric import metric_note, metric_of
 from confed.results.runs import Run, Study, Summary, average, number, numbers
 from confed.results.settings import tuning_note
@@ -20,9 +20,9 @@ from confed.results.settings import tuning_note
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table as RichTable
+from confed.results.traits import traits_of
 
 __all__ = [
-    "BOUNDS",
     "is_bound",
     "main_tables",
     "marks",
@@ -356,7 +356,7 @@ def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequen
     """What the FedVQA chapter calls the rows that it names otherwise; only for its own recipes."""
     if not recipe.startswith("fedvqa"):
         return []
-    names = {"local": "DT", "central": "CT"}
-    algorithms = {method: str(runs[0].summary.get("algorithm")) for method, runs in done.items() if runs}
-    found = [f"{rows[m]} is {names[name]}" for m, name in algorithms.items() if name in names]
+    traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}
+    names = {m: "CT" if t.centralised else "DT" for m, t in traits.items() if t.centralised or not t.communicates}
+    found = [f"{rows[method]} is {name}" for method, name in names.items()]
     return [f"In the FedVQA chapter, {' and '.join(found)}."] if found else []

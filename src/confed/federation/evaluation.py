@@ -1,0 +1,122 @@
+"""Evaluation of a client's models on its own examples, and how its replies are read."""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from confed.federation.actions import action
+from confed.federation.client import Client
+from confed.federation.messages import Message
+from confed.federation.ownership import narrowed
+from confed.federation.params import Params, Scalar, copy_into
+from confed.federation.protocols import Batch, Controllable
+from confed.federation.randomness import generator
+from confed.federation.train import evaluate
+from confed.federation.traits import Traits
+
+__all__ = ["Evaluation", "read_counts", "read_tallies"]
+
+
+class Evaluation:
+    """Actions of every method that measure and train nothing."""
+
+    traits: ClassVar[Traits] = Traits()
+
+    @action
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """Counts of the global and of the personal model on the client's own examples.
+
+        Scalars of the message: ``split`` ("validation" or "test") and ``limit`` (number of examples, 0 = all).
+        Scalars of the reply: ``<global or personal>:<metric>:<sum or weight>``. Tensors of the reply, where the task
+        counts (:class:`confed.federation.protocols.Counting`): ``<global or personal>:<name of the count>``.
+        """
+        batches = client.data.test if message.scalars.get("split") == "test" else client.data.validation
+        limit = int(message.scalars.get("limit", 0)) or None
+        scalars: dict[str, Scalar] = {}
+        tensors: dict[str, Tensor] = {}
+        for view in ("global", "personal"):
+            if view == "global" and self.traits.has_global:
+                client.load(message.tensors, common=True)
+            elif view == "global" or not client.load_personal():
+                continue
+            examples = batches(client.local.eval_batch_size)
+            counts: dict[str, Tensor] = {}
+            precision = client.local.precision
+            tallies = evaluate(client.model, client.task, examples, limit=limit, precision=precision, counts=counts)
+            tensors.update({f"{view}:{name}": value for name, value in counts.items()})
+            for metric, (total, weight) in tallies.items():
+                scalars[f"{view}:{metric}:sum"] = total
+                scalars[f"{view}:{metric}:weight"] = weight
+        return Message(tensors, scalars)
+
+    @action
+    def examine(self, client: Client, message: Message) -> Message:
+        """For analysis in the simulator only: a given model, example by example, on this client's test data.
+
+        The message carries the values of the model's trained tensors, private ones included, so no engine that
+        crosses a machine's border offers this action. The reply holds tallies as ``evaluate`` under
+        "examined", and two tensors of shape (N,): ``correct`` (float32) and ``prediction`` (int64), and the records of
+        a task that keeps some (:class:`confed.federation.protocols.Counting`).
+
+        Scalars of the message: ``modalities``, such as "image+text": examples are shown with nothing but these, and
+        those that have none of them are left out; with ``complete`` also those that have some of them only.
+        ``control``, such as "permuted_image": examples are shown with the inputs of that control condition
+        (:class:`confed.federation.protocols.Controllable`), the same ones for every model of a run.
+        """
+        names = list(message.tensors)
+        copy_into([client.tensors[n] for n in client.initial], list(client.initial.values()))
+        copy_into([client.tensors[n] for n in names], [message.tensors[n] for n in names])
+        scores: list[tuple[Tensor, Tensor]] = []
+        records: list[Mapping[str, Tensor]] = []
+        batches = _test_batches(client, str(message.scalars.get("control", "")))
+        shown = str(message.scalars.get("modalities", ""))
+        if shown:
+            batches = narrowed(batches, shown.split("+"), complete=bool(message.scalars.get("complete", False)))
+        tallies = evaluate(
+            client.model,
+            client.task,
+            batches,
+            precision=client.local.precision,
+            scores=scores,
+            records=records,
+        )
+        scalars: dict[str, Scalar] = {}
+        for metric, (total, weight) in tallies.items():
+            scalars[f"examined:{metric}:sum"] = total
+            scalars[f"examined:{metric}:weight"] = weight
+        if not scores:  # a client may have no test examples
+            scores.append((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
+        correct, prediction = (torch.cat(column) for column in zip(*scores, strict=True))
+        kept = {name: torch.cat([batch[name] for batch in records]) for name in (records[0] if records else ())}
+        return Message({"correct": correct.float().cpu(), "prediction": prediction.cpu(), **kept}, scalars)
+
+
+def _test_batches(client: Client, control: str) -> Iterable[Batch]:
+    """Test examples as they are, or with the inputs of a control condition."""
+    if not control:
+        return client.data.test(client.local.eval_batch_size)
+    if not isinstance(client.data, Controllable):
+        raise ValueError(f"the data of client {client.info.id!r} offer no controls, asked for {control!r}")
+    # Neither the round nor the method: all models of a run are shown the same.
+    rng = generator(client.seed, 0, client.info.id, control)
+    return client.data.controlled_test(client.local.eval_batch_size, control, rng)
+
+
+def read_tallies(scalars: Mapping[str, Scalar], view: str) -> dict[str, tuple[float, float]]:
+    """The tallies of one view out of the scalars of an ``evaluate`` reply."""
+    prefix, ending = f"{view}:", ":sum"
+    return {
+        name[len(prefix) : -len(ending)]: (
+            float(value),
+            float(scalars[f"{name[: -len(ending)]}:weight"]),
+        )
+        for name, value in scalars.items()
+        if name.startswith(prefix) and name.endswith(ending)
+    }
+
+
+def read_counts(tensors: Params, view: str) -> dict[str, Tensor]:
+    """The counts of one view out of the tensors of an ``evaluate`` reply."""
+    return {name.removeprefix(f"{view}:"): value for name, value in tensors.items() if name.startswith(f"{view}:")}

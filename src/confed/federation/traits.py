@@ -1,0 +1,64 @@
+"""Facts about a method that the rest of confed asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+__all__ = ["Traits"]
+
+_OF_THE_CLASS = ("label", "neutral", "search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Facts about a method, the same for every value of its hyper-parameters; the defaults are those of FedAvg.
+
+    Attributes:
+        label: name of the method in tables; the class's name by default.
+        centralised: one party holds all training data: a bound, which no table ranks.
+        communicates: clients send something; False where each trains alone.
+        has_global: there is a global model.
+        has_personal: clients keep models of their own; where they do not, the global one is everybody's.
+        private_heads: the global model answers with each client's private head, so places without one are not asked.
+        splits: a client holds only a part of the model, and sends activations batch by batch.
+        rows_up: kinds of rows that a client sends per example and step across the cut; 0 where nothing is split.
+        gradients_up: some of these rows are gradients, with noise of their own.
+        answers_compared: answers whose probabilities clients keep near the global model's: "filtered" or "all".
+        clients_may_leave: False where the server keeps a part of every client that it cannot take out again.
+        clients_may_lack_modalities: False where the server's sums are over all clients.
+        counts_examples: the server needs the number of training examples of all clients
+            (:attr:`confed.federation.state.ServerState.examples`), which costs a look at every client.
+        in_sessions: clients train in sessions of many calls, as many as follow from their numbers of examples.
+        aggregates: globs of shared tensors that only the server computes; not counted as trained or sent.
+        changes: globs of tensors in replies to ``fit`` that are changes, and no new values of what was received.
+        made_for: kind of model that the contract tries the method on: "adapters", "lora", "modalities",
+            "contrastive", "states"; "" for any.
+        reference: rank among the references that other methods are compared with, from 1; 0 for none.
+        neutral: hyper-parameters at which the method is FedAvg (the contract checks it), or why there are none.
+        search: hyper-parameter -> values that ``confed tune`` may try.
+    """
+
+    label: str = ""
+    centralised: bool = False
+    communicates: bool = True
+    has_global: bool = True
+    has_personal: bool = True
+    private_heads: bool = False
+    splits: bool = False
+    rows_up: int = 0
+    gradients_up: bool = False
+    answers_compared: Literal["", "filtered", "all"] = ""
+    clients_may_leave: bool = True
+    clients_may_lack_modalities: bool = True
+    counts_examples: bool = False
+    in_sessions: bool = False
+    aggregates: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    made_for: str = ""
+    reference: int = 0
+    neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
+    search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+
+    def stated(self) -> dict[str, Any]:
+        """What a run's ``summary.json`` states of its method."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_CLASS}

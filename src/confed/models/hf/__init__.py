@@ -1,0 +1,170 @@
+"""Generative vision-language models by name: from a hub, from a folder, or small ones made here.
+
+Nothing of ``transformers`` is imported before a model is made.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from confed.models.finetuning import USUAL, Finetuning, Trainable, finetune
+from confed.models.hf.model import HuggingFaceVLM
+from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hub_names import hub_name
+from confed.registry import register_model
+
+__all__ = ["Base", "Part", "hf"]
+
+Base = Literal["fp32", "bf16"]
+"""Number format of what does not learn."""
+
+Part = Literal["language", "connector", "vision"]
+"""Parts of a model that finetuning applies to."""
+
+TINY = "tiny:"
+
+
+@register_model
+def hf(
+    answers: Sequence[str] | int,
+    vocab_size: int,
+    *,
+    source: str = "tiny:idefics3",
+    revision: str = "",
+    base: Base = "fp32",
+    parts: tuple[Part, ...] = ("language",),
+    trainable: Trainable = "lora",
+    peft: Finetuning = USUAL,
+    checkpointing: bool = False,
+    max_length: int = 256,
+    seed: int = 0,
+) -> HuggingFaceVLM:
+    """Any image-text-to-text model of ``transformers`` with a chat template. Needs ``task.name = "generation"``.
+
+    Args:
+        answers: not used: answers are texts, the task says which there are.
+        vocab_size: not used: the vocabulary is the model's.
+        source: a hub name ("HuggingFaceTB/SmolVLM-256M-Instruct"), a folder written by ``save_pretrained`` with its
+            processor, or "tiny:FAMILY" for a small one with random weights, such as "tiny:idefics3".
+        revision: commit, tag or branch of the hub name.
+        base: number format of what does not learn; what learns is fp32.
+        parts: what ``trainable`` applies to: "language" (default), "connector", "vision".
+        trainable: "lora" (default), "ia3", "adapters", "bias", "top" or "all".
+        peft: options of that finetuning; LoRA's layers are by default all linear layers of ``parts``.
+        checkpointing: recompute activations in the backward pass, which saves memory and costs a third more time.
+        max_length: most tokens of a prompt, without its picture's.
+        seed: of all fresh values.
+
+    Raises:
+        ValueError: no such model, a processor without chat template or of another kind, experts in place of linear
+            layers, an unknown part or number format, or a kind of finetuning that the model cannot do.
+    """
+    del answers, vocab_size
+    unknown = [part for part in parts if part not in get_args(Part)]
+    if unknown or not parts:
+        raise ValueError(f"model.parts must be of {', '.join(get_args(Part))}, got {', '.join(unknown) or 'none'}")
+    if base not in get_args(Base):
+        raise ValueError(f"model.base must be one of {', '.join(get_args(Base))}, got {base!r}")
+    body = _body(source, revision, seed)
+    if base == "bf16":
+        body = body.to(torch.bfloat16)
+    model = HuggingFaceVLM(body, _tokenizer((), (), source, revision, max_length), checkpointing)
+    finetune(model, trainable, peft, model.places(tuple(parts)), torch.Generator().manual_seed(seed))
+    outside = tuple(f"{model.part(name)}." for name in ("language", "vision") if name not in parts)
+    for name, parameter in model.named_parameters():
+        connector = not name.startswith((f"{model.part('language')}.", f"{model.part('vision')}."))
+        if name.startswith(outside) or (connector and "connector" not in parts and not model.is_head(name)):
+            parameter.requires_grad_(False)
+        if parameter.requires_grad and base != "fp32":
+            parameter.data = parameter.data.float()
+    return model
+
+
+def _tokenizer(
+    words: Sequence[str],
+    answers: Sequence[str] = (),
+    source: str = "tiny:idefics3",
+    revision: str = "",
+    max_length: int = 256,
+) -> ChatTokenizer:
+    """Prompts of the model's processor; its vocabulary is fixed, so the dataset's words do not matter."""
+    del words, answers
+    return ChatTokenizer(_processor(source, revision), max_length)
+
+
+hf.tokenizer = _tokenizer  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@lru_cache(maxsize=2)
+def _processor(source: str, revision: str) -> Any:
+    """The processor of a source.
+
+    Raises:
+        ValueError: there is none, or a library that it needs is missing.
+    """
+    if source.startswith(TINY):
+        from confed.models.hf.tiny import tiny
+
+        return tiny(source.removeprefix(TINY))[1]
+    from transformers import AutoProcessor
+
+    try:
+        found = AutoProcessor.from_pretrained(_place(source), **({"revision": revision} if revision else {}))
+    except ImportError as error:
+        raise ValueError(
+            f"the processor of {source!r} needs a library that is not installed; the extra 'vlm' has it "
+            f"({_line(error)})"
+        ) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
+    if not hasattr(found, "image_processor") or not hasattr(found, "tokenizer"):
+        raise ValueError(f"{source!r} has no processor of pictures and texts, only a {type(found).__name__}")
+    return found
+
+
+def _body(source: str, revision: str, seed: int) -> Any:
+    """The library's model.
+
+    Raises:
+        ValueError: there is none, it cannot be read, or it is a mixture of experts.
+    """
+    if source.startswith(TINY):
+        from confed.models.hf.tiny import tiny
+
+        return tiny(source.removeprefix(TINY), seed)[0]
+    from safetensors import SafetensorError
+    from transformers import AutoModelForImageTextToText
+
+    options: dict[str, Any] = {"revision": revision} if revision else {}
+    try:
+        body: Any = AutoModelForImageTextToText.from_pretrained(_place(source), use_safetensors=True, **options)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"no image-text-to-text model could be read from {source!r}: {_line(error)}") from error
+    text = body.config.get_text_config()
+    if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
+        raise ValueError(
+            f"{source!r} is a mixture of experts, whose experts are no linear layers that adapters could be put on"
+        )
+    return body
+
+
+def _place(source: str) -> str:
+    """A folder or a hub name.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    path = Path(source).expanduser()
+    where = str(path) if path.is_dir() else hub_name(source)
+    if where is None:
+        raise ValueError(
+            f"model.source must be a hub name owner/name, a folder, or tiny:FAMILY; there is no folder {source!r}"
+        )
+    return where
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

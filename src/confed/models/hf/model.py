@@ -1,0 +1,333 @@
+"""Generative vision-language models of ``transformers``, as they are, for any of the methods.
+
+The library's model is not taken apart: it reads what its own processor makes of a picture and a prompt. What a family
+packs into one axis (the patches of all pictures of a batch) is kept example by example, first dimension B, and joined
+where the library's model is called.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from confed.federation.protocols import Batch, Output
+from confed.models.adapters import AdapterBank, Host
+from confed.models.finetuning import Finetunable, Places
+from confed.models.hf.prompts import ChatTokenizer
+
+__all__ = ["Asked", "HuggingFaceVLM", "Pictures"]
+
+_KEPT = 256 * 2**20
+"""Bytes of processed pictures that are kept; beyond these the oldest are made again."""
+_TOKENS = 2**14
+"""Tokens of candidates that are read at once."""
+_SCORES = 2**24
+"""Vocabulary scores held at once while candidates are compared: 64 MiB in single precision."""
+
+
+class Asked(NamedTuple):
+    """Prompts with their pictures, before the first layer.
+
+    Attributes:
+        ids: prompts with the tokens of their pictures, padded on the left, int64 (B, L).
+        mask: 1 for tokens, int64 (B, L).
+        pictures: what the processor made of each example's picture, each (B, ...).
+        tokens: tokens of the answers to learn, (B, K, T), or None.
+        counted: which of them there are, bool (B, K); None where all are.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    pictures: Mapping[str, Tensor]
+    tokens: Tensor | None
+    counted: Tensor | None = None
+
+
+class Pictures:
+    """Inputs that a processor makes of pictures, kept up to a number of bytes.
+
+    Args:
+        processor: of ``transformers``.
+        kept: bytes.
+    """
+
+    def __init__(self, processor: Any, kept: int = _KEPT) -> None:
+        self._images, self._budget, self._bytes = processor.image_processor, kept, 0
+        self._kept: OrderedDict[bytes, dict[str, Tensor]] = OrderedDict()
+        self.packed: frozenset[str] = frozenset()
+        """Inputs whose first axis is not that of examples in the library's model."""
+        grey = np.zeros((32, 48, 3), np.uint8)
+        two = self._images([[grey], [grey]], return_tensors="pt")
+        self.packed = frozenset(key for key, value in two.items() if len(value) != 2)
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of all inputs that are kept."""
+        return self._bytes
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Inputs of the library's model for pictures, each (B, ...).
+
+        Args:
+            images: uint8, shape (B, 3, H, W).
+        """
+        rows = [self._one(picture) for picture in images.cpu().permute(0, 2, 3, 1).contiguous().numpy()]
+        return {key: torch.stack([row[key] for row in rows]).to(images.device) for key in rows[0]}
+
+    def _one(self, picture: np.ndarray) -> dict[str, Tensor]:
+        key = picture.tobytes() + bytes(str(picture.shape), "ascii")
+        found = self._kept.get(key)
+        if found is None:
+            made = self._images([[picture]], return_tensors="pt")
+            found = {name: value if name in self.packed else value[0] for name, value in made.items()}
+            size = sum(value.nbytes for value in found.values()) + len(key)
+            if size <= self._budget:
+                self._kept[key] = found
+                self._bytes += size
+            while self._bytes > self._budget:
+                old, gone = self._kept.popitem(last=False)
+                self._bytes -= sum(value.nbytes for value in gone.values()) + len(old)
+        return found
+
+    def joined(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same inputs as the library's model reads them: packed ones with one axis for all examples."""
+        return {key: value.flatten(0, 1) if key in self.packed else value for key, value in inputs.items()}
+
+
+class HuggingFaceVLM(Finetunable):
+    """An image-text-to-text model of ``transformers`` that writes answers, or chooses among given ones by likelihood.
+
+    Batches have ``image``, uint8 (B, 3, H, W), and ``text`` and ``text_mask``, int64 (B, L), prompts of
+    :class:`confed.models.hf.prompts.ChatTokenizer`. Training batches have ``answer_tokens`` too, (B, T), or (B, K, T)
+    with ``answer_weight`` (B, K); what comes out is as in :class:`confed.models.answer_ranking.GenerativeAnswerer`:
+    token scores (R, T - 1, V) of training batches, log-likelihoods of the candidates (B, C) of all others. Features are
+    the last layer's state of the prompt's last token, (B, d).
+
+    Args:
+        body: the library's model.
+        tokenizer: its prompts.
+        checkpointing: recompute activations of the backward pass instead of keeping them.
+
+    Attributes:
+        decoder_layers: name of the language part's list of layers.
+    """
+
+    generative = True
+    answer_head = ""
+
+    def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.body: Any = body
+        self.tokenizer, self.pictures = tokenizer, Pictures(tokenizer.processor)
+        self.prompts, self.adapters = nn.ModuleDict(), AdapterBank((), 1)
+        self._candidates: Tensor | None = None
+        self._typed = _type_keys(tokenizer)
+        if checkpointing:
+            self.body.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        self.body.config.use_cache = False
+        self.train()
+
+    # Parts --------------------------------------------------------------------------------------------------------
+
+    def part(self, name: str) -> str:
+        """Name of the submodule of the language part or of the picture encoder.
+
+        Args:
+            name: "language" or "vision".
+        """
+        wanted = self.body.get_decoder() if name == "language" else self.body.get_encoder("image")
+        return next(own for own, module in self.named_modules() if module is wanted)
+
+    def places(self, parts: tuple[str, ...], reduction: int = 16) -> Places:
+        """What can be finetuned: the linear layers, and the decoder's blocks as places of adapters.
+
+        Args:
+            parts: of "language", "connector" and "vision".
+            reduction: usual reduction of the adapters.
+        """
+        language, vision = self.part("language"), self.part("vision")
+        names = [name for name, module in self.named_modules() if isinstance(module, nn.Linear)]
+        head = self.body.get_output_embeddings()
+        own = {
+            "language": [n for n in names if n.startswith(f"{language}.")],
+            "vision": [n for n in names if n.startswith(f"{vision}.")],
+        }
+        rest = [n for n in names if not n.startswith((f"{language}.", f"{vision}."))]
+        own["connector"] = [n for n in rest if self.get_submodule(n) is not head]
+        layers = self.body.get_decoder().layers
+        width = self.body.get_decoder().config.hidden_size
+        return Places(
+            heads=(),
+            top=(f"{language}.layers.{len(layers) - 1}.",),
+            hosts=[Host(layer, width) for layer in layers] if "language" in parts else [],
+            reduction=reduction,
+            lora=tuple(name for part in parts for name in own[part]),
+            ia3=tuple(n for n in own["language"] if n.endswith((".k_proj", ".v_proj"))),
+            ia3_inputs=tuple(n for n in own["language"] if n.endswith((".down_proj", ".fc2"))),
+        )
+
+    def is_head(self, name: str) -> bool:
+        """Whether a parameter is the output layer's, which turns states into scores of tokens.
+
+        Args:
+            name: the parameter's.
+        """
+        head = self.body.get_output_embeddings()
+        own = next(own for own, module in self.named_modules() if module is head)
+        return name.startswith(f"{own}.")
+
+    @property
+    def prefix_names(self) -> tuple[str, ...]:
+        """None: the first part makes inputs and has no layers."""
+        return ()
+
+    # Passes -------------------------------------------------------------------------------------------------------
+
+    def begin(self, task: Any) -> None:
+        """Takes over the answers to choose from: the task's ``candidates``, int64 (C, T), where it has them."""
+        self._candidates = getattr(task, "candidates", None)
+
+    def forward(self, batch: Batch) -> Output:
+        """Scores and features; see the class.
+
+        Raises:
+            ValueError: a key is missing, or there are no candidates.
+        """
+        return self.suffix(self.prefix(batch))
+
+    def prefix(self, batch: Batch) -> Asked:
+        """Prompts with the tokens of their pictures, and what the processor makes of these.
+
+        Raises:
+            ValueError: a key is missing or has another shape.
+        """
+        for key in ("image", "text", "text_mask"):
+            if key not in batch:
+                raise ValueError(f"a batch of the model 'hf' needs the key {key!r}, got {', '.join(sorted(batch))}")
+        image = batch["image"]
+        if image.dtype != torch.uint8 or image.ndim != 4:
+            raise ValueError(f"image must be uint8 of shape (B, 3, H, W), got {image.dtype} {tuple(image.shape)}")
+        first = image[:1].cpu().permute(0, 2, 3, 1).contiguous().numpy()
+        ids, mask = batch["text"], batch["text_mask"]
+        if len(first):
+            ids, mask = self.tokenizer.placeholder.put_in(ids, mask, first[0])
+        tokens, counted = batch.get("answer_tokens"), None
+        if tokens is not None and tokens.ndim == 3:
+            counted = batch["answer_weight"] > 0
+        if tokens is not None and tokens.ndim == 2:
+            tokens = tokens[:, None]
+        return Asked(ids, mask, self.pictures(image), tokens, counted)
+
+    def suffix(self, state: Asked) -> Output:
+        """The library's model, with the adapters that are switched on."""
+        if state.tokens is None:
+            return self.rank(state)
+        b, k, t = state.tokens.shape
+        rows = torch.arange(b, device=state.ids.device).repeat_interleave(k)
+        answers = state.tokens.flatten(0, 1)
+        if state.counted is not None:
+            there = state.counted.flatten()
+            rows, answers = rows[there], answers[there]
+            t = max(int((answers != 0).sum(1).max()), 2) if len(answers) else 2
+            answers = answers[:, :t]
+        hidden = self._hidden(state, rows, answers)
+        length = state.ids.shape[1]
+        first = torch.zeros(b, dtype=torch.int64, device=rows.device).scatter_reduce(
+            0, rows, torch.arange(len(rows), device=rows.device), "amin", include_self=False
+        )
+        return Output(self._scores(hidden[:, length - 1 : length + t - 2]), hidden[first, length - 1])
+
+    @staticmethod
+    def repeat(state: Asked, n: int) -> Asked:
+        """The whole batch n times, one after the other: for n blends of adapters in one pass."""
+
+        def more(part: Tensor) -> Tensor:
+            return part.repeat(n, *[1] * (part.ndim - 1))
+
+        return Asked(
+            more(state.ids), more(state.mask), {key: more(value) for key, value in state.pictures.items()},
+            None if state.tokens is None else more(state.tokens),
+            None if state.counted is None else more(state.counted),
+        )  # fmt: skip
+
+    def rank(self, state: Asked) -> Output:
+        """Log-likelihoods of the candidates, (B, C), the prompt computed once for all of them.
+
+        Raises:
+            ValueError: no candidates were set by :meth:`begin`.
+        """
+        if self._candidates is None:
+            raise ValueError("the model 'hf' chooses among given answers and got none: task.name must be 'generation'")
+        answers = self._candidates.to(state.ids.device)[:, 1:]
+        b, (c, t) = len(state.ids), answers.shape
+        base = self.body.model
+        read = self._inputs(state.ids, state.mask, state.pictures)
+        begun = base(**read, use_cache=True, return_dict=True)
+        last = begun.last_hidden_state[:, -1:]
+        first = self._scores(last)[:, 0].float().log_softmax(-1)
+        likelihood = first[:, answers[:, 0]]
+        if t > 1:
+            at_once = max(_TOKENS // max(b * (t - 1), 1), 1)
+            parts = [self._continued(state, begun, answers[i : i + at_once]) for i in range(0, c, at_once)]
+            likelihood = likelihood + torch.cat(parts, 1)
+        return Output(likelihood, last[:, 0])
+
+    def _continued(self, state: Asked, begun: Any, answers: Tensor) -> Tensor:
+        """log p of all but the first token of c answers given the cached prompts, (B, c)."""
+        b, (c, t) = len(state.ids), answers.shape
+        cache = copy(begun.past_key_values)
+        cache.layers = [copy(layer) for layer in cache.layers]  # repeating gives new tensors, the prompts' stay
+        cache.batch_repeat_interleave(c)
+        own = answers.repeat(b, 1)
+        mask = torch.cat([state.mask.repeat_interleave(c, 0), (own[:, :-1] != 0).long()], 1)
+        length = state.ids.shape[1]
+        embeds = self.body.get_input_embeddings()(own[:, :-1])
+        decoder = self.body.get_decoder()
+        hidden = decoder(
+            inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, use_cache=True,
+            position_ids=torch.arange(length, length + t - 1, device=own.device).expand(b * c, -1), return_dict=True,
+        ).last_hidden_state  # fmt: skip
+        target = own[:, 1:]
+        found = hidden.new_zeros(target.shape, dtype=torch.float32)
+        at_once = max(_SCORES // (self.tokenizer.vocab_size * max(t - 1, 1)), 1)
+        for rows in torch.arange(b * c, device=own.device).split(at_once):
+            scores = self._scores(hidden[rows]).float().log_softmax(-1)
+            found[rows] = scores.gather(2, target[rows][..., None])[..., 0]
+        return (found * (target != 0)).sum(1).view(b, c)
+
+    def _hidden(self, state: Asked, rows: Tensor, answers: Tensor) -> Tensor:
+        """Last layer's states of prompts and answers, (R, L + T - 1, d); answers without their start and last token."""
+        read = answers[:, 1:-1]
+        ids = torch.cat([state.ids[rows], read], 1)
+        mask = torch.cat([state.mask[rows], (read != 0).long()], 1)
+        pictures = {key: value[rows] for key, value in state.pictures.items()}
+        return self.body.model(**self._inputs(ids, mask, pictures), return_dict=True).last_hidden_state
+
+    def _inputs(self, ids: Tensor, mask: Tensor, pictures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        dtype = self.body.dtype
+        own = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.pictures.joined(pictures).items()}
+        typed = dict.fromkeys(self._typed, (ids == self._picture_token).long())
+        return {"input_ids": ids, "attention_mask": mask, **own, **typed}
+
+    @property
+    def _picture_token(self) -> int:
+        config = self.body.config
+        return int(getattr(config, "image_token_id", None) or config.image_token_index)
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self.body.get_output_embeddings()(hidden)
+
+    def layers(self) -> Iterator[str]:
+        """Names of the linear layers that learn, for ``confed doctor model``."""
+        learning = {name.rpartition(".lora_")[0] for name, p in self.named_parameters() if p.requires_grad}
+        yield from sorted(filter(None, learning))
+
+
+def _type_keys(tokenizer: ChatTokenizer) -> tuple[str, ...]:
+    """Inputs that tell tokens of pictures from words, as the processor names them."""
+    names: list[str] = tokenizer.processor.model_input_names
+    return tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in names)

@@ -1,0 +1,227 @@
+"""Vision-language models of transformers by name: the library's own numbers, finetuning, folders, faults."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from confed.federation.protocols import Batch
+from confed.models import create_model, create_tokenizer
+from confed.models.finetuning import Finetuning
+from confed.models.hf.model import HuggingFaceVLM
+from confed.models.hf.prompts import ChatTokenizer
+from confed.models.hf.tiny import FAMILIES, tiny
+from confed.tasks.generation import Generation
+
+QUESTIONS = ["what colour is it?", "red?", "is there a big thing here?"]
+ANSWERS = ["red", "light green", "yes"]
+
+
+def pictures(count: int = 3) -> Tensor:
+    return torch.randint(0, 256, (count, 3, 48, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def built(family: str, **options: Any) -> tuple[HuggingFaceVLM, ChatTokenizer]:
+    tokenizer: Any = create_tokenizer("hf", (), source=f"tiny:{family}")
+    model: Any = create_model("hf", answers=3, vocab_size=0, source=f"tiny:{family}", **options)
+    return model, tokenizer
+
+
+def batch_of(tokenizer: ChatTokenizer) -> dict[str, Tensor]:
+    text, mask = tokenizer(QUESTIONS)
+    return {"image": pictures(), "text": text, "text_mask": mask, "answer_tokens": tokenizer.answers(ANSWERS)}
+
+
+def library(model: HuggingFaceVLM, tokenizer: ChatTokenizer) -> Tensor:
+    """log p of each answer by the library alone, one example at a time, without padding."""
+    found = []
+    for picture, question, answer in zip(pictures(), QUESTIONS, ANSWERS, strict=True):
+        content = [{"type": "image", "image": picture.permute(1, 2, 0).numpy()}, {"type": "text", "text": question}]
+        turns = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+        ]
+        make = tokenizer.processor.apply_chat_template
+        prompt = make(turns[:1], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True)
+        whole = make(turns, tokenize=True, return_dict=True, return_tensors="pt")
+        ids, start = whole["input_ids"][0], prompt["input_ids"].shape[1]
+        assert torch.equal(ids[:start], prompt["input_ids"][0])
+        scores = model.body(**whole).logits[0].log_softmax(-1)
+        found.append(scores[range(start - 1, len(ids) - 1), ids[start:]].sum())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_likelihoods_of_answers_are_the_librarys(family: str) -> None:
+    model, tokenizer = built(family)
+    model.eval()
+    batch = batch_of(tokenizer)
+    task = Generation(3).choosing(batch["answer_tokens"])
+    with torch.no_grad():
+        expected = library(model, tokenizer)
+        trained = model(batch)
+        torch.testing.assert_close(task.loss(trained, batch), -expected.mean(), rtol=1e-5, atol=1e-4)
+        model.begin(task)
+        ranked = model({key: value for key, value in batch.items() if key != "answer_tokens"})
+    assert ranked.logits.shape == (3, 3)
+    torch.testing.assert_close(ranked.logits.diagonal(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(ranked.features, trained.features, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranking_reads_the_picture_and_is_the_same_one_by_one(family: str) -> None:
+    model, tokenizer = built(family)
+    model.eval()
+    batch = batch_of(tokenizer)
+    model.begin(Generation(3).choosing(batch.pop("answer_tokens")))
+    with torch.no_grad():
+        whole = model(batch).logits
+        for row in range(3):
+            one = model({key: value[row : row + 1] for key, value in batch.items()}).logits
+            torch.testing.assert_close(one[0], whole[row], rtol=1e-4, atol=1e-4)
+        other = model({**batch, "image": 255 - batch["image"]}).logits
+    assert (other - whole).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("trainable", ["lora", "adapters", "ia3", "top", "all"])
+def test_what_learns_lies_in_the_language_part_and_gets_gradients(family: str, trainable: str) -> None:
+    model, tokenizer = built(family, trainable=trainable, peft=Finetuning(rank=4, reduction=8))
+    batch = batch_of(tokenizer)
+    learning = {name for name, value in model.named_parameters() if value.requires_grad}
+    language = f"{model.part('language')}."
+    assert learning
+    assert all(name.startswith(language) or (trainable == "all" and model.is_head(name)) for name in learning)
+    Generation(3).loss(model(batch), batch).backward()
+    with_gradient = {name for name, value in model.named_parameters() if value.grad is not None}
+    assert with_gradient == learning
+    assert set(model.frozen) >= {name for name, _ in model.named_parameters()} - learning
+
+
+def test_lora_reaches_the_vision_part_on_request_only() -> None:
+    model, _ = built("idefics3", parts=("language", "vision", "connector"), peft=Finetuning(rank=2))
+    places = {name.split(".lora_")[0] for name, value in model.named_parameters() if value.requires_grad}
+    assert any(name.startswith(model.part("vision")) for name in places)
+    assert any("connector" in name for name in places)
+
+
+def test_a_saved_folder_gives_the_same_model(tmp_path: Path) -> None:
+    body, processor = tiny("llava", seed=3)
+    body.save_pretrained(tmp_path)  # type: ignore[operator]
+    processor.save_pretrained(tmp_path)
+    tokenizer: Any = create_tokenizer("hf", (), source=str(tmp_path))
+    batch = batch_of(tokenizer)
+    task = Generation(3).choosing(batch.pop("answer_tokens"))
+    found = []
+    for model in (
+        HuggingFaceVLM(body, ChatTokenizer(processor)),
+        create_model("hf", answers=3, vocab_size=0, source=str(tmp_path)),
+    ):
+        chat: Any = model.eval()
+        chat.begin(task)
+        with torch.no_grad():
+            found.append(chat(batch).logits)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-5)
+
+
+def test_bf16_keeps_what_learns_in_single_precision() -> None:
+    model, tokenizer = built("idefics3", base="bf16", peft=Finetuning(rank=2))
+    kinds = {(value.requires_grad, value.dtype) for value in model.parameters()}
+    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
+    batch = batch_of(tokenizer)
+    loss = Generation(3).loss(model(batch), batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(value.grad is not None for value in model.parameters() if value.requires_grad)
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model, tokenizer = built("idefics3", checkpointing=checkpointing, peft=Finetuning(rank=2))
+        batch = batch_of(tokenizer)
+        Generation(3).loss(model(batch), batch).backward()
+        gradients.append([value.grad for value in model.parameters() if value.requires_grad])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_several_answers_are_read_where_they_are() -> None:
+    model, tokenizer = built("gemma3")
+    model.eval()
+    batch: dict[str, Tensor] = batch_of(tokenizer)
+    tokens = batch.pop("answer_tokens")
+    several = torch.stack([tokens, tokens.roll(1, 0)], 1)
+    weight = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]])
+    with torch.no_grad():
+        both = model({**batch, "answer_tokens": several, "answer_weight": weight})
+        one = model({**batch, "answer_tokens": tokens})
+    assert both.logits.shape[0] == 5
+    torch.testing.assert_close(both.logits[[0, 2, 3]], one.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_processed_pictures_are_kept_up_to_a_budget() -> None:
+    _, tokenizer = built("idefics3")
+    from confed.models.hf.model import Pictures
+
+    small = Pictures(tokenizer.processor, kept=40_000)
+    first = small(pictures(8))
+    again = small(pictures(8))
+    assert small.bytes_kept <= 40_000
+    for key, value in first.items():
+        assert torch.equal(value, again[key])
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "family": ({"source": "tiny:nothing"}, "there are tiny:idefics3"),
+    "folder": ({"source": "./not/there"}, "there is no folder './not/there'"),
+    "part": (
+        {"source": "tiny:llava", "parts": ("tail",)},
+        "model.parts must be of language, connector, vision, got tail",
+    ),
+    "base": ({"source": "tiny:llava", "base": "fp8"}, "model.base must be one of fp32, bf16, got 'fp8'"),
+    "prompt": ({"source": "tiny:llava", "trainable": "prompt"}, "'prompt' does not work with HuggingFaceVLM"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), FAULTS.values(), ids=FAULTS)
+def test_faults_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_model("hf", answers=3, vocab_size=0, **options)
+
+
+def test_a_folder_without_processor_and_one_without_template_are_refused(tmp_path: Path) -> None:
+    body, processor = tiny("llava")
+    body.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"no processor could be read from|has no processor of pictures and texts"):
+        create_tokenizer("hf", (), source=str(tmp_path))
+    processor.chat_template = None
+    with pytest.raises(ValueError, match="has no chat template"):
+        ChatTokenizer(processor)
+
+
+def test_bad_batches_are_named() -> None:
+    model, tokenizer = built("llava")
+    batch: Batch = batch_of(tokenizer)
+    with pytest.raises(ValueError, match="needs the key 'image', got answer_tokens, text, text_mask"):
+        model({key: value for key, value in batch.items() if key != "image"})
+    with pytest.raises(ValueError, match=r"image must be uint8 of shape \(B, 3, H, W\), got torch.float32"):
+        model({**batch, "image": batch["image"].float()})
+    with pytest.raises(ValueError, match=r"task.name must be 'generation'"):
+        model({key: value for key, value in batch.items() if key != "answer_tokens"})
+    with pytest.raises(ValueError, match="a prompt lacks the placeholder '<image>' of its picture"):
+        model({**batch, "text": torch.full_like(batch["text"], 40)})
+
+
+def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_named() -> None:
+    _, tokenizer = built("llava")
+    with pytest.raises(ValueError, match="raise it, or leave the question out"):
+        tokenizer(["x" * 400])
+    with pytest.raises(ValueError, match="the answer '' adds no token"):
+        tokenizer.answers(["red", ""])
+    assert tokenizer.decode(tokenizer.answers(["light green"])[:, 1:]) == ["light green\n"]
+    assert np.array_equal(tokenizer(["a"])[1][0].numpy(), np.ones(len(tokenizer(["a"])[1][0])))
