@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from confed.data.examples import TableData
-from confed.data.pooling import pool
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import InProcess, Members, Simulation, Workspace, simulate
 from confed.engines.perform import Setup
 from confed.federation.algorithm import Algorithm
@@ -82,7 +82,7 @@ def rounds(algorithm: Algorithm, examples: int) -> Iterator[float]:
     tables = vilt_tables(4, examples)
     data = {f"{i}": TableData(t, t.take(0), t.take(0)) for i, t in enumerate(tables)}
     if algorithm.traits.centralised:
-        everything = pool(tables)
+        everything = concatenate_tables(tables)
         data = {"everyone": TableData(everything, everything.take(0), everything.take(0))}
     task = VQA(ANSWERS)
     setup = Setup(algorithm.configure(build(), task), Members(data), task, LOCAL, build, rounds=100_000)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from confed.data.examples import TableData
-from confed.data.pooling import pool
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Setup, Simulation, Workspace, perform
 from confed.federation.messages import Call, Message
 from confed.federation.state import ClientState, MemoryStore
@@ -61,7 +61,7 @@ def mixed() -> None:
     optimizer = make_optimizer(list(model.parameters()), local)
     tables = [data.tables[0] for data in materials.clients.values()]
     pure = [TableData(table, table, table) for table in tables]
-    together = TableData(*[pool(tables)] * 3)
+    together = TableData(*[concatenate_tables(tables)] * 3)
 
     def train(data: TableData) -> None:
         for batch in data.train(local.batch_size, torch.Generator().manual_seed(0)):

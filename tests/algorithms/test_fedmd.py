@@ -186,4 +186,4 @@ def test_the_recipe_names_the_public_place() -> None:
     with pytest.raises(ValueError, match="'toy' has none"):
         public_data(FedMD(), dataset, {})
     with pytest.raises(ValueError, match="answers or tasks of their own"):
-        public_data(FedMD(public="client-1"), replace(dataset, pools={"x": ("a",)}), places)
+        public_data(FedMD(public="client-1"), replace(dataset, answer_sets={"x": ("a",)}), places)

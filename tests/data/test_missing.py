@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from confed.data.examples import Examples, FederatedDataset, TableData, encode, presence
-from confed.data.filling import filled
-from confed.data.missing import lose, missing_of
+from confed.data.imputation import impute
+from confed.data.missing import drop_modalities, missing_of
 from confed.data.modalities import check_ownership, in_turns, modalities_of
 from confed.data.modality_names import set_names
-from confed.data.pooling import pool
+from confed.data.table_concatenation import concatenate_tables
 from confed.federation.local import Local
 from confed.federation.protocols import Batch
 from confed.federation.specs import model_spec
@@ -91,18 +91,18 @@ def test_ownership_that_does_not_fit_is_refused(owned: dict[str, tuple[str, ...]
 
 def test_so_many_are_lost_as_was_asked_for_and_nobody_loses_the_last() -> None:
     missing = missing_of({"image": 0.6, "text": 0.6})
-    left = presence(lose(plain(3000), missing, 0).clients["one"].train)
+    left = presence(drop_modalities(plain(3000), missing, 0).clients["one"].train)
     assert left[:, :2].any(axis=1).all()
     # Of both lost (0.36) one is spared, each as often.
     assert abs((~left[:, 0]).mean() - (0.6 - 0.18)) < 0.03
     assert abs((~left[:, 1]).mean() - (0.6 - 0.18)) < 0.03
-    assert presence(lose(gaps(), missing_of({"audio": 0.9}), 0).clients["sensor"].train)[:, 3].all()
+    assert presence(drop_modalities(gaps(), missing_of({"audio": 0.9}), 0).clients["sensor"].train)[:, 3].all()
 
 
 def test_what_is_lost_is_a_function_of_seed_client_role_and_row() -> None:
     missing = missing_of({"image": 0.5, "when": "both"})
-    large, again, other = (lose(plain(n), missing, seed) for n, seed in ((300, 3), (300, 3), (300, 4)))
-    small = lose(plain(100), missing, 3)
+    large, again, other = (drop_modalities(plain(n), missing, seed) for n, seed in ((300, 3), (300, 3), (300, 4)))
+    small = drop_modalities(plain(100), missing, 3)
 
     def gone(dataset: FederatedDataset, client: str = "one", role: str = "train") -> list[bool]:
         return presence(getattr(dataset.clients[client], role))[:, 0].tolist()
@@ -118,14 +118,14 @@ def test_what_is_lost_is_a_function_of_seed_client_role_and_row() -> None:
     ("when", "roles"), [("train", {"train"}), ("test", {"validation", "test", "unseen"}), ("both", {*ROLES, "unseen"})]
 )
 def test_roles(when: str, roles: set[str]) -> None:
-    dataset = lose(plain(), missing_of({"image": 0.5, "when": when}), 0)
+    dataset = drop_modalities(plain(), missing_of({"image": 0.5, "when": when}), 0)
     parts = {role: getattr(dataset.clients["two"], role) for role in ROLES} | {"unseen": dataset.unseen["abroad"]}
     assert {role for role, part in parts.items() if not presence(part)[:, 0].all()} == roles
     assert "image of" in dataset.facts["missing"]
 
 
 def test_a_clients_own_table_takes_the_place_of_the_rates_for_all() -> None:
-    dataset = lose(plain(), missing_of({"image": 0.5, "two": {"text": 0.5}}), 0)
+    dataset = drop_modalities(plain(), missing_of({"image": 0.5, "two": {"text": 0.5}}), 0)
     one, two = (presence(dataset.clients[name].train) for name in ("one", "two"))
     assert not one[:, 0].all()
     assert one[:, 1].all()
@@ -136,15 +136,15 @@ def test_a_clients_own_table_takes_the_place_of_the_rates_for_all() -> None:
 
 
 def test_types_that_name_the_set_follow_it_and_others_stay() -> None:
-    own = lose(gaps(), missing_of({"text": 0.5}), 0).clients["both"].train
+    own = drop_modalities(gaps(), missing_of({"text": 0.5}), 0).clients["both"].train
     assert own.types == set_names(presence(own))
     assert set(own.types) == {"image", "image+text"}
-    assert set(lose(plain(), missing_of({"text": 0.5}), 0).clients["one"].train.types) == {"kind"}
+    assert set(drop_modalities(plain(), missing_of({"text": 0.5}), 0).clients["one"].train.types) == {"kind"}
 
 
 def test_a_rate_of_zero_changes_nothing() -> None:
     dataset = plain()
-    assert lose(dataset, missing_of({"image": 0, "when": "both"}), 0) is dataset
+    assert drop_modalities(dataset, missing_of({"image": 0, "when": "both"}), 0) is dataset
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_faulty_sections_are_named_when_the_recipe_is_read(section: Any, message
 )
 def test_what_does_not_fit_the_data_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        lose(gaps(), missing_of(section), 0)
+        drop_modalities(gaps(), missing_of(section), 0)
 
 
 def test_a_modality_that_nobody_owns_cannot_be_lost() -> None:
     with pytest.raises(ValueError, match=r"data.missing.audio: no client of 'plain' owns audio"):
-        lose(plain(), missing_of({"audio": 0.2}), 0)
+        drop_modalities(plain(), missing_of({"audio": 0.2}), 0)
 
 
 def test_the_recipe_keeps_the_section_and_reads_it_again(tmp_path: Path) -> None:
@@ -196,14 +196,14 @@ def test_the_recipe_keeps_the_section_and_reads_it_again(tmp_path: Path) -> None
 def test_who_loses_all_of_a_modality_owns_it_no_longer() -> None:
     # Of twenty examples with pictures none is left at a rate this close to one.
     with pytest.warns(UserWarning, match="leaves client 'both' no training example with image: .* has text only"):
-        less = lose(gaps(), missing_of({"both": {"image": 0.999999}}), 0)
+        less = drop_modalities(gaps(), missing_of({"both": {"image": 0.999999}}), 0)
     assert modalities_of(less) == {**OWNED, "both": ("text",)}
     check_ownership(less)
     for role in ROLES:
         assert set_names(presence(getattr(less.clients["both"], role))) == ["text"] * 20
     # Where the data say nothing of who owns what, they do so now.
     with pytest.warns(UserWarning, match="client 'one'"):
-        assert modalities_of(lose(plain(20), missing_of({"one": {"text": 0.999999}}), 0)) == {
+        assert modalities_of(drop_modalities(plain(20), missing_of({"one": {"text": 0.999999}}), 0)) == {
             "one": ("image",), "two": ("image", "text"),
         }  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_a_client_whose_test_examples_would_have_nothing_left_is_refused() -> No
         pytest.warns(UserWarning, match="no training example with image"),
         pytest.raises(ValueError, match=r"'both' .* has test examples with nothing else"),
     ):
-        lose(dataset, section, 0)
+        drop_modalities(dataset, section, 0)
 
 
 def test_stand_ins_for_a_model_that_reads_gaps_are_refused(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_the_order_of_batches_is_a_function_of_the_generator_and_sets_are_mixed(
 
 def test_evaluation_keeps_the_stored_order_and_its_first_rows_have_all_sets() -> None:
     dataset = plain(300)
-    dataset = in_turns(lose(dataset, missing_of({"image": 0.5, "when": "both"}), 0))
+    dataset = in_turns(drop_modalities(dataset, missing_of({"image": 0.5, "when": "both"}), 0))
     test = dataset.clients["one"].test
     data = TableData(*[table(test)] * 3)
     rows = [row for batch in data.test(250) for row in batch["index"].tolist()]
@@ -314,7 +314,7 @@ def test_groups_hold_all_rows() -> None:
 
 def test_taking_and_pooling_keep_what_each_example_has() -> None:
     parts = [table(mixed()).take(30), *(table(split.train) for split in gaps(6).clients.values())]
-    pooled = pool(parts)
+    pooled = concatenate_tables(parts)
     assert len(pooled) == 30 + 3 * 6
     row = 0
     for part in parts:
@@ -329,16 +329,16 @@ def test_recordings_of_two_rates_are_not_pooled() -> None:
     own = examples("x", 4, ("audio",))
     assert own.sounds is not None
     with pytest.raises(ValueError, match="recordings must have one rate to be put together, got 8000, 16000"):
-        pool([table(own), table(replace(own, sounds=replace(own.sounds, rate=16000)))])
+        concatenate_tables([table(own), table(replace(own, sounds=replace(own.sounds, rate=16000)))])
 
 
 # Stand-ins --------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_picture_is_black_or_the_mean_of_the_clients_training_pictures() -> None:
-    dataset = lose(plain(40), missing_of({"image": 0.5, "when": "both"}), 0)
+    dataset = drop_modalities(plain(40), missing_of({"image": 0.5, "when": "both"}), 0)
     for fill in ("zero", "mean"):
-        complete = filled(dataset, fill)
+        complete = impute(dataset, fill)
         for name, split in complete.clients.items():
             there = presence(split.train)[:, 0]
             mean = np.rint(dataset.clients[name].train.images[there].mean(axis=0))
@@ -362,12 +362,12 @@ def test_a_shared_table_gets_one_stand_in_per_client_and_is_read_from_where_it_l
             return np.broadcast_to(np.asarray(index, np.uint8)[..., None, None, None], (*np.shape(index), 8, 8, 3))
 
     stored = Elsewhere()
-    dataset = lose(plain(40), missing_of({"image": 0.5}), 0)
+    dataset = drop_modalities(plain(40), missing_of({"image": 0.5}), 0)
     clients = {
         name: replace(split, train=replace(split.train, images=stored), test=replace(split.test, images=stored))
         for name, split in dataset.clients.items()
     }
-    complete = filled(replace(dataset, clients=clients), "mean")
+    complete = impute(replace(dataset, clients=clients), "mean")
     one, two = (split.train for split in complete.clients.values())
     assert one.images is two.images is complete.clients["one"].test.images
     assert one.images.shape == (42, 8, 8, 3)
@@ -380,14 +380,14 @@ def test_a_shared_table_gets_one_stand_in_per_client_and_is_read_from_where_it_l
 
 
 def test_clients_without_pictures_get_black_ones_and_without_any_pictures_it_is_refused() -> None:
-    complete = filled(gaps(), "mean")
+    complete = impute(gaps(), "mean")
     ears = complete.clients["ears"].train
     assert not ears.images[ears.image_index].any()
     assert ears.images.shape[1:] == (8, 8, 3)
     blind = gaps()
     blind = replace(blind, clients={"ears": blind.clients["ears"]}, unseen={}, modalities={"ears": ("text", "audio")})
     with pytest.raises(ValueError, match="those that 'gaps' lacks cannot be filled in"):
-        filled(blind, "zero")
+        impute(blind, "zero")
 
 
 # Runs -------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from confed.data.examples import Examples, FederatedDataset, Split, encode
 from confed.data.picture_tables import NoPictures
-from confed.data.pooling import pool
 from confed.data.regions import HeldRegions, grid_boxes, join
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.data.targets import SoftTargets
 from confed.datasets.scenes import FAMILIES, public_split, scenes
 from confed.inference.export import export
@@ -86,7 +86,7 @@ def test_tables_are_put_together_with_their_regions():
         encode(some_examples(r), WordTokenizer(["red"]), ["yes", "no"], ["a", "b"], regions=r)
         for r in (parts[0], parts[1], parts[0])
     ]
-    together = pool(tables)
+    together = concatenate_tables(tables)
     assert len(together) == 9
     assert together.regions is not None
     assert together.regions.shape == (8, 3, 5)  # the shared one once
@@ -95,12 +95,14 @@ def test_tables_are_put_together_with_their_regions():
     np.testing.assert_array_equal(batch["regions"][1, :2].numpy(), parts[1].features[2])
     assert not batch["regions"][1, 2].any()
     np.testing.assert_array_equal(batch["regions"][2].numpy(), parts[0].features[2])
-    same = pool([tables[0], tables[2]])
+    same = concatenate_tables([tables[0], tables[2]])
     assert same.regions is parts[0]
     with pytest.raises(ValueError, match="width and encoder agree"):
         join([parts[0], some_regions(1, 3, 6)])
     with pytest.raises(ValueError, match="in memory only"):
-        pool([tables[0], Table(torch.zeros(1, 3, 2, 2), torch.zeros(1, dtype=torch.int64), tables[0].columns)])
+        concatenate_tables(
+            [tables[0], Table(torch.zeros(1, 3, 2, 2), torch.zeros(1, dtype=torch.int64), tables[0].columns)]
+        )
 
 
 def test_faulty_regions():
@@ -146,7 +148,7 @@ def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together(
         [["yes"] * 10, ["no"] * 2 + ["yes"] * 7 + ["perhaps"]],
     )  # fmt: skip
     table = encode(examples, WordTokenizer(["red"]), ["yes", "no"], ["t"], width=3)
-    batch = pool([table.take(1), table]).batch(torch.tensor([2, 0]))
+    batch = concatenate_tables([table.take(1), table]).batch(torch.tensor([2, 0]))
     torch.testing.assert_close(batch["target"], torch.tensor([[1.0, 0.6, 0], [1, 0, 0]]))
     assert batch["annotated"].tolist() == [[1] * 2 + [0] * 7 + [3], [0] * 10]
     assert "target" not in table.columns, "a table of all scores would not fit for large vocabularies"
@@ -154,7 +156,7 @@ def test_tables_with_annotators_give_scores_and_answers_and_can_be_put_together(
                    "names")]), WordTokenizer(["red"]), ["yes", "no"], ["t"])  # fmt: skip
     assert "target" not in plain.batch(torch.tensor([0]))
     with pytest.raises(ValueError, match="annotators' answers of all tables, or of none"):
-        pool([plain, table])
+        concatenate_tables([plain, table])
 
 
 # The built-in encoder

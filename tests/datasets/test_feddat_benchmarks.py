@@ -170,7 +170,7 @@ def table_of(data: FederatedDataset) -> Any:
 def test_domain(domain: Path):
     data = feddat_domain(domain, answers=2, max_train=20, max_test=8, image_size=4)
     assert list(data.clients) == ["art", "abstract", "vizwiz", "cocoqa", "gqa"]
-    assert set(data.pools.values()) == {("red", "blue")}
+    assert set(data.answer_sets.values()) == {("red", "blue")}
     assert data.tasks == {}
     for name, split in data.clients.items():
         # Green is outside the pools: of sixty questions fifty are left, of VizWiz's thirty twenty-five.
@@ -246,7 +246,7 @@ def test_words_of_test_questions_alone_are_unknown(tmp_path: Path):
 def test_annotators_become_soft_scores(domain: Path):
     data = feddat_domain(domain, clients=("vizwiz",), answers=2, image_size=4)
     own = data.clients["vizwiz"].train
-    encoded = encode(own, WordTokenizer(data.words), data.pool("vizwiz"), sorted(set(own.types)))
+    encoded = encode(own, WordTokenizer(data.words), data.answer_set("vizwiz"), sorted(set(own.types)))
     # Four annotators say red and three blue, or seven say blue: the challenge's scores for 4, 3 and 7 of ten.
     expected = {"red": [1.0, 0.9], "blue": [0.0, 1.0]}
     target = next(encoded.batches(len(encoded)))["target"]
@@ -300,9 +300,9 @@ def test_shards_for_many_clients(tmp_path: Path):
 def test_tasks(tasks: Path):
     data = feddat_task(tasks, answers=2, shots=5, test_shots=2, share=0.2, validation=0.2, image_size=4)
     assert data.tasks == {"nlvr2": "nlvr2", "snli_ve": "entailment", "vcr": "choice"}
-    assert data.pools["nlvr2"] == ("False", "True")
-    assert data.pools["snli_ve"] == ("entailment", "contradiction", "neutral")
-    assert data.pools["vcr"] == ("0", "1", "2", "3")
+    assert data.answer_sets["nlvr2"] == ("False", "True")
+    assert data.answer_sets["snli_ve"] == ("entailment", "contradiction", "neutral")
+    assert data.answer_sets["vcr"] == ("0", "1", "2", "3")
     assert data.widest == 4
     pairs, entailment, choice, vqa2 = (data.clients[n] for n in ("nlvr2", "snli_ve", "vcr", "vqa"))
     assert Counter(pairs.train.answers) == {"False": 5, "True": 5}
@@ -310,7 +310,7 @@ def test_tasks(tasks: Path):
     assert pairs.test.names[0].startswith("nlvr2-test1-")
     left, right = table_of(data)[pairs.train.image_index[0]]
     assert (int(left[0, 0, 0]), int(right[0, 0, 0])) == (10, 20)
-    assert Counter(entailment.train.answers) == dict.fromkeys(data.pools["snli_ve"], 5)
+    assert Counter(entailment.train.answers) == dict.fromkeys(data.answer_sets["snli_ve"], 5)
     assert len(choice.test) == 8
     assert choice.train.choices is not None
     assert choice.train.choices[0] == ("cup 2 is hot", "no", "yes", "maybe")

@@ -18,8 +18,8 @@ with warnings.catch_warnings():
     from confed.cli import main
 from confed.data.examples import channels_first, encode
 from confed.data.picture_files import PictureFiles, find_pictures
-from confed.data.pooling import pool
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.data.vl_files.gqa_questions import Source, question_files
 from confed.datasets.gqa_scenes import SCENARIOS, gqa_scenes
 from confed.datasets.gqa_scenes.places import PUBLISHED, SCENES, category_name, read_predictions, scene_of
@@ -442,11 +442,11 @@ def test_pictures_are_read_when_a_batch_asks_for_them(root: Path, gqa: Path):
     other = encode(
         data.clients["sports"].test, WordTokenizer(data.words), data.answers, ("query", "verify"), table.images
     )
-    together = pool([table, other])
+    together = concatenate_tables([table, other])
     assert torch.equal(together.batch(torch.arange(8))["image"][:4], whole["image"])
     mine = Table(channels_first(np.zeros((1, 16, 16, 3), np.uint8)), torch.zeros(1, dtype=torch.int64), {})
     with pytest.raises(ValueError, match="in memory only"):
-        pool([mine, table])
+        concatenate_tables([mine, table])
     (gqa / "images" / f"{row['image_id']}.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=rf"{row['image_id']}\.jpg"):
         table.batch(torch.arange(4))

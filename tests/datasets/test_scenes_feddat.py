@@ -121,21 +121,21 @@ def test_the_clients_of_each_benchmark(datasets):
     }
     for name, dataset in datasets.items():
         assert not dataset.unseen
-        assert list(dataset.pools) == list(dataset.clients)
+        assert list(dataset.answer_sets) == list(dataset.clients)
         assert dict(dataset.tasks) == (
             {"pairs": "nlvr2", "entailment": "entailment", "choice": "choice"} if name == "task" else {}
         )
         assert dataset.facts["oracle"].startswith("100.0 %")
-        assert set(dataset.answers) == {a for pool in dataset.pools.values() for a in pool}
+        assert set(dataset.answers) == {a for pool in dataset.answer_sets.values() for a in pool}
         assert {word for d in parts(dataset) for q in d.questions for word in q.rstrip("?").split()} <= {*dataset.words}
         for client, split in dataset.clients.items():
             assert len(split.train) == 100  # nobody's training answers are outside its own pool
             assert 64 <= len(split.test) <= 80
             for part in (split.train, split.validation, split.test):
-                assert set(part.answers) <= set(dataset.pool(client))
+                assert set(part.answers) <= set(dataset.answer_set(client))
                 assert max(len(question.split()) for question in part.questions) <= 13
-    assert len({frozenset(pool) for pool in datasets["domain"].pools.values()}) == 5
-    assert len({frozenset(pool) for pool in datasets["scene"].pools.values()}) == 6
+    assert len({frozenset(pool) for pool in datasets["domain"].answer_sets.values()}) == 5
+    assert len({frozenset(pool) for pool in datasets["scene"].answer_sets.values()}) == 6
 
 
 def test_answers_of_domains_and_functions_follow_from_words_and_graphs(made):
@@ -288,7 +288,7 @@ def test_annotators(datasets):
         for given, truth in zip(test.annotations, test.answers, strict=True):
             assert len(given) == 10
             assert given.count(truth) >= 6
-        table = encode(test, mini_tokenizer(domain.words), domain.pool(client), sorted({*test.types}))
+        table = encode(test, mini_tokenizer(domain.words), domain.answer_set(client), sorted({*test.types}))
         rows = torch.arange(len(test))
         target = table.batch(rows)["target"]
         assert (target[rows, table.columns["label"]] == 1).all()  # six of ten and more score 1
@@ -340,7 +340,7 @@ def test_more_shards_do_not_change_the_first_ones():
 
 def test_pools_of_the_most_frequent_answers():
     whole, cut = (scenes(preset="function", train=80, validation=24, test=24, pools=k) for k in (100, 5))
-    for client, pool in cut.pools.items():
+    for client, pool in cut.answer_sets.items():
         counts = Counter(whole.clients[client].train.answers)
         least = sorted(counts.values(), reverse=True)[: len(pool)][-1]
         assert len(pool) == min(5, len(counts))
@@ -357,7 +357,7 @@ def test_pools_of_the_most_frequent_answers():
         ({"preset": "domain", "pools": 0}, "pools must be at least 2 for the preset 'domain'"),
         ({"preset": "function", "pools": 1}, r"pools must be 0 .* or at least 2 answers, got 1"),
         ({"pools": -1}, "pools must be at least 0, got -1"),
-        ({"pools": 100, "unseen": ("home",)}, "unseen must be empty where clients have answer pools .*got home"),
+        ({"pools": 100, "unseen": ("home",)}, "unseen must be empty where clients have answer sets .*got home"),
         ({"preset": "task", "unseen": ("home",)}, "unseen must be empty"),
         ({"preset": "task", "shards": 2}, "shards are for the presets scene, domain and function.*got 2 with 'task'"),
         ({"clients_per_scene": 2, "shards": 2}, "shards are for .*clients_per_scene = 2"),

@@ -217,7 +217,7 @@ def test_data_of_a_client_nobody_knows() -> None:
 
 @dataclass(frozen=True)
 class OwnHeads(Algorithm):
-    """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer pools."""
+    """Client 0 trains a private head; the others' is frozen by rule, as with heads for different answer sets."""
 
     traits = Traits(neutral="-")
 

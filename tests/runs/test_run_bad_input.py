@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from confed.data.examples import Examples, channels_first, encode
-from confed.data.pooling import pool
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.datasets.scenes import scenes
 from confed.datasets.scenes.graph import GENERAL_NOUNS, OWN_NOUNS
 from confed.federation.checkpoint import CorruptCheckpoint
@@ -69,8 +69,8 @@ def test_pooling_shares_pictures_and_keeps_rows() -> None:
     one = Table(images, torch.tensor([1, 0]), {"label": torch.tensor([1, 2])})
     two = Table(images, torch.tensor([0]), {"label": torch.tensor([3])})
     other = Table(images[:1].clone(), torch.tensor([0]), {"label": torch.tensor([4])})
-    assert pool([one, two]).images is images
-    everything = pool([one, other, two])
+    assert concatenate_tables([one, two]).images is images
+    everything = concatenate_tables([one, other, two])
     assert everything.columns["label"].tolist() == [1, 2, 4, 3]
     for row, source in ((0, images[1]), (1, images[0]), (2, images[0]), (3, images[0])):
         assert torch.equal(everything.batch(torch.tensor([row]))["image"][0], source)

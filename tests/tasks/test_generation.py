@@ -197,7 +197,7 @@ def two_sites() -> FederatedDataset:
     pools = {"a": ("yes", "no"), "b": ("dark blue", "light blue", "yes")}
     splits = {"a": Split(a, a, a), "b": Split(b, b, b)}
     return FederatedDataset(
-        "two_sites", ("yes", "no", "dark blue", "light blue"), splits, {}, ("is", "it"), pools=pools
+        "two_sites", ("yes", "no", "dark blue", "light blue"), splits, {}, ("is", "it"), answer_sets=pools
     )
 
 

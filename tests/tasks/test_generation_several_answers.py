@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from confed.algorithms.feddat import FedDAT
 from confed.data.examples import Examples, FederatedDataset, Split
-from confed.data.pooling import pool
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.perform import Workspace
 from confed.federation.client import Client
 from confed.federation.families.branches import Branches
@@ -222,7 +222,9 @@ def people() -> FederatedDataset:
     a, b = examples(("yes", "no", "yes", "no"), several), examples(("dark blue", "yes"))
     pools = {"a": ("yes", "no"), "b": ("dark blue", "light blue", "yes")}
     union = ("yes", "no", "dark blue", "light blue")
-    return FederatedDataset("people", union, {"a": Split(a, a, a), "b": Split(b, b, b)}, {}, ("is", "it"), pools=pools)
+    return FederatedDataset(
+        "people", union, {"a": Split(a, a, a), "b": Split(b, b, b)}, {}, ("is", "it"), answer_sets=pools
+    )
 
 
 def prepared(folder: Path, method: str = "fedpeft", data: str = "people", **algorithm: Any) -> Any:
@@ -252,7 +254,7 @@ def test_all_answers_with_known_words_are_learned_by_the_share_of_people_who_gav
     single = run_data.clients["b"].tables[0].columns
     assert single["answer_weight"].tolist() == [[1, 0, 0], [1, 0, 0]]
     assert [tuple(row) for row in single["answer_tokens"][:, 0].tolist()] == [dark, yes]
-    together = pool([client.tables[0] for client in (run_data.clients["b"], run_data.clients["b"])])
+    together = concatenate_tables([client.tables[0] for client in (run_data.clients["b"], run_data.clients["b"])])
     assert together.columns["answer_tokens"].shape == (4, 3, 4)
     assert all("answer_tokens" not in run_data.clients["a"].tables[part].columns for part in (1, 2))
 
@@ -279,7 +281,7 @@ def once() -> FederatedDataset:
     """Nobody was asked twice."""
     data = people()
     b = data.clients["b"]
-    return FederatedDataset("once", data.answers, {"b": b}, {}, data.words, pools={"b": data.pools["b"]})
+    return FederatedDataset("once", data.answers, {"b": b}, {}, data.words, answer_sets={"b": data.answer_sets["b"]})
 
 
 @pytest.mark.parametrize("order", ["shared_first", "teacher_first"])

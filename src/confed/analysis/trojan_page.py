@@ -213,8 +213,9 @@ def _cards(row: Attacked, questions: Questions, store: ImageStore) -> str:
         old = int(row.clean[chunk]["text"][within, int(triggered.position[within])])
         new = names[int(triggered.token[within])]
         dataset = victim.run_data.dataset
-        pool = dict(enumerate(dataset.pool(victim.client)))  # of a shared head that is wider, no answer of this client
-        before, after = (pool.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
+        # Scores of a shared head that is wider than the client's answer set stand for no answer of the client.
+        answers = dict(enumerate(dataset.answer_set(victim.client)))
+        before, after = (answers.get(int(row.predictions[name][number]), "none") for name in ("clean", "both"))
         truth = examples.answers[line]
         pictures = "".join(
             f'<div><div class="picture p112 {store.add(as_png(pixels))}"></div><small>{escape(title)}</small></div>'

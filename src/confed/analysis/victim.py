@@ -204,7 +204,7 @@ def open_victim(folder: Path, client: str = "", name: str = "") -> Victim:
 
     FinishedRun(folder).check(client or None)
     recipe, setup, run_data, workspace = load_run(folder)
-    if not client and (run_data.dataset.pools or run_data.dataset.tasks):
+    if not client and (run_data.dataset.answer_sets or run_data.dataset.tasks):
         raise ValueError(f"{folder}: its clients have answers or tasks of their own; name one of them")
     run = RunFolder(folder)
     file = run.personal_model(client) if client else run.models / "global" / "trained.safetensors"

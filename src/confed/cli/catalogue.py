@@ -212,7 +212,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
     """
     from confed.data.labelled import LabelDataset
-    from confed.data.missing import lose, missing_of
+    from confed.data.missing import drop_modalities, missing_of
     from confed.data.modalities import is_modal
     from confed.data.readable import leave_out_unreadable
     from confed.recipes.schema import validate
@@ -226,7 +226,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
     dataset: FederatedDataset | LabelDataset = constructor(**values)
     if isinstance(dataset, LabelDataset):
         return _describe_labels(dataset, out)
-    dataset = lose(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
+    dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     modal = is_modal(dataset)
     parts = list(_parts(dataset))
     description = {

@@ -6,7 +6,7 @@ every model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -246,8 +246,8 @@ class FederatedDataset:
         words: every word that questions may contain (the vocabulary of an offline tokenizer).
         facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
         outside: whether test questions may have an answer outside the vocabulary, which no model can give.
-        pools: client -> its own answers, where clients do not share the vocabulary: their labels are positions in
-            their own pool, and heads cannot be averaged. ``answers`` is then the union.
+        answer_sets: client -> its own answers, where clients do not share the vocabulary: their labels are positions
+            in their own answer set, and heads cannot be averaged. ``answers`` is then the union.
         tasks: client -> the registered task of its examples, where it is not the recipe's.
         modalities: client -> what it owns ("image", "text", "audio", "series"); empty where all clients own the same.
         mixture: where texts are learned, the shares of texts alone, of pictures with texts, and of documents in every
@@ -256,7 +256,8 @@ class FederatedDataset:
         types: question types that there are besides those of the examples here.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
-        unreadable: what was left out because pictures cannot be read; None where nobody looked.
+        unreadable: what was left out because pictures cannot be read; None where they were not checked.
+        pools: the name of ``answer_sets`` in version 0.1.
     """
 
     name: str
@@ -266,7 +267,7 @@ class FederatedDataset:
     words: tuple[str, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
     outside: bool = False
-    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    answer_sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
     modalities: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     mixture: tuple[float, ...] = ()
@@ -274,6 +275,11 @@ class FederatedDataset:
     types: tuple[str, ...] = ()
     elsewhere: Mapping[str, int] | None = None
     unreadable: LeftOut | None = None
+    pools: InitVar[Mapping[str, tuple[str, ...]] | None] = None
+
+    def __post_init__(self, pools: Mapping[str, tuple[str, ...]] | None) -> None:
+        if pools is not None:
+            object.__setattr__(self, "answer_sets", pools)
 
     @property
     def captioned(self) -> bool:
@@ -281,14 +287,14 @@ class FederatedDataset:
         parts = [part for s in self.clients.values() for part in (s.train, s.validation, s.test)]
         return any(part.captions is not None for part in (*parts, *self.unseen.values()))
 
-    def pool(self, client: str) -> tuple[str, ...]:
+    def answer_set(self, client: str) -> tuple[str, ...]:
         """The answers that a client's labels are positions in."""
-        return self.pools.get(client, self.answers)
+        return self.answer_sets.get(client, self.answers)
 
     @property
     def widest(self) -> int:
-        """Scores that an answer head must give: those of the largest pool."""
-        return max(map(len, self.pools.values())) if self.pools else len(self.answers)
+        """Scores that an answer head must give: those of the largest answer set."""
+        return max(map(len, self.answer_sets.values())) if self.answer_sets else len(self.answers)
 
 
 class TableData:
@@ -344,7 +350,7 @@ def encode(
         types: the question types; a row's ``type`` is the position of its own.
         images: the picture table as a tensor (M, 3, H, W), where it was made before.
         outside: allow answers outside the vocabulary: their label is -1, and the column ``answerable`` is false.
-        width: scores of the answer head, where it serves larger pools too; soft scores of answers beyond this
+        width: scores of the answer head, where it serves larger answer sets too; soft scores of answers beyond this
             vocabulary are 0.
         regions: for a model that reads regions, those of the examples' pictures; pictures are then left out.
 

@@ -147,7 +147,7 @@ class LabelDataset:
         return False
 
     @property
-    def pools(self) -> Mapping[str, tuple[str, ...]]:
+    def answer_sets(self) -> Mapping[str, tuple[str, ...]]:
         """Empty: all clients have the same labels."""
         return {}
 
@@ -156,7 +156,7 @@ class LabelDataset:
         """Empty: all clients have the recipe's task."""
         return {}
 
-    def pool(self, client: str) -> tuple[str, ...]:
+    def answer_set(self, client: str) -> tuple[str, ...]:
         """The labels."""
         del client
         return self.labels

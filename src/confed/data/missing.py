@@ -6,7 +6,7 @@ is a function of the data's seed, the client, the role and the row, so that all 
 the last thing it has.
 
 A model that reads examples with gaps gets batches without the keys (:mod:`confed.data.modal_tables`). For any other
-the gaps are filled with what says nothing (:mod:`confed.data.filling`), which is what ``fill`` is about.
+the gaps are filled with what says nothing (:mod:`confed.data.imputation`), which is what ``fill`` is about.
 """
 
 import warnings
@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from confed.data.examples import Examples, FederatedDataset, Split, presence
-from confed.data.filling import Fill
+from confed.data.imputation import Fill
 from confed.data.modalities import MODALITIES, modalities_in, modalities_of, relabelled
 from confed.data.modality_names import in_order
 from confed.data.seeding import generator
 
-__all__ = ["Missing", "Rates", "lose", "missing_of"]
+__all__ = ["Missing", "Rates", "drop_modalities", "missing_of"]
 
 When = Literal["train", "test", "both"]
 
@@ -54,7 +54,7 @@ class Missing:
     Attributes:
         everyone: what clients lose that have no table of their own, and unseen places.
         clients: client -> what it loses.
-        fill: what stands in for a missing picture where a model needs one; see :func:`confed.data.filling.filled`.
+        fill: what stands in for a missing picture where a model needs one; see :func:`confed.data.imputation.impute`.
     """
 
     everyone: Rates = field(default_factory=Rates)
@@ -110,7 +110,7 @@ def _one_of(value: Any, words: Sequence[str], where: str) -> Any:
     return value
 
 
-def lose(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
+def drop_modalities(dataset: FederatedDataset, missing: Missing, seed: int) -> FederatedDataset:
     """A dataset whose examples lack modalities at random.
 
     A type that is the name of an example's set of modalities follows the set. ``facts`` tells how many were lost. A

@@ -53,8 +53,8 @@ class WordAnswers:
             questions: what is asked.
             allowed: answers that may be given; None for all training answers.
         """
-        pool = set(self.answers if allowed is None else allowed)
-        columns = [number for number, answer in enumerate(self.answers) if answer in pool]
+        known = set(self.answers if allowed is None else allowed)
+        columns = [number for number, answer in enumerate(self.answers) if answer in known]
         if not columns or not questions:
             return [""] * len(questions)
         distinct = list(dict.fromkeys(questions))

@@ -56,7 +56,7 @@ def card_of(dataset: Dataset, name: str) -> Card:
         tuple(dict.fromkeys(dataset.words)),
         {
             client: CardClient(
-                tuple(dataset.pools.get(client, ())), dataset.tasks.get(client, ""), owned.get(client, ())
+                tuple(dataset.answer_sets.get(client, ())), dataset.tasks.get(client, ""), owned.get(client, ())
             )
             for client in dataset.clients
         },
@@ -83,7 +83,7 @@ def without_examples(card: Card) -> Dataset:
     return FederatedDataset(
         card.data, card.answers, {name: Split(nothing, nothing, nothing) for name in card.clients},
         dict.fromkeys(card.places, nothing), card.words, facts, card.outside,
-        pools={name: own.answers for name, own in card.clients.items() if own.answers},
+        answer_sets={name: own.answers for name, own in card.clients.items() if own.answers},
         tasks={name: own.task for name, own in card.clients.items() if own.task},
         modalities={name: own.modalities for name, own in card.clients.items() if own.modalities},
         types=card.types, elsewhere=dict(card.places),

@@ -13,10 +13,10 @@ from confed.data.ml_files.table import MultiLabelTable
 from confed.data.modalities import modalities_of
 from confed.datasets.card import Dataset, without_examples
 
-__all__ = ["in_terms"]
+__all__ = ["aligned_to_card"]
 
 
-def in_terms(dataset: Dataset, card: Card) -> Dataset:
+def aligned_to_card(dataset: Dataset, card: Card) -> Dataset:
     """A site's own data with a card's answers, types, words and clients; clients that are elsewhere have no examples.
 
     Raises:
@@ -31,14 +31,14 @@ def in_terms(dataset: Dataset, card: Card) -> Dataset:
         raise ValueError(f"the card has no client {strange[0]!r}; it has {', '.join(list(card.clients)[:50])}")
     whole = without_examples(card)
     if isinstance(dataset, LabelDataset) and isinstance(whole, LabelDataset):
-        return _labels_in_terms(dataset, whole, card)
+        return _labels_aligned(dataset, whole, card)
     assert isinstance(dataset, FederatedDataset)
     assert isinstance(whole, FederatedDataset)
     _check_terms(dataset, card)
     own = {name: (dataset if name in dataset.clients else whole).clients[name] for name in card.clients}
     return replace(
         dataset, answers=whole.answers, words=whole.words, types=whole.types, outside=whole.outside, clients=own,
-        pools=whole.pools, tasks=whole.tasks, modalities=whole.modalities,
+        answer_sets=whole.answer_sets, tasks=whole.tasks, modalities=whole.modalities,
         unseen={**whole.unseen, **dataset.unseen},
     )  # fmt: skip
 
@@ -60,13 +60,13 @@ def _check_terms(dataset: FederatedDataset, card: Card) -> None:
             raise ValueError(
                 f"client {name!r} has the task {dataset.tasks.get(name)!r} here, {said.task!r} by the card"
             )
-        if bool(said.answers) != bool(dataset.pools.get(name)):
+        if bool(said.answers) != bool(dataset.answer_sets.get(name)):
             whose = ("all", "its own") if said.answers else ("its own", "all")
             raise ValueError(f"client {name!r} has {whose[0]} answers here, and by the card {whose[1]}")
-        _check_names({*dataset.pool(name)}, said.answers or card.answers, "answer")
+        _check_names({*dataset.answer_set(name)}, said.answers or card.answers, "answer")
 
 
-def _labels_in_terms(dataset: LabelDataset, whole: LabelDataset, card: Card) -> LabelDataset:
+def _labels_aligned(dataset: LabelDataset, whole: LabelDataset, card: Card) -> LabelDataset:
     _check_names({*dataset.labels}, card.answers, "label")
     _check_names({*dataset.words}, card.words, "word")
     kinds = kinds_of(dataset)

@@ -4,11 +4,11 @@ One folder holds everything under the names of the official releases; each funct
 lie in any of several places, so that folders as they come out of the archives serve, and those of CLiMB. Pictures stay
 on disk and are decoded batch by batch.
 
-What the paper leaves to its appendix follows its released code: answer pools of the 100 most frequent answers,
+What the paper leaves to its appendix follows its released code: answer sets of the 100 most frequent answers,
 questions with other answers dropped, then about 2,500 training and 500 test questions per client. Four things differ.
-A pool has the most frequent right answers of the training questions (the released lists are not published). Questions
-are kept by their right answer (the code also drops those to which any annotator gave a rarer answer of its list).
-Exactly so many are drawn, instead of each with a probability. And validation questions are never test questions.
+An answer set has the most frequent right answers of the training questions (the released lists are not published).
+Questions are kept by their right answer (the code also drops those to which any annotator gave a rarer answer of its
+list). Exactly so many are drawn, instead of each with a probability. And validation questions are never test questions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ _NLVR2 = tuple(
     for part in ("path", "name")
 )
 _FACTS = {
-    "benchmark": "FedDAT's; answer pools of the most frequent training answers, then down-sampled",
+    "benchmark": "FedDAT's; answer sets of the most frequent training answers, then down-sampled",
     "licence": "each dataset's own, and each picture's",
     "citation": 'H. Chen et al., "FedDAT: An approach for foundation model finetuning in multi-modal heterogeneous '
     'federated learning", AAAI 2024',
@@ -88,7 +88,7 @@ def feddat_domain(
     Args:
         root: see above.
         clients: which of art, abstract, vizwiz, cocoqa and gqa take part; all by default.
-        answers: size of every client's answer pool.
+        answers: size of every client's answer set.
         max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out, where no official split is left for it.
@@ -160,7 +160,7 @@ def feddat_function(
     Args:
         root: see above.
         clients: which functions take part; all five by default ("scenetext", which FedDAT drops, can be named).
-        answers: size of every client's answer pool.
+        answers: size of every client's answer set.
         max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out.
@@ -205,7 +205,7 @@ def feddat_scene(
     Args:
         root: see above.
         clients: which scenes take part, without their letter; all six by default.
-        answers: size of every client's answer pool.
+        answers: size of every client's answer set.
         max_train: most training questions per client.
         max_test: most validation and most test questions per client.
         validation: share of the training pictures held out.
@@ -256,7 +256,7 @@ def feddat_task(
     Args:
         root: see above.
         clients: which of vqa, nlvr2, snli_ve and vcr take part; all by default.
-        answers: size of the answer pool of VQA.
+        answers: size of the answer set of VQA.
         shots: training examples per class of NLVR2 and SNLI-VE.
         test_shots: validation and test examples per class of NLVR2 and SNLI-VE.
         share: share of the training, validation and test questions of VQA v2 and VCR that is used, after those

@@ -70,8 +70,10 @@ def poisoned(
         )
     plans: dict[str, Plan] = {}
     for name in clients:
-        if target not in clean.pool(name):
-            raise ValueError(f"data.target must be one of {name}'s {len(clean.pool(name))} answers, got {target!r}")
+        if target not in clean.answer_set(name):
+            raise ValueError(
+                f"data.target must be one of {name}'s {len(clean.answer_set(name))} answers, got {target!r}"
+            )
         rng = np.random.default_rng([seed, list(clean.clients).index(name)])
         plans[name] = plan(clean.clients[name].train, rate, rate if partial is None else partial, rng)
     tables = _with_stamped(clean, plans, key)

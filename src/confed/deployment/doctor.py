@@ -251,7 +251,7 @@ def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, ex
     if pictures is not None and len(pictures) and math.prod(pictures.shape[1:]):
         yield _pictures(role, pictures, np.unique(examples.image_index if asks else examples.rows))
     if asks and isinstance(dataset, FederatedDataset) and examples.choices is None:
-        yield _answers(role, examples.answers, frozenset(dataset.pool(site)), allowed=role != "train")
+        yield _answers(role, examples.answers, frozenset(dataset.answer_set(site)), allowed=role != "train")
 
 
 def _pictures(role: str, pictures: Any, numbers: np.ndarray) -> Finding:

@@ -67,7 +67,7 @@ def common_ground(recipe: Recipe, run_data: RunData) -> str:
         "types": list(run_data.types),
         "tokens": run_data.tokenizer.vocab_size,
         "words": list(known_words(run_data.tokenizer)),
-        "pools": {name: list(pool) for name, pool in getattr(dataset, "pools", {}).items()},
+        "pools": {name: list(pool) for name, pool in dataset.answer_sets.items()},
         "tasks": dict(getattr(dataset, "tasks", {})),
     }
     return json.dumps(terms, sort_keys=True, default=str)

@@ -321,10 +321,10 @@ class _Trial:
                 )
             return source, []
         clients = {name: Split(s.train.take([]), s.validation.take([]), s.test) for name, s in new.clients.items()}
-        pools = {name: known.pool(name) for name in (*clients, *new.unseen) if name in known.pools}
+        answer_sets = {name: known.answer_set(name) for name in (*clients, *new.unseen) if name in known.answer_sets}
         tasks = {name: known.tasks[name] for name in clients if name in known.tasks}
         fitted = replace(
-            new, answers=known.answers, clients=clients, pools=pools, tasks=tasks, outside=True, mixture=(),
+            new, answers=known.answers, clients=clients, answer_sets=answer_sets, tasks=tasks, outside=True, mixture=(),
             types=tuple(dict.fromkeys((*new.types, *known.types))),
         )  # fmt: skip
         return Source(fitted, source.fill), self._misfits(fitted)
@@ -335,7 +335,7 @@ class _Trial:
         strange: list[str] = []
         total = sum(map(len, parts.values()))
         for name, part in parts.items():
-            pool = set(dataset.pool(name))
+            pool = set(dataset.answer_set(name))
             strange += [answer for answer in part.answers if answer not in pool] if not dataset.captioned else []
         notes: list[str] = []
         if strange:

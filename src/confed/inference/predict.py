@@ -265,7 +265,7 @@ class FinishedRun:
         return TrainedModel(
             self.network,
             run_data.tokenizer,
-            run_data.dataset.pool(client) if client is not None else run_data.dataset.answers,
+            run_data.dataset.answer_set(client) if client is not None else run_data.dataset.answers,
             self._image_size(known),
             task_spec(task).head,
             run_data.encoder if run_data.region_width else None,

@@ -17,8 +17,8 @@ from confed.data.labelled import LabelDataset
 from confed.data.modal_tables import ModalTable
 from confed.data.modalities import is_modal, modalities_of
 from confed.data.modality_names import in_order
-from confed.data.pooling import pool
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Participation, Setup
 from confed.engines.perform import Workspace, listed
 from confed.federation.algorithm import Algorithm
@@ -115,7 +115,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
     check_modalities(recipe, dataset.name, owned)
     if not algorithm.traits.clients_may_lack_modalities and not isinstance(owned, tuple):
         check_whole(algorithm, build(), owned)
-    if isinstance(dataset, FederatedDataset) and ((dataset.pools and not writes) or dataset.tasks):
+    if isinstance(dataset, FederatedDataset) and ((dataset.answer_sets and not writes) or dataset.tasks):
         check_heads(algorithm, build(), list(run_data.clients), dataset)
     if algorithm.traits.centralised:
         observers = Both(clients, observers)
@@ -153,7 +153,7 @@ def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str])
     name, dataset, seed = options.pop("name"), run_data.dataset, recipe.run.seed
 
     def build() -> nn.Module:
-        answers = dataset.widest if dataset.pools else dataset.answers
+        answers = dataset.widest if dataset.answer_sets else dataset.answers
         words = known_words(run_data.tokenizer)
         derived = derived_options(name, run_data.region_width, words, run_data.shapes)
         if heads:
@@ -196,7 +196,7 @@ def _everyone(run_data: RunData, known: float) -> TableData:
     if labelled:
         train = pool_labels(labelled)
         return LabelData(train, train.take(0), train.take(0), known)
-    rows = with_turns(pool([_without_labels(table, run_data.questions) for table in tables]))
+    rows = with_turns(concatenate_tables([_without_labels(table, run_data.questions) for table in tables]))
     mixture = run_data.questions.mixture
     if mixture and isinstance(rows, ModalTable):
         return MixedData(rows, rows.take(0), rows.take(0), mixture)
@@ -222,12 +222,12 @@ def _all_of(owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> tuple[str
 def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
     """The tasks of clients and places where the data say that they have one of their own, or that others have."""
     dataset = run_data.dataset
-    if not dataset.tasks and (run_data.answer_tokens is None or not dataset.pools):
+    if not dataset.tasks and (run_data.answer_tokens is None or not dataset.answer_sets):
         return {}
     return {
         name: registered_tasks[dataset.tasks[name]]()
         if name in dataset.tasks
-        else _task(recipe, run_data, None if run_data.answer_tokens is None else dataset.pool(name))
+        else _task(recipe, run_data, None if run_data.answer_tokens is None else dataset.answer_set(name))
         for name in (*run_data.clients, *run_data.unseen)
     }
 
@@ -260,8 +260,8 @@ def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
 
 
 def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
-    """A table to be put together with others: positions in a client's own answer pool mean nothing there."""
-    if not dataset.pools:
+    """A table to be put together with others: positions in a client's own answer set mean nothing there."""
+    if not dataset.answer_sets:
         return table
     columns = {name: column for name, column in table.columns.items() if name != "label"}
     return replace(table, columns=columns, targets=None)

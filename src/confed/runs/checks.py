@@ -159,7 +159,7 @@ def combination(
         model_spec(models[name]),
         TaskSpec() if task is None else task_spec(task),
         "labels" if labelled else "captions" if dataset.captioned else "answers",
-        "" if labelled else "tasks" if dataset.tasks else "answer sets" if dataset.pools else "",
+        "" if labelled else "tasks" if dataset.tasks else "answer sets" if dataset.answer_sets else "",
         reads_answers,
     )
 
@@ -242,7 +242,7 @@ def public_data(
         return None, unseen
     place = algorithm.public_place()
     name = algorithm.title
-    if isinstance(dataset, FederatedDataset) and (dataset.pools or dataset.tasks):
+    if isinstance(dataset, FederatedDataset) and (dataset.answer_sets or dataset.tasks):
         raise ValueError(
             f"{name} averages scores, and the clients of {dataset.name!r} have answers or tasks of their own"
         )

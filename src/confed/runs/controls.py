@@ -152,7 +152,7 @@ class _Floors:
         dataset = run_data.dataset
         # Texts that are one of several inputs are no questions about the others: they tell the answer themselves.
         self._words = isinstance(dataset, FederatedDataset) and not is_modal(dataset)
-        self._alike = not dataset.pools and not dataset.tasks
+        self._alike = not dataset.answer_sets and not dataset.tasks
         self._learned: dict[tuple[str, str], Any] = {}
 
     def scores(self, name: str, view: str, places: Iterable[str]) -> dict[str, np.ndarray]:
@@ -174,7 +174,7 @@ class _Floors:
         for place in places:
             examples = dataset.unseen[place] if place in dataset.unseen else dataset.clients[place].test
             said = self._answers(name, view, place, examples)
-            label_of = {answer: label for label, answer in enumerate(dataset.pool(place))}
+            label_of = {answer: label for label, answer in enumerate(dataset.answer_set(place))}
             width = int(getattr(self._setup.task_of(place), "answers", len(label_of)))
             if said is None or not all(answer in label_of for answer in said):
                 continue
@@ -213,7 +213,7 @@ class _Floors:
             )
         learned = self._learned[name, owner]
         if isinstance(learned, WordAnswers):
-            return learned(examples.questions, dataset.pool(place))
+            return learned(examples.questions, dataset.answer_set(place))
         return [learned] * len(examples)
 
     def _score(self, place: str, logits: Any) -> np.ndarray:

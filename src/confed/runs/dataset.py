@@ -9,13 +9,13 @@ import numpy as np
 
 from confed.data.card_files import read_card
 from confed.data.examples import Examples, FederatedDataset
-from confed.data.filling import Fill, filled
+from confed.data.imputation import Fill, impute
 from confed.data.labelled import LabelDataset
-from confed.data.missing import lose, missing_of
+from confed.data.missing import drop_modalities, missing_of
 from confed.data.modalities import check_ownership, in_turns, is_modal
 from confed.data.readable import leave_out_unreadable
 from confed.data.regions import Regions
-from confed.datasets.card_terms import in_terms
+from confed.datasets.card_terms import aligned_to_card
 from confed.models.grid_features import grid_features
 from confed.registry import datasets
 
@@ -27,7 +27,7 @@ class Source:
 
     Args:
         dataset: made by the recipe's section ``[data]``.
-        fill: what stands in for missing pictures, see :func:`confed.data.filling.filled`.
+        fill: what stands in for missing pictures, see :func:`confed.data.imputation.filled`.
 
     Attributes:
         modal: whether there is more to it than pictures with texts that are always there.
@@ -52,7 +52,7 @@ class Source:
     @cached_property
     def whole(self) -> "Source":
         """The same with what stands in for missing pictures; itself where none is missing."""
-        complete = filled(self.questions, self.fill) if self.modal else self.questions
+        complete = impute(self.questions, self.fill) if self.modal else self.questions
         return self if complete is self.dataset else Source(complete, self.fill)
 
     @cached_property
@@ -114,13 +114,13 @@ def load_source(data: str, seed: int) -> Source:
     if isinstance(dataset, LabelDataset):
         if missing.loses:
             raise _labels_lose_nothing(dataset.name)
-        return Source(in_terms(dataset, read_card(Path(terms))) if terms else dataset)
+        return Source(aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset)
     if dataset.elsewhere is None:
         check_ownership(dataset)
         dataset = leave_out_unreadable(dataset)
-    own = in_terms(dataset, read_card(Path(terms))) if terms else dataset
+    own = aligned_to_card(dataset, read_card(Path(terms))) if terms else dataset
     assert isinstance(own, FederatedDataset)
-    dataset = lose(own, missing, seed)
+    dataset = drop_modalities(own, missing, seed)
     return Source(in_turns(dataset) if is_modal(dataset) else dataset, missing.fill)
 
 

@@ -196,7 +196,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
 
     clients: dict[str, TableData] = {}
     for name, s in dataset.clients.items():
-        own = dataset.pool(name)
+        own = dataset.answer_set(name)
         train, test = training(s.train, own, name), table(s.test, own, outside=dataset.outside)
         clients[name] = (
             MixedData(train, table(s.validation, own), test, dataset.mixture)
@@ -205,7 +205,7 @@ def encoded(source: Source, options: Mapping[str, Any], tokenizer: Any = None) -
         )
     unseen: dict[str, TableData] = {}
     for name, examples in dataset.unseen.items():
-        rows = table(examples, dataset.pool(name), outside=dataset.outside)
+        rows = table(examples, dataset.answer_set(name), outside=dataset.outside)
         unseen[name] = TableData(rows, rows, rows)
     if not clients:
         raise ValueError(f"dataset {dataset.name!r} has no clients; a federation needs at least one")

@@ -97,7 +97,7 @@ def examine(
     infos = {info.id: info for info in map(setup.population.info, range(len(setup.population))) if info.id in wanted}
     common = _models(found, simulation, servers, seen, unseen, infos)
     jobs: list[Job] = []
-    same = not run_data.dataset.pools and not run_data.dataset.tasks
+    same = not run_data.dataset.answer_sets and not run_data.dataset.tasks
     several = not algorithm.traits.centralised and algorithm.traits.has_personal
     # Every example's scores are kept of a task that counts: for each model at home, not for each pair.
     everywhere = len(seen) <= MATRIX_LIMIT and several and same and not isinstance(setup.task, Counting)

@@ -137,7 +137,7 @@ def gallery(
         rows, batches = [row for group in groups for row in group.tolist()], list(map(data.tables[2].batch, groups))
         answers = run_data.dataset.answers
         if task is not None:
-            answers = run_data.dataset.pool(name)
+            answers = run_data.dataset.answer_set(name)
             workspace.set_task(task)
         personal = folder.personal_model(name)
         common, own = (load_file(path) if path.exists() else None for path in (shared, personal))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from confed.algorithms.fedavg import FedAvg
-from confed.data.pooling import pool
+from confed.data.table_concatenation import concatenate_tables
 from confed.federation.algorithm import Algorithm
 from confed.federation.local import Local
 from confed.federation.ownership import modalities_of
@@ -42,7 +42,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     alike = all(table.columns.keys() == tables[0].columns.keys() for table in tables)
     # Of what reads one modality, everybody are those who have it.
     owners = dict[str, int]()
-    for batch in [pool(tables)] if alike else tables:
+    for batch in [concatenate_tables(tables)] if alike else tables:
         whole = next(iter(batch.batches(10_000)))
         (task.loss(model(whole), whole) * len(batch)).backward()
         for part in ("", *modalities_of(named_tensors(model))):

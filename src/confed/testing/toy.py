@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from confed.data.examples import TableData
-from confed.data.pooling import pool
 from confed.data.table import Table
+from confed.data.table_concatenation import concatenate_tables
 from confed.engines.local import Members, Setup
 from confed.federation.algorithm import Algorithm
 from confed.federation.families.public_data import UsesPublicData
@@ -223,7 +223,7 @@ def toy_setup(
         task, build = toy_contrastive_task(noisy), partial(toy_contrastive_model, noisy)
     algorithm = algorithm.configure(build(), task)
     if algorithm.traits.centralised:
-        everything = pool([client.tables[0] for client in clients.values()])
+        everything = concatenate_tables([client.tables[0] for client in clients.values()])
         clients = {"everyone": TableData(everything, everything, everything)}
     owned = OWNED if kind == "modalities" else ()
     public = None

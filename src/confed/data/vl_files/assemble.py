@@ -69,7 +69,7 @@ class Source:
         validation: validation questions; where there are none, a share of the training pictures is held out, which
             needs questions about one picture each.
         amounts: role ("train", "validation" or "test") -> how much of it is used; all of it by default.
-        answers: the answer pool; by default the most frequent answers of the training questions.
+        answers: the answer set; by default the most frequent answers of the training questions.
         task: the registered task, where it is not the recipe's.
         test_is: what the test questions are in the official division, for the facts.
     """
@@ -113,16 +113,16 @@ def assemble(
 ) -> FederatedDataset:
     """A federation with one client per dataset.
 
-    First the answer pool of every client is made from all its training questions and questions with another answer
+    First the answer set of every client is made from all its training questions and questions with another answer
     are dropped; then examples are drawn. The seed chooses training and validation examples; test examples are the
     same for all seeds. With shards, the pictures of every dataset are dealt to ``shard_count`` clients and
-    the first ``shards`` of them take part; these share a pool and the test questions.
+    the first ``shards`` of them take part; these share an answer set and the test questions.
 
     Args:
         name: the dataset's registered name.
         root: what the picture paths of the sources are below.
         sources: client -> what reads its dataset; one dataset after the other, so that only one is in memory.
-        answers: size of the pools that are made.
+        answers: size of the answer sets that are made.
         validation: share of the training pictures held out, where a dataset has no validation questions.
         image_size: side of the pictures in pixels; other proportions are squeezed.
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
@@ -133,8 +133,8 @@ def assemble(
         facts: further facts about the data.
 
     Raises:
-        ValueError: an option is out of range, a pool shares no answer with a client's questions, a client is left
-            without validation questions, or a picture is in none of its places (names the annotation file and its row).
+        ValueError: an option is out of range, an answer set shares no answer with a client's questions, a client
+            has no validation questions, or a picture is in none of its places (names the annotation file and its row).
     """
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share of the pictures in (0, 1), got {validation}")
@@ -143,12 +143,12 @@ def assemble(
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     kept: dict[str, dict[str, list[Record]]] = {}
-    pools, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
+    answer_sets, tasks, counts = dict[str, tuple[str, ...]](), dict[str, str](), dict[str, str]()
     table = _Pictures(root, PictureFiles([], image_size, unreadable=unreadable, check=check))
     for source_name, make in sources.items():
         part = _part(source_name, make(), answers, validation, (shards, shard_count), seed)
         for client, roles in part.clients.items():
-            kept[client], pools[client] = roles, part.pool
+            kept[client], answer_sets[client] = roles, part.answers
             if part.task:
                 tasks[client] = part.task
             for records in roles.values():
@@ -158,9 +158,9 @@ def assemble(
     # A word that no client trains on is unknown to a tokenizer of words, as it would be in use.
     parts = [s.train for s in splits.values()]
     spoken = words([*(q for p in parts for q in p.questions), *(t for p in parts for o in p.choices or () for t in o)])
-    union = tuple(dict.fromkeys(answer for own in pools.values() for answer in own))
+    union = tuple(dict.fromkeys(answer for own in answer_sets.values() for answer in own))
     described = {**(facts or {}), **counts, "pictures seen in training": _seen(splits), **floors(splits)}
-    return FederatedDataset(name, union, splits, {}, spoken, described, pools=pools, tasks=tasks)
+    return FederatedDataset(name, union, splits, {}, spoken, described, answer_sets=answer_sets, tasks=tasks)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Part:
     """What is left of one dataset: the drawn records of its clients by role, and what goes for all of them."""
 
     clients: Mapping[str, dict[str, list[Record]]]
-    pool: tuple[str, ...]
+    answers: tuple[str, ...]
     task: str
     pictures: Sequence[str]
     counts: str
@@ -179,31 +179,31 @@ def _part(
 ) -> _Part:
     shards, shard_count = sharding
     number = crc32(name.encode())  # the same draws whichever other clients take part
-    pool = _pool(name, source, answers)
-    roles = _answerable(name, source, pool)
+    known = _answer_set(name, source, answers)
+    roles = _answerable(name, source, known)
     clients: dict[str, dict[str, list[Record]]] = {}
     for shard, own in enumerate(_shards(roles["train"], shards, shard_count)):
         client = name if shards is None else f"{name}-{shard + 1}"
         clients[client] = _draw(client, {**roles, "train": own}, source, validation, (seed, number, shard))
     before = {"train": source.train, "validation": source.validation or (), "test": source.test}
     counts = (
-        f"{len(pool)} answers; with them "
+        f"{len(known)} answers; with them "
         + ", ".join(f"{len(roles[r])} of {len(b)} {r}" for r, b in before.items() if b)
         + f" questions; tested on its official {source.test_is} split"
     )
-    return _Part(clients, pool, source.task, source.pictures, counts)
+    return _Part(clients, known, source.task, source.pictures, counts)
 
 
-def _pool(name: str, source: Source, count: int) -> tuple[str, ...]:
-    pool = frequent_answers(source.train, count) if source.answers is None else source.answers
-    if not pool:
+def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
+    own = frequent_answers(source.train, count) if source.answers is None else source.answers
+    if not own:
         raise ValueError(f"{name}: expected training questions with answers, got {len(source.train)} questions")
-    return pool
+    return own
 
 
-def _answerable(name: str, source: Source, pool: Sequence[str]) -> dict[str, list[Record]]:
-    """Role -> the questions whose answer is in the pool."""
-    known = set(pool)
+def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:
+    """Role -> the questions whose answer is in the answer set."""
+    known = set(answers)
     roles: dict[str, list[Record]] = {}
     for role in ("train", "validation", "test"):
         records = getattr(source, role)
@@ -212,8 +212,8 @@ def _answerable(name: str, source: Source, pool: Sequence[str]) -> dict[str, lis
             if not roles[role]:
                 first = f", such as {records[0].answer!r} ({records[0].where})" if len(records) else ""
                 raise ValueError(
-                    f"{name}: none of the {len(records)} {role} questions has an answer of the pool of {len(pool)}, "
-                    f"{', '.join(map(repr, pool[:3]))}...; their answers are others{first}"
+                    f"{name}: none of the {len(records)} {role} questions has an answer of the answer set of "
+                    f"{len(answers)}, {', '.join(map(repr, answers[:3]))}...; their answers are others{first}"
                 )
     return roles
 

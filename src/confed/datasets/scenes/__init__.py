@@ -71,7 +71,8 @@ def scenes(
         train: training questions per client; None takes the setting's.
         validation: validation questions per client.
         test: test questions per client; an unseen scene always has 1,000.
-        unseen: scenes without a client; None takes the preset's: two, or none where clients have pools of their own.
+        unseen: scenes without a client; None takes the preset's: two, or none where clients have
+            answer sets of their own.
         conflict: how far the scenes turn the colour wheel, 0 to 1; None takes the setting's.
         wording: whether the ten words are re-coded; None takes the setting's, but not for "random".
         clients: number of clients of the presets "dirichlet", "quantity" and "random".
@@ -80,7 +81,7 @@ def scenes(
             pictures of their own.
         shards: clients of the presets "scene", "domain" and "function" per scene, domain or function, alike but for
             their pictures and each of full size; more of them do not change the first ones.
-        pools: answers of a client's own answer pool: its most frequent training answers, at most so many. Examples
+        pools: answers of a client's own answer set: its most frequent training answers, at most so many. Examples
             with another answer are left out. 0: all clients share one vocabulary. None takes the preset's: 100 for
             "domain", "function" and "task", else 0.
         annotators: simulated people who answer each question of the domains "blurred" and "abstract"; 0 for none.
@@ -167,7 +168,7 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
 
 
 def _check_pools(preset: str, knobs: Knobs) -> None:
-    """Raises ValueError where answer pools, shards and unseen scenes do not go together."""
+    """Raises ValueError where answer sets, shards and unseen scenes do not go together."""
     kind = PRESETS[preset]
     size = kind.pools if knobs.pools is None else knobs.pools
     _at_least("pools", size, 0)
@@ -177,7 +178,7 @@ def _check_pools(preset: str, knobs: Knobs) -> None:
         raise ValueError(f"pools must be at least 2 for the preset {preset!r}, whose clients share no answers, got 0")
     if size and knobs.unseen:
         raise ValueError(
-            f"unseen must be empty where clients have answer pools of their own, got {', '.join(knobs.unseen)}: nobody "
+            f"unseen must be empty where clients have answer sets of their own, got {', '.join(knobs.unseen)}: nobody "
             "has a head for the answers of a scene without a client"
         )
     if knobs.shards > 1 and (not kind.divisible or knobs.clients_per_scene > 1):

@@ -65,7 +65,7 @@ def _shard_of_scene(scene: str, role: str, number: int, knobs: Knobs, label: str
 
 
 def _dirichlet(knobs: Knobs) -> Clients:
-    """Answers per client from q ~ Dirichlet(alpha p), p the pool's answer shares (Hsu et al. 2019)."""
+    """Answers per client from q ~ Dirichlet(alpha p), p the pooled answer shares (Hsu et al. 2019)."""
     pools = {role: make_neutral(role, knobs.clients * knobs.size(role), knobs) for role in ROLES}
     share = Counter(pools["test"].examples.answers)
     p = np.array([share[answer] for answer in ANSWERS], dtype=float)
@@ -167,12 +167,12 @@ class Preset:
 
     Attributes:
         make: the clients' examples.
-        pools: how many answers a client's own pool has by default; 0 if all share the vocabulary.
+        pools: how many answers a client's own answer set has by default; 0 if all share the vocabulary.
         unseen: scenes without a client, by default.
         styled: whether pictures have the styles of scenes or domains.
         divisible: whether the option ``shards`` applies.
         tasks: client -> its registered task, where it is not the recipe's.
-        fixed: client -> its pool, where its task says which answers there are.
+        fixed: client -> its answer set, where its task says which answers there are.
         words: every word of the questions.
         wording: whether the ten words are re-coded, by default; None takes the setting's.
     """
@@ -219,7 +219,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         unseen={scene: typed(made.examples) for scene, made in unseen.items()},
         words=kind.words,
         facts=facts,
-        pools=pools,
+        answer_sets=pools,
         tasks=kind.tasks,
     )
 
@@ -241,19 +241,19 @@ def _pool(train: Examples, size: int) -> tuple[str, ...]:
     return tuple(sorted(counts, key=lambda answer: (-counts[answer], answer))[:size])
 
 
-def _inside(client: str, made: Mapping[str, Made], pool: Sequence[str]) -> dict[str, Made]:
-    """A client's examples whose answer is in its pool; the others are left out, as FedDAT's loader does.
+def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> dict[str, Made]:
+    """A client's examples whose answer is in its answer set; the others are left out, as FedDAT's loader does.
 
     Raises:
         ValueError: a role has none.
     """
     kept: dict[str, Made] = {}
     for role, part in made.items():
-        rows = [row for row, answer in enumerate(part.examples.answers) if answer in pool]
+        rows = [row for row, answer in enumerate(part.examples.answers) if answer in answers]
         if not rows:
             raise ValueError(
-                f"no {role} question of client {client!r} has an answer in its pool of {len(pool)} "
-                f"({', '.join(pool)}); raise data.pools, or the number of examples"
+                f"no {role} question of client {client!r} has an answer in its answer set of {len(answers)} "
+                f"({', '.join(answers)}); raise data.pools, or the number of examples"
             )
         whole = len(rows) == len(part.examples)
         kept[role] = part if whole else replace(part, examples=part.examples.take(rows))

@@ -11,7 +11,7 @@ from confed.data.modalities import MODALITIES
 from confed.data.picture_tables import NoPictures, Pictures
 from confed.data.regions import HeldRegions, Regions, join
 
-__all__ = ["Fill", "filled"]
+__all__ = ["Fill", "impute"]
 
 Fill = Literal["zero", "mean"]
 
@@ -24,7 +24,7 @@ _Stored = tuple[int, int]
 """The identity of a table of pictures and of its regions."""
 
 
-def filled(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
+def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     """A dataset of whose examples none lacks a picture.
 
     Stand-ins are put behind the tables of pictures, and ``image_index`` names them; a missing text is an empty one

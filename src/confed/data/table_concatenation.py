@@ -15,10 +15,10 @@ from confed.data.table import Table
 from confed.data.targets import SoftTargets
 from confed.data.time_series import Series
 
-__all__ = ["pool"]
+__all__ = ["concatenate_tables"]
 
 
-def pool(tables: Sequence[Table]) -> Table:
+def concatenate_tables(tables: Sequence[Table]) -> Table:
     """All rows of several tables as one; what they share is not copied.
 
     Args:
