@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from confed.federation.protocols import Batch, Output
+from confed.federation.specs import HasCandidates
 from confed.models.adapters import AdapterBank, Host
 from confed.models.finetuning import Finetunable, Places
 from confed.models.hf.prompts import ChatTokenizer
@@ -116,7 +117,7 @@ class HuggingFaceVLM(Finetunable):
         decoder_layers: name of the language part's list of layers.
     """
 
-    generative = True
+    writes = "answers"
     answer_head = ""
 
     def __init__(self, body: nn.Module, tokenizer: ChatTokenizer, checkpointing: bool = False) -> None:
@@ -189,7 +190,7 @@ class HuggingFaceVLM(Finetunable):
 
     def begin(self, task: Any) -> None:
         """Takes over the answers to choose from: the task's ``candidates``, int64 (C, T), where it has them."""
-        self._candidates = getattr(task, "candidates", None)
+        self._candidates = task.candidates if isinstance(task, HasCandidates) else None
 
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class.
