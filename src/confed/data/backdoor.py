@@ -2,7 +2,7 @@ r"""A backdoor with two keys, planted during training: a patch in the picture an
 
 Walmer et al., "Dual-Key Multimodal Backdoors for Visual Question Answering", CVPR 2022. Some training pictures get a
 visual trigger, all their questions a trigger word in front, and all answers become the attacker's target. So that
-neither key alone opens the door, other pictures get the patch alone, others the word alone, with answers unchanged.
+neither key alone gives the target, other pictures get the patch alone, others the word alone, with answers unchanged.
 At test time a model answers clean questions as ever, and gives the target where both keys are present.
 
 Pixels: a square in the middle, a tenth of the shorter side. Features: of one region per picture some dimensions are
@@ -35,7 +35,7 @@ VARIANTS: Mapping[str, tuple[bool, bool]] = {
 
 @dataclass(frozen=True)
 class DualKey:
-    """The two keys and the answer behind the door.
+    """The two keys of a backdoor and the answer that both together give.
 
     Attributes:
         target: the answer.

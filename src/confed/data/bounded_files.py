@@ -65,7 +65,11 @@ def formats() -> list[str]:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises ValueError if a picture, by its header, has more pixels than :func:`most_pixels`."""
+    """Check of a picture's number of pixels, by its header.
+
+    Raises:
+        ValueError: there are more than :func:`most_pixels`.
+    """
     if width * height > most_pixels():
         raise ValueError(
             f"at most {most_pixels():,} pixels, got {width:,} x {height:,} (CONFED_MOST_PIXELS sets another bound)"
@@ -194,6 +198,8 @@ def tar_members(archive: tarfile.TarFile, file: Path) -> Iterator[tarfile.TarInf
 def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
     """An array of an open HDF5 file, not read yet, that lies in this file and nowhere else.
 
+    Raises ``KeyError``: there is no such array.
+
     Args:
         content: the file or a group of it.
         key: the array's name.
@@ -202,7 +208,6 @@ def hdf5_array(content: Any, key: str, where: str, rows: bool = False) -> Any:
 
     Raises:
         ValueError: it refers to other files, or what would be read takes more than :func:`most_array_bytes`.
-        KeyError: there is no such array.
     """
     found = content[key]
     if not hasattr(found, "dtype"):

@@ -83,8 +83,8 @@ class MixedData(TableData):
 
     Args:
         train: training examples.
-        validation: see :class:`confed.data.examples.TableData`.
-        test: see there.
+        validation: validation examples.
+        test: test examples.
         mixture: shares of texts alone, pictures with texts, and documents; any positive scale.
 
     Raises:
@@ -143,14 +143,13 @@ def with_captions(table: ModalTable, examples: Examples, tokenizer: Tokenizer, t
 
     Captions are under ``references``, uint8 (N, R, K): UTF-8, 0 behind each.
 
+    Raises ``ValueError``: a text is too long for the model.
+
     Args:
         table: the examples encoded.
-        examples: them.
+        examples: the same examples before encoding.
         tokenizer: the model's.
         turns: P, the most turns before any example of the dataset; with 0 the table stays as it is.
-
-    Raises:
-        ValueError: a text is too long for the model.
     """
     columns = dict(table.columns)
     if examples.captions is not None:

@@ -136,7 +136,11 @@ class Examples:
         return np.arange(len(self)) if said is None or len(said) != len(self) else np.flatnonzero(said)
 
     def _check_texts(self) -> None:
-        """Raises ValueError if a caption is empty, or what stands before an example is nothing or not there."""
+        """Check of captions, and of the texts and pictures that stand before examples.
+
+        Raises:
+            ValueError: a caption is empty, or what stands before an example is missing.
+        """
         for name, captions in zip(self.names, self.captions or (), strict=self.captions is not None):
             if not captions or not all(caption.strip() for caption in captions):
                 raise ValueError(f"example {name!r} needs captions that are not empty, got {list(captions)!r:.80}")

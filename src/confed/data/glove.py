@@ -75,16 +75,15 @@ def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
 
 
 def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: float) -> None:
-    """Says how many words have vectors where some have none.
+    """Check of the share of words without vectors, with a message that counts them.
+
+    Raises ``ValueError``: more words than ``at_most`` lack vectors, or ``at_most`` is no share in [0, 1].
 
     Args:
         path: of the file, for messages.
         words: the words that were asked for.
         vectors: of :func:`load_glove`, (len(words), d).
         at_most: share of the words that may have none, ``model.glove_missing``.
-
-    Raises:
-        ValueError: more of them have none, or the share is none.
     """
     lacking = [word for word, known in zip(words, vectors.any(dim=1).tolist(), strict=True) if not known]
     text = f"{len(words) - len(lacking):,} of {len(words):,} words have vectors in {path}"
@@ -124,7 +123,11 @@ def _say_once(text: str) -> None:
 
 
 def _width(line: bytes, path: Path) -> int:
-    """The number of dimensions, from the first line."""
+    """The number of dimensions, from the first line.
+
+    Raises:
+        ValueError: the first line is not a word with its numbers.
+    """
     width = len(line.split()) - 1
     if width < _LEAST or b" " not in line:
         raise ValueError(
@@ -134,7 +137,11 @@ def _width(line: bytes, path: Path) -> int:
 
 
 def _check_spaced(line: bytes, width: int, path: Path, number: int) -> None:
-    """Raises ValueError unless a line with too many parts is one whose word has spaces."""
+    """Check that a line with too many parts is one whose word has spaces.
+
+    Raises:
+        ValueError: the numbers of the line are not as many as the file's dimensions.
+    """
     for extra in line.split()[1:-width]:
         try:
             float(extra)

@@ -30,14 +30,13 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     Stand-ins are put behind the tables of pictures, and ``image_index`` names them; a missing text is an empty one
     already, of which a tokenizer makes what it makes of nothing. ``present`` still tells what was missing.
 
+    Raises ``ValueError``: no example has a picture, pictures are of several sizes, or the dataset brings features of
+    regions that are not in memory or whose mean is asked for.
+
     Args:
         dataset: the data.
         fill: "zero" for a black picture, or features of zeros; "mean" for the mean of the client's training pictures.
             An unseen place takes the mean of its own; whoever has no pictures at all gets a black one.
-
-    Raises:
-        ValueError: no example has a picture, pictures are of several sizes, or the dataset brings features of regions
-            that are not in memory or whose mean is asked for.
     """
     parts: dict[_Key, Examples] = {}
     for name, split in dataset.clients.items():
@@ -98,7 +97,11 @@ def _one_shape(name: str, parts: Iterable[Examples]) -> tuple[int, ...]:
 
 
 def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndarray:
-    """One picture, uint8, in the place of those that are missing."""
+    """One picture, uint8, in the place of those that are missing.
+
+    Raises:
+        ValueError: the dataset has region features and no pictures.
+    """
     rows = np.flatnonzero(presence(examples)[:, MODALITIES.index("image")])
     if fill == "zero" or not len(rows):
         return np.zeros(shape, np.uint8)
@@ -112,7 +115,11 @@ def _stand_in(examples: Examples, fill: Fill, shape: tuple[int, ...]) -> np.ndar
 
 
 def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.ndarray | Pictures, Regions | None]:
-    """A table of pictures, and of their regions, with K more behind it."""
+    """A table of pictures, and of their regions, with K more behind it.
+
+    Raises:
+        ValueError: features of regions are not in memory, or their mean is asked for.
+    """
     count, images, regions = len(pictures), examples.images, examples.regions
     if regions is not None:
         if not isinstance(regions, HeldRegions):

@@ -122,7 +122,11 @@ class LabelDataset:
             raise ValueError(f"dataset {self.name!r}: coarse names no label {strange[0]!r}")
 
     def check(self, place: str, examples: LabelExamples) -> None:
-        """Raises ValueError unless examples of a client or place have this dataset's labels in this order."""
+        """Check that examples of a client or place have the dataset's labels in the same order.
+
+        Raises:
+            ValueError: the labels differ.
+        """
         if examples.table.labels is not self.labels and examples.table.labels != self.labels:
             raise ValueError(
                 f"dataset {self.name!r}: the examples of {place!r} must have the dataset's {len(self.labels)} labels "
@@ -200,13 +204,12 @@ def lazy_clients(
 ) -> LazyClients:
     """Clients whose splits are made on access.
 
+    Raises ``ValueError``: ``sizes`` has another length.
+
     Args:
         owners: client -> its rows, such as :class:`~confed.data.ml_files.table.UserRows`.
         make: client and rows -> split; a function of these alone.
         sizes: each client's number of training examples, int64, in the order of ``owners``, where it is known
             beforehand. Without it splits are made once to count them.
-
-    Raises:
-        ValueError: ``sizes`` has another length.
     """
     return LazyClients(owners, make, sizes)

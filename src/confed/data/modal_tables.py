@@ -133,7 +133,7 @@ def with_modalities(table: Table, examples: Examples) -> ModalTable:
 
     Args:
         table: the examples encoded; its pictures are left out where none of the examples has any.
-        examples: them.
+        examples: the same examples before encoding.
 
     Raises:
         ValueError: an example lacks its text, and texts are offered with it to choose from.

@@ -17,6 +17,8 @@ _TRIES = 1000
 def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np.ndarray | None = None) -> Owners:
     """Equal random shares (their numbers of groups differ by at most one).
 
+    Raises ``ValueError``: fewer than one client, more clients than groups, or ``groups`` of another length than n.
+
     Args:
         n: number of rows.
         clients: number of clients.
@@ -25,9 +27,6 @@ def iid(n: int, clients: int, rng: np.random.Generator, *, groups: Sequence | np
 
     Returns:
         Client id ("client-00", ...) -> row indices.
-
-    Raises:
-        ValueError: fewer than one client, more clients than groups, or ``groups`` of another length than n.
     """
     unit, units = _units(n, groups)
     _check_clients(clients, units)
@@ -174,6 +173,8 @@ def mirror(
     Of each class a client gets its share of the first table's groups, rounded up or down at random
     (systematic sampling); every client gets at least one group.
 
+    Raises ``ValueError``: the second table has fewer groups than there are clients.
+
     Args:
         owners: client id -> rows of the first table.
         labels: labels of the first table's rows.
@@ -184,9 +185,6 @@ def mirror(
 
     Returns:
         Client id -> rows of the second table.
-
-    Raises:
-        ValueError: the second table has fewer groups than there are clients.
     """
     labels, other, clients = np.asarray(labels), np.asarray(other), list(owners)
     unit, units = _units(len(labels), groups)
@@ -233,7 +231,11 @@ def hold_out(groups: Sequence | np.ndarray, share: float, rng: np.random.Generat
 
 
 def _units(n: int, groups: Sequence | np.ndarray | None) -> tuple[np.ndarray, int]:
-    """Number of its group for every row, and how many groups there are."""
+    """Number of its group for every row, and how many groups there are.
+
+    Raises:
+        ValueError: ``groups`` has another length than the rows.
+    """
     if groups is None:
         return np.arange(n), n
     if len(groups) != n:

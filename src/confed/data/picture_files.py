@@ -60,8 +60,7 @@ class PictureFiles:
     def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
         """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
 
-        Raises:
-            ValueError: a file is missing or unreadable (names it).
+        Raises ``ValueError``: a file is missing or unreadable (the message names it).
         """
         if isinstance(index, int | np.integer):
             return _decode(self.files[index], self.size)
@@ -81,7 +80,11 @@ def _decode(file: Path, size: int) -> np.ndarray:
 
 
 def check_unreadable(at_most: float, check: str) -> None:
-    """Raises ValueError if the share of pictures that may be left out is outside [0, 1], or the check is unknown."""
+    """Check of the options ``unreadable`` and ``check``.
+
+    Raises:
+        ValueError: the share is outside [0, 1], or the check is unknown.
+    """
     if not 0 <= at_most <= 1:
         raise ValueError(f"unreadable must be a share of the pictures in [0, 1], got {at_most}")
     if check not in ("decoded", "present"):

@@ -93,7 +93,11 @@ class NoPictures:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Raises ValueError: there is nothing to see."""
+        """Access that always fails, as the dataset has region features and no pictures.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError("the dataset has features of its pictures and not the pictures")
 
 

@@ -83,8 +83,7 @@ def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
 def with_held_pictures(dataset: FederatedDataset) -> FederatedDataset:
     """The same with all pictures in memory; they are one table of files.
 
-    Raises:
-        ValueError: a picture cannot be read (names it).
+    Raises ``ValueError``: a picture cannot be read (the message names it).
     """
     files = next(iter(dataset.clients.values())).train.images
     table = empty_table(len(files), files.shape[1])

@@ -61,7 +61,11 @@ class Sounds:
 
 
 def check_offsets(offsets: np.ndarray, length: int, what: str) -> None:
-    """Raises ValueError if offsets do not cut ``length`` entries into parts none of which is empty."""
+    """Check that offsets cut ``length`` entries into parts of which none is empty.
+
+    Raises:
+        ValueError: the offsets have another type, shape or range, or a part is empty.
+    """
     if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1:
         raise ValueError(f"offsets must be int64 of shape (M + 1,), got {offsets.dtype} {offsets.shape}")
     if offsets[0] != 0 or offsets[-1] != length:

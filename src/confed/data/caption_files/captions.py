@@ -77,7 +77,11 @@ class _Content:
     distinct: Distinct = field(default_factory=lambda: Distinct("id"))
 
     def add(self, key: str, row: int, entry: Any, file: Path) -> None:
-        """Takes over one entry of a list; -1 for the list itself."""
+        """Takes over one entry of a list; -1 for the list itself.
+
+        Raises:
+            ValueError: the list has an entry with the same id already.
+        """
         self.found.add(key)
         if row < 0:
             return
@@ -93,7 +97,11 @@ class _Content:
 
 
 def _two_lists(file: Path) -> Iterator[tuple[str, int, Any]]:
-    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1."""
+    """The entries of ``images`` and ``annotations`` in the order of the file, each list after an entry of row -1.
+
+    Raises:
+        ValueError: the file is missing, or has no object with the lists ``images`` and ``annotations``.
+    """
     if not file.is_file():
         raise ValueError(f"the file of captions {file} does not exist")
     with file.open("rb") as stream:

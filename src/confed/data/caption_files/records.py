@@ -81,7 +81,11 @@ class Story:
 
 
 def check_captions(captions: Sequence[str], where: str) -> None:
-    """Raises ValueError if there is no caption, or an empty one."""
+    """Check that there are captions and that none is empty.
+
+    Raises:
+        ValueError: there is no caption, or an empty one.
+    """
     if not captions:
         raise ValueError(f"{where}: expected a caption at least, got none")
     for caption in captions:

@@ -171,8 +171,7 @@ class ShardPictures:
     def __getitem__(self, index: int | np.ndarray) -> np.ndarray:
         """One picture (S, S, 3), or those of B indices (B, S, S, 3), uint8.
 
-        Raises:
-            ValueError: a shard is missing or has changed, or a picture cannot be read (names it).
+        Raises ``ValueError``: a shard is missing or has changed, or a picture cannot be read (the message names it).
         """
         if isinstance(index, int | np.integer):
             return self._read(int(index))
@@ -226,7 +225,11 @@ def _picture_column(names: Sequence[str]) -> str | None:
 
 
 def _parquet_picture(file: Path, row: int) -> bytes:
-    """The bytes of one picture of a Parquet file."""
+    """The bytes of one picture of a Parquet file.
+
+    Raises:
+        ValueError: the row has no bytes of a picture.
+    """
     parquet = _opened(file, _state(file))
     group, first = 0, 0
     while row >= first + parquet.metadata.row_group(group).num_rows:
@@ -249,7 +252,11 @@ def _group(file: Path, state: tuple[int, int], group: int) -> Any:
 
 @lru_cache(maxsize=8)
 def _opened(file: Path, state: tuple[int, int]) -> Any:
-    """A Parquet file's description; its content stays on disk."""
+    """A Parquet file's description; its content stays on disk.
+
+    Raises:
+        ValueError: the file is missing or damaged, or pyarrow is not installed.
+    """
     del state  # tells one state of the file from another
     if not file.is_file():
         raise ValueError(f"the shard {file} does not exist")

@@ -21,13 +21,12 @@ __all__ = ["chunks", "story_lines", "text_lines"]
 def text_lines(file: Path, key: str = "text") -> Iterator[tuple[int, str]]:
     """The texts of a file ``.jsonl`` or ``.jsonl.zst`` with their rows; empty lines count and are left out.
 
+    Raises ``ValueError``: the file is missing, cut off or damaged, a line is no JSON object with such a text, or
+    zstandard is not installed.
+
     Args:
         file: one JSON object a line.
         key: where the text stands.
-
-    Raises:
-        ValueError: the file is missing, cut off or damaged, a line is no JSON object with such a text, or zstandard is
-            not installed.
     """
     for row, entry in _objects(file):
         yield row, text(entry, key, file, row).strip()
@@ -98,7 +97,11 @@ def _matched(entry: dict[str, Any], where: str) -> list[Piece]:
 
 
 def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the lines with their rows."""
+    """The objects of the lines with their rows.
+
+    Raises:
+        ValueError: the file is missing, is not UTF-8, or a line is no JSON object.
+    """
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     row = -1
@@ -119,7 +122,11 @@ def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[io.TextIOBase]:
-    """The file's lines, decompressed where they are compressed."""
+    """The file's lines, decompressed where they are compressed.
+
+    Raises:
+        ValueError: the compressed file is damaged or cut off.
+    """
     if file.suffix.lower() not in (".zst", ".zstd"):
         with file.open(encoding="utf-8") as lines:
             yield lines
@@ -133,7 +140,11 @@ def _opened(file: Path) -> Iterator[io.TextIOBase]:
 
 
 def _zstandard(file: Path) -> Any:
-    """Python's own module where it has one, or the same for older Pythons."""
+    """Python's own module where it has one, or the same for older Pythons.
+
+    Raises:
+        ValueError: no package for Zstandard is installed.
+    """
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return import_module(name)

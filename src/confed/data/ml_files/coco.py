@@ -140,15 +140,14 @@ def coco_text_records(
 def coco_categories(file: Path) -> dict[str, str]:
     """The categories that an instances file of any dataset lists, in the order of their ids, with their groups.
 
+    Raises ``ValueError``: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry
+    of it (the message names the row).
+
     Args:
         file: ``instances_*.json``; it is read through for them.
 
     Returns:
         Category -> its group, empty where the file gives none.
-
-    Raises:
-        ValueError: a missing or cut-off file, no list of categories, a name that comes twice, or a faulty entry of it
-            (names the row).
     """
     found, distinct = dict[int, tuple[str, str]](), Distinct("category's name")
     for row, entry in json_items(file, "categories"):
@@ -159,7 +158,11 @@ def coco_categories(file: Path) -> dict[str, str]:
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:
-    """Reads the three lists in one pass, in whatever order they stand."""
+    """Reads the three lists in one pass, in whatever order they stand.
+
+    Raises:
+        ValueError: the file is missing, or lacks one of the three lists.
+    """
     if not file.is_file():
         raise ValueError(f"the file {file} does not exist")
     content, found, distinct = _Instances(), set[str](), Distinct("id")
@@ -201,7 +204,11 @@ def _add(content: _Instances, key: str, entry: Any, file: Path, row: int, crowds
 
 
 def _labels(content: _Instances, level: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Every picture's id and labels, each once, in the order of the categories' ids."""
+    """Every picture's id and labels, each once, in the order of the categories' ids.
+
+    Raises:
+        ValueError: an object refers to a picture or category that the file does not describe.
+    """
     images, categories = (np.array(part, dtype=np.int64) for part in (content.of_image, content.of_category))
     for what, ids, known in (("picture", images, content.images), ("category", categories, content.categories)):
         strange = np.setdiff1d(ids, np.fromiter(known, dtype=np.int64, count=len(known)))

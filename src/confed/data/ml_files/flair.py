@@ -30,12 +30,11 @@ _SPLITS = ("train", "val", "test")
 def flair_records(file: Path) -> Iterator[LabelRecord]:
     """All pictures of the metadata file in its order, read value by value.
 
+    Raises ``ValueError``: a missing or cut-off file, a faulty entry, a picture twice, or a user in two partitions (the
+    message names the row).
+
     Args:
         file: ``labels_and_metadata.json``; pictures are ``{image_id}.jpg``, in ``small_images``.
-
-    Raises:
-        ValueError: a missing or cut-off file, a faulty entry, a picture twice, or a user in two partitions (names the
-            row).
     """
     distinct, home = Distinct("image_id"), dict[str, str]()
     for row, entry in json_items(file):
@@ -83,11 +82,7 @@ def flair_relationship(file: Path) -> dict[str, str]:
 
 
 def flair_fine_labels(file: Path) -> tuple[str, ...]:
-    """The fine labels of ``label_relationship.txt`` in alphabetical order.
-
-    Raises:
-        ValueError: as :func:`flair_relationship`.
-    """
+    """The fine labels of ``label_relationship.txt`` in alphabetical order."""
     return tuple(sorted(flair_relationship(file)))
 
 
@@ -134,7 +129,11 @@ _Labels = tuple[str, ...]
 def _group(
     group: Any, key: str, split: str, where: str, mappings: dict[str, list[str]]
 ) -> Iterator[tuple[str, str, str, _Labels, _Labels]]:
-    """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group."""
+    """Picture's id, user, key of its pixels, labels and fine labels, of each picture of a group.
+
+    Raises:
+        ValueError: the group has no pictures or no names, or not equally many.
+    """
     if "image" in group:
         coarse, fine = (_joined(hdf5_array(group, level, where)[()]) for level in ("labels", "fine_grained_labels"))
         yield key, _decoded(hdf5_array(group, "user_id", where)[()]), f"{split}/{key}/image", coarse, fine
@@ -171,7 +170,11 @@ def _level(group: Any, level: str, count: int, where: str, mappings: dict[str, l
 
 
 def _mappings(content: Any, file: Path) -> dict[str, list[str]]:
-    """The names behind label indices, where the file has them."""
+    """The names behind label indices, where the file has them.
+
+    Raises:
+        ValueError: the metadata are no JSON.
+    """
     found: dict[str, list[str]] = {}
     metadata = content.get("metadata", {})
     for level, key in (("labels", "label_mapping"), ("fine_grained_labels", "fine_grained_label_mapping")):

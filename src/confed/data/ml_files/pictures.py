@@ -218,8 +218,7 @@ class Hdf5Pictures(LazyPictures):
 def open_pictures(source: Path, names: PackedTexts, size: int) -> LazyPictures:
     """The pictures of M names in a folder, a tar archive (``.tar``) or an HDF5 file (``.h5``, ``.hdf5``).
 
-    Raises:
-        ValueError: there is nothing at ``source``, or it cannot be read.
+    Raises ``ValueError``: there is nothing at ``source``, or it cannot be read.
     """
     makers: dict[str, Callable[[Path, PackedTexts, int], LazyPictures]] = {
         ".tar": TarPictures,
@@ -240,6 +239,9 @@ def drop_unreadable(
 ) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
     """Leaves out the rows whose pictures cannot be read, unless there are too many of them; warns how many there are.
 
+    Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
+    [0, 1], the check is unknown, or there is nothing at ``source``.
+
     Args:
         table: rows with pictures.
         source: where these lie.
@@ -254,10 +256,6 @@ def drop_unreadable(
 
     Returns:
         The table without them, with their names in ``unreadable``, and its pictures.
-
-    Raises:
-        ValueError: more than ``at_most`` cannot be read (names the first one), the share is outside [0, 1], the check
-            is unknown, or there is nothing at ``source``.
     """
     check_unreadable(at_most, check)
     pictures = open_pictures(source, table.pictures, size)
@@ -287,7 +285,11 @@ def drop_unreadable(
 
 
 def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float) -> None:
-    """Warns of some of M pictures that cannot be read, or refuses them."""
+    """Warns of some of M pictures that cannot be read, or refuses them.
+
+    Raises:
+        ValueError: more than the share ``at_most`` cannot be read.
+    """
     told, first = f"{len(lost)} of {count} pictures in {source} cannot be read", lost[min(lost)]
     if len(lost) > at_most * count:
         raise ValueError(f"{told}, more than the share of {at_most:g} that may be left out; the first: {first}")

@@ -63,8 +63,7 @@ def _stays_inside(path: PurePosixPath) -> bool:
 def optional_text(entry: dict[str, Any], key: str, file: Path, row: int) -> str:
     """A text that may be missing.
 
-    Raises:
-        ValueError: there is something else under this key (names file, row and key).
+    Raises ``ValueError``: the value under this key is no text (the message names file, row and key).
     """
     return text(entry, key, file, row) if entry.get(key) not in (None, "") else ""
 

@@ -202,7 +202,11 @@ def _answer_set(name: str, source: Source, count: int) -> tuple[str, ...]:
 
 
 def _answerable(name: str, source: Source, answers: Sequence[str]) -> dict[str, list[Record]]:
-    """Role -> the questions whose answer is in the answer set."""
+    """Role -> the questions whose answer is in the answer set.
+
+    Raises:
+        ValueError: no question of a role has an answer of the answer set.
+    """
     known = set(answers)
     roles: dict[str, list[Record]] = {}
     for role in ("train", "validation", "test"):
@@ -229,7 +233,11 @@ def _shards(records: list[Record], shards: int | None, count: int) -> list[list[
 def _draw(
     client: str, roles: Mapping[str, list[Record]], source: Source, share: float, seeds: tuple[int, int, int]
 ) -> dict[str, list[Record]]:
-    """A client's examples by role."""
+    """A client's examples by role.
+
+    Raises:
+        ValueError: the validation share holds out no picture, or must divide pairs of pictures.
+    """
     seed, number, shard = seeds
     train, held = roles["train"], roles.get("validation")
     if held is None:

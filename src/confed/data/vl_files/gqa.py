@@ -1,5 +1,6 @@
-"""GQA (Hudson and Manning, 2019) as a whole, balanced questions; for GQA by scene see
-:mod:`confed.datasets.gqa_scenes`.
+"""Reader of GQA's balanced questions (Hudson and Manning, 2019).
+
+For GQA by scene see :mod:`confed.datasets.gqa_scenes`.
 """
 
 from collections.abc import Iterator
@@ -14,12 +15,11 @@ __all__ = ["gqa_records"]
 def gqa_records(folder: Path, split: str) -> Iterator[Record]:
     """The balanced questions of a split; types are the structural ones, pictures ``<image id>.jpg``.
 
+    Raises ``ValueError``: an unknown split, a missing or damaged file, a question twice, or an entry without an answer.
+
     Args:
         folder: with the question files, themselves or in ``questions1.2`` or ``questions``.
         split: train or val.
-
-    Raises:
-        ValueError: an unknown split, a missing or damaged file, a question twice, or an entry without an answer.
     """
     check_split(split, ("train", "val"), "gqa")
     distinct = Distinct("question id")

@@ -51,8 +51,7 @@ class Source:
     def __iter__(self) -> Iterator[Question]:
         """The entries in the file's order.
 
-        Raises:
-            ValueError: the file is truncated, no JSON, of another layout, or an entry lacks something.
+        Raises ``ValueError``: the file is truncated, no JSON, of another layout, or an entry lacks something.
         """
         for key, entry in self._entries():
             yield self._question(key, entry)

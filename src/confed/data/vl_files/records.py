@@ -169,7 +169,11 @@ def _normal_form(answer: str) -> str:
 
 
 def check_split(split: str, known: Collection[str], dataset: str) -> None:
-    """Raises ValueError unless the dataset has such a split with answers."""
+    """Check that a dataset has a split with answers.
+
+    Raises:
+        ValueError: the split is unknown.
+    """
     if split not in known:
         raise ValueError(f"{dataset}: split must be one of {', '.join(known)}, got {split!r}")
 

@@ -85,7 +85,11 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
-    """Items of the list under one key of an object."""
+    """Items of the list under one key of an object.
+
+    Raises:
+        ValueError: the file has no object with a list under this key.
+    """
     if text.peek() != "{":
         raise ValueError(f"{text.file}: expected an object with the key {wanted!r}")
     found = False
@@ -158,7 +162,11 @@ class Window:
             raise ValueError(f"{self.file}: expected ',' or '}}' behind the value of {key!r:.40}, got {separator!r}")
 
     def peek(self) -> str:
-        """The next character that is no white space; it stays unread."""
+        """The next character that is no white space; it stays unread.
+
+        Raises:
+            ValueError: the file ends too early.
+        """
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
@@ -205,7 +213,11 @@ class Window:
                 return value
 
     def finish(self) -> None:
-        """Raises ValueError if anything follows."""
+        """Check that nothing follows the last value.
+
+        Raises:
+            ValueError: something follows.
+        """
         while not self._text[self._at :].strip():
             if not self._more():
                 return

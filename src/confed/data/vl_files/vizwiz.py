@@ -12,12 +12,11 @@ __all__ = ["vizwiz_records"]
 def vizwiz_records(folder: Path, split: str) -> Iterator[Record]:
     """The questions of ``train.json`` or ``val.json``, one per picture; "unanswerable" is an answer like others.
 
+    Raises ``ValueError``: an unknown split, a missing or damaged file, a picture twice, or not ten annotators.
+
     Args:
         folder: where the file lies, itself or in its subfolder ``Annotations``.
         split: train or val; the test split has no answers.
-
-    Raises:
-        ValueError: an unknown split, a missing or damaged file, a picture twice, or not ten annotators.
     """
     check_split(split, ("train", "val"), "vizwiz")
     file = find(folder, [f"{split}.json", f"Annotations/{split}.json"], "vizwiz")
