@@ -52,6 +52,9 @@ def caption_corpus(
     Each client's own pictures with captions are divided into training, validation and test; texts and documents are for
     training. Owners and test sets are the same for all seeds.
 
+    Raises ``ValueError``: there are no pictures with captions, a file is faulty, a picture of a document is not there,
+    or an option is out of range.
+
     Args:
         root: see the module.
         clients: number of clients.
@@ -69,10 +72,6 @@ def caption_corpus(
         shots: described training pictures of the client that are shown before a validation or test picture.
         image_size: side of the pictures in pixels.
         seed: see ``validation``.
-
-    Raises:
-        ValueError: there are no pictures with captions, a file is faulty, a picture of a document is not there, or an
-            option is out of range.
     """
     _check(clients, words, turns, most, shots, near_duplicates, (validation, test_share, public))
     corpus = _read(Path(root), words, turns, most, near_duplicates)
@@ -180,7 +179,11 @@ def turns_of(pieces: Sequence[Piece], words: int, turns: int) -> list[list[tuple
 
 
 def _read(root: Path, words: int, turns: int, most: int, near: float) -> _Corpus:
-    """All files below the root, each once and row by row."""
+    """All files below the root, each once and row by row.
+
+    Raises:
+        ValueError: there is no shard of pictures with captions.
+    """
     corpus = _Corpus()
     seen = NearDuplicates(near) if near else None
 
@@ -245,7 +248,11 @@ def _divided(
     shots: int,
     seed: int,
 ) -> Split:
-    """A client's examples."""
+    """A client's examples.
+
+    Raises:
+        ValueError: the client has too few pictures to train on.
+    """
     pairs, texts, documents = own
     validation, test_share = shares
     order = generator(0, "corpus test", client).permutation(pairs)
@@ -300,7 +307,11 @@ def _asked(
 
 
 def _check(clients: int, words: int, turns: int, most: int, shots: int, near: float, shares: tuple[float, ...]) -> None:
-    """Raises ValueError if an option is out of its range."""
+    """Check of the options' ranges.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
     named = {"clients": (clients, 1), "words": (words, 1), "turns": (turns, 1), "most": (most, 1), "shots": (shots, 0)}
     for name, (value, least) in named.items():
         if value < least:

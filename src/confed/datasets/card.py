@@ -36,8 +36,8 @@ def card_of(dataset: Dataset, name: str) -> Card:
     """The card of a dataset.
 
     Args:
-        dataset: it.
-        name: by which a recipe has it.
+        dataset: the dataset to describe.
+        name: the dataset's name in recipes.
     """
     if isinstance(dataset, LabelDataset):
         first = next(iter(dataset.clients.values())).train

@@ -1,4 +1,4 @@
-"""DomainNet: pictures of the same things in six styles (Peng et al., 2019), a client per style, "what is it?"
+"""DomainNet (Peng et al., 2019): classification of pictures in six styles, one client per style.
 
 The folder holds one folder per domain with one folder per class, as the official archives unpack, and the lists
 ``<domain>_train.txt`` and ``<domain>_test.txt`` with lines ``domain/class/file.jpg label``, either beside them or in a
@@ -135,7 +135,11 @@ def _known(option: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(root: Path, domains: Sequence[str]) -> list[_Row]:
-    """All lines of the lists, domain by domain, training before test."""
+    """All lines of the lists, domain by domain, training before test.
+
+    Raises:
+        ValueError: the folder is missing, a picture comes twice, or a class has two labels.
+    """
     if not root.is_dir():
         raise ValueError(f"domainnet: no data at {root}: the folder does not exist")
     numbers: dict[str, int] = {}
@@ -161,7 +165,11 @@ def _list(root: Path, domain: str, role: str) -> Path:
 
 
 def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
-    """The rows of one list, each with where it stands."""
+    """The rows of one list, each with where it stands.
+
+    Raises:
+        ValueError: the list is missing or not UTF-8, or a line is not ``domain/class/file.jpg label``.
+    """
     if not file.is_file():
         raise ValueError(
             f"domainnet: the list {file} is missing; expected are <domain>_train.txt and <domain>_test.txt in the "
@@ -187,7 +195,11 @@ def _lines(file: Path, domain: str, role: str) -> Iterator[tuple[str, _Row]]:
 
 
 def _classes(wanted: int | Sequence[str], rows: Sequence[_Row], domains: Sequence[str]) -> tuple[str, ...]:
-    """The classes that are shown, in the order of their official numbers."""
+    """The classes that are shown, in the order of their official numbers.
+
+    Raises:
+        ValueError: the number of classes is out of range, or a name is unknown or comes twice.
+    """
     label = {row.name: row.label for row in rows}
     if isinstance(wanted, int):
         if not 2 <= wanted <= LABELS:

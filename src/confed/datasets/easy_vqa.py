@@ -69,6 +69,9 @@ def easy_vqa(
     Pictures of unseen colours are held out of every partition. In the partition "type" the four clients ask
     about the same pictures (validation pictures are the same for all); otherwise no picture has two clients.
 
+    Raises ``ValueError``: a file is missing or damaged, an answer is not in ``answers.txt``, a picture's answers
+    contradict each other, or an option is out of range.
+
     Args:
         root: the data set's folder, or the folder above its ``data``.
         partition: one client per colour or per question type, or ``clients`` clients that are IID, skewed by
@@ -82,10 +85,6 @@ def easy_vqa(
         max_test: most test questions per client and unseen colour.
         image_size: side of the pictures in pixels.
         seed: chooses validation pictures and training questions; owners and test sets are the same for all.
-
-    Raises:
-        ValueError: a file is missing or damaged, an answer is not in ``answers.txt``, a picture's answers
-            contradict each other, or an option is out of range.
     """
     base, packed = _find(Path(root))
     vocabulary = _vocabulary(base)
@@ -223,7 +222,11 @@ def _agrees(question: str, answer: str, color: str, shape: str) -> bool:
 
 
 def _find(root: Path) -> tuple[Path, bool]:
-    """The folder that holds the data, and whether its layout is the packed one."""
+    """The folder that holds the data, and whether its layout is the packed one.
+
+    Raises:
+        ValueError: there are no data in a known layout.
+    """
     for base in (root, root / "data"):
         if (base / "questions.jsonl.gz").is_file() or (base / "images.npz").is_file():
             _require(*(base / name for name in ("images.npz", "questions.jsonl.gz", "images.jsonl", "answers.txt")))
@@ -252,7 +255,11 @@ def _vocabulary(base: Path) -> tuple[str, ...]:
 
 
 def _read_published(folder: Path) -> _Part:
-    """One split as published; picture numbers are those of the sorted image ids."""
+    """One split as published; picture numbers are those of the sorted image ids.
+
+    Raises:
+        ValueError: a file is no list of questions with answers and images.
+    """
     file = folder / "questions.json"
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
@@ -316,7 +323,11 @@ def _npz(file: Path) -> dict[str, np.ndarray]:
 
 
 def _lines(file: Path, keys: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON-lines file (gzip by its ending), each with where it stands."""
+    """The objects of a JSON-lines file (gzip by its ending), each with where it stands.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is no JSON object with the keys.
+    """
     try:
         with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as text:
             for number, line in enumerate(text, start=1):
@@ -329,7 +340,11 @@ def _lines(file: Path, keys: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _member(parts: Mapping[str, _Part], row: Mapping[str, Any], where: str) -> _Part:
-    """The split that a row belongs to, once its picture number is known to be valid."""
+    """The split that a row belongs to, once its picture number is known to be valid.
+
+    Raises:
+        ValueError: the split is unknown, or has no such picture.
+    """
     part, number = parts.get(str(row["split"])), row["image_index"]
     if part is None or not isinstance(number, int) or not 0 <= number < len(part.pictures):
         raise ValueError(

@@ -85,6 +85,9 @@ def feddat_domain(
     Abstract scenes, VizWiz and GQA are tested on their validation split: their test splits have no answers, or, as in
     the released code, are not used.
 
+    Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
+    of range.
+
     Args:
         root: see above.
         clients: which of art, abstract, vizwiz, cocoqa and gqa take part; all by default.
@@ -96,9 +99,6 @@ def feddat_domain(
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
-
-    Raises:
-        ValueError: a file or picture is missing or damaged (names file and row), or an option is out of range.
     """
     base = Path(root)
     amounts = _amounts(max_train, max_test)
@@ -157,6 +157,9 @@ def feddat_function(
     ``visual_genome/VG_100K`` and ``VG_100K_2``, or in ``gqa/images``. CLOVE has no test split; its validation split is
     the test.
 
+    Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
+    of range.
+
     Args:
         root: see above.
         clients: which functions take part; all five by default ("scenetext", which FedDAT drops, can be named).
@@ -170,9 +173,6 @@ def feddat_function(
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
-
-    Raises:
-        ValueError: a file or picture is missing or damaged (names file and row), or an option is out of range.
     """
     makers = {name: name for name in (*_FUNCTIONS, "scenetext")}
     return _clove(
@@ -202,6 +202,9 @@ def feddat_scene(
     Below the root: ``clove/json/scene/fcl_mmf_{a#ShopAndDining,...}_{train,val}.json``; else as in
     :func:`feddat_function`.
 
+    Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
+    of range.
+
     Args:
         root: see above.
         clients: which scenes take part, without their letter; all six by default.
@@ -215,9 +218,6 @@ def feddat_scene(
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation questions; the test questions are the same for all seeds.
-
-    Raises:
-        ValueError: a file or picture is missing or damaged (names file and row), or an option is out of range.
     """
     makers = {scene.partition("#")[2]: scene for scene in SCENES}
     return _clove(
@@ -253,6 +253,9 @@ def feddat_task(
 
     Few examples as in CLiMB: so many per class of NLVR2 and SNLI-VE, and a share of VQA v2 and VCR.
 
+    Raises ``ValueError``: a file or picture is missing or damaged (the message names file and row), or an option is out
+    of range.
+
     Args:
         root: see above.
         clients: which of vqa, nlvr2, snli_ve and vcr take part; all by default.
@@ -268,9 +271,6 @@ def feddat_task(
         unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`.
         seed: chooses training and validation examples; the test examples are the same for all seeds.
-
-    Raises:
-        ValueError: a file or picture is missing or damaged (names file and row), or an option is out of range.
     """
     base = Path(root)
     part = _amounts(max_train, max_test, share=share)
@@ -329,7 +329,11 @@ def _clove(
 def _sources(
     base: Path, makers: Mapping[str, Callable[[], Source]], clients: Sequence[str]
 ) -> dict[str, Callable[[], Source]]:
-    """The readers of the chosen clients' files, in the order of the benchmark."""
+    """The readers of the chosen clients' files, in the order of the benchmark.
+
+    Raises:
+        ValueError: a client is unknown or named twice, or the folder is missing.
+    """
     chosen = list(clients) or list(makers)
     if isinstance(clients, str) or len(set(chosen)) < len(chosen) or not set(chosen) <= set(makers):
         raise ValueError(f"clients must be distinct names out of {', '.join(makers)}, got {clients!r}")

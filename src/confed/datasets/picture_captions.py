@@ -115,6 +115,8 @@ def coco_captions(
     which nobody trains on, and those of val belong to nobody. With an official ``captions_*.json``, each client's own
     pictures are divided. Owners and test sets are the same for all seeds.
 
+    Raises ``ValueError``: a file is missing or faulty, a picture is not there, or an option is out of range.
+
     Args:
         root: see the module.
         partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
@@ -133,9 +135,6 @@ def coco_captions(
         check: "decoded" or "present", see :class:`confed.data.picture_files.PictureFiles`. Pictures that are kept in
             memory are decoded in any case, and a damaged one that the check did not find ends the call.
         seed: see ``validation``.
-
-    Raises:
-        ValueError: a file is missing or faulty, a picture is not there, or an option is out of range.
     """
     sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
     return _dataset("coco", Path(root), captions, sharing, min_count, image_size, unreadable, check)
@@ -160,27 +159,26 @@ def flickr30k(
     check: Check = "decoded",
     seed: int = 0,
 ) -> FederatedDataset:
-    """Flickr30k's photographs with five captions each; options as of :func:`coco_captions`.
+    """Flickr30k's photographs with five captions each.
+
+    Raises ``ValueError``: faults as in :func:`coco_captions`.
 
     Args:
-        root: see the module.
-        partition: see there.
+        root: folder of the files, see the module.
+        partition: equal random shares; or skewed by the group of COCO's things that a picture's captions name most.
         captions: Karpathy's file, or the list of tokens (``.token``), which has no splits.
-        clients: see there, as all others.
-        alpha: see there.
-        minimum: see there.
-        validation: see there.
-        test_share: see there.
-        public: see there.
-        min_count: see there.
-        shots: see there.
-        image_size: see there.
-        unreadable: see there.
-        check: see there.
-        seed: see there.
-
-    Raises:
-        ValueError: as there.
+        clients: number of clients.
+        alpha: concentration of the skewed partition.
+        minimum: fewest pictures of a client of the skewed partition.
+        validation: share of each client's pictures held out for validation, chosen by the seed.
+        test_share: where the file has no test split, the share of each client's pictures that are its test.
+        public: share of the training pictures that no client gets, see :func:`coco_captions`.
+        min_count: a word must stand in so many training captions to be in the vocabulary.
+        shots: described training pictures of the client that are shown before a validation or test picture.
+        image_size: side of the pictures in pixels. Pictures that fit into 256 MB are kept in memory.
+        unreadable: share of the pictures that may be left out because they cannot be read, with their examples.
+        check: "decoded" or "present", see :func:`coco_captions`.
+        seed: see ``validation``.
     """
     sharing = Sharing(partition, clients, alpha, minimum, validation, test_share, public, shots, seed)
     return _dataset("flickr30k", Path(root), captions, sharing, min_count, image_size, unreadable, check)
@@ -220,6 +218,8 @@ def share_captions(
 ) -> FederatedDataset:
     """Pictures with captions as a federation; the splits train, restval, val and test are what Karpathy says they are.
 
+    Raises ``ValueError``: fewer pictures than clients, or a client would have none to train on.
+
     Args:
         name: the dataset's.
         records: M pictures.
@@ -227,9 +227,6 @@ def share_captions(
         sharing: how they are shared out.
         min_count: a word must stand in so many training captions to be in the vocabulary.
         facts: sources.
-
-    Raises:
-        ValueError: fewer pictures than clients, or a client would have none to train on.
     """
     kinds = np.array([kind_of(record.captions) for record in records])
     splits = np.array([record.split for record in records])
@@ -299,7 +296,11 @@ def _divided(
     *,
     tested: bool,
 ) -> Split:
-    """A client's pictures: test (the same for all seeds), validation, and the rest."""
+    """A client's pictures: test (the same for all seeds), validation, and the rest.
+
+    Raises:
+        ValueError: no picture is left to train on.
+    """
     order = generator(0, "caption test", client).permutation(rows)
     cut = round(sharing.test_share * len(rows)) if tested else 0
     test, rest = order[:cut], np.sort(order[cut:])
@@ -327,7 +328,11 @@ def _asked(
     pictures: np.ndarray | LazyPictures,
     shots: int,
 ) -> Examples:
-    """Pictures to be described, each behind a few that are described already."""
+    """Pictures to be described, each behind a few that are described already.
+
+    Raises:
+        ValueError: ``shots`` is more than the pictures that can be shown.
+    """
     if shots > len(shown):
         raise ValueError(f"shots must be at most {len(shown)}, the pictures to show at {place!r}, got {shots}")
     rng = generator(0, "caption shots", place)

@@ -107,6 +107,8 @@ def scene_captions(
 ) -> FederatedDataset:
     """Pictures of 64 x 64 pixels with captions, texts alone, and documents; a client per place.
 
+    Raises ``ValueError``: an argument is out of its range, or a place is unknown or none is left for a client.
+
     Args:
         train: training pictures per client.
         validation: validation pictures per client.
@@ -124,9 +126,6 @@ def scene_captions(
         conflict: how far places turn the colour wheel, 0 to 1: the same colour then has other names.
         test_seed: decides test pictures, their captions and the places' frequencies of colours.
         seed: decides all else.
-
-    Raises:
-        ValueError: an argument is out of its range, or a place is unknown or none is left for a client.
     """
     _check(locals())
     seen = tuple(scene for scene in SCENES if scene not in unseen)
@@ -271,7 +270,11 @@ def _texts(name: str, told: list[str]) -> Examples:
 
 
 def _check(given: dict[str, object]) -> None:
-    """Raises ValueError if an option is out of its range."""
+    """Check of the options' types and ranges.
+
+    Raises:
+        ValueError: an option has the wrong type or is out of its range.
+    """
     least = {"train": _TURNS + 1, "validation": 1, "test": 1, "captions": 1, "references": 1, "texts": 0}
     least |= {"documents": 0, "shots": 0, "test_seed": 0, "seed": 0}
     for name, low in least.items():

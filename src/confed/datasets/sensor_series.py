@@ -123,7 +123,11 @@ class _Row:
 
 
 def _rows(file: Path) -> Iterator[_Row]:
-    """The rows of ``examples.csv``, checked."""
+    """The rows of ``examples.csv``, checked.
+
+    Raises:
+        ValueError: an id comes twice, a split is unknown, a file name is unsafe, or a value is missing.
+    """
     seen: set[str] = set()
     for number, values in _csv(file, _COLUMNS):
         where = f"{file} line {number}"
@@ -145,7 +149,11 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 
 def _csv(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line numbers and rows of a CSV file that has the columns, without spaces around values."""
+    """Line numbers and rows of a CSV file that has the columns, without spaces around values.
+
+    Raises:
+        ValueError: the file or a column is missing, or a row has another number of values than the header.
+    """
     if not file.is_file():
         raise ValueError(f"sensor_series: the file {file} is missing")
     with file.open(newline="", encoding="utf-8") as text:
@@ -173,7 +181,11 @@ def _within(file: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _read_series(root: Path, names: Sequence[str]) -> Series:
-    """The named files, end to end."""
+    """The named files, end to end.
+
+    Raises:
+        ValueError: a series is empty, has other channels, or has values that are no finite numbers.
+    """
     channels: tuple[str, ...] = ()
     parts: list[np.ndarray] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The built-in pictures of one thing each in six styles: a client per style, "what is it?"
+"""Classification of built-in pictures of one thing each in six styles, one client per style.
 
 FedDAT (AAAI 2024, section 3.4 and table 1) motivates its method with DomainNet, pictures of the same things in six
 styles, one style per client. This set has the same shape in small: the drawings of the built-in benchmark
@@ -106,6 +106,8 @@ def six_styles(
 def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tuple[np.ndarray, np.ndarray]:
     """Single things in none of the six styles, for pre-training: any colour on randomised grounds.
 
+    Raises ``ValueError``: an unknown class.
+
     Args:
         count: how many pictures, M.
         seed: decides everything.
@@ -113,9 +115,6 @@ def plain_objects(count: int, seed: int, classes: Sequence[str] = NOUNS) -> tupl
 
     Returns:
         Pictures, uint8 (M, 64, 64, 3), and each one's position in ``classes``, int64 (M,).
-
-    Raises:
-        ValueError: an unknown class.
     """
     shown, rng = _classes(tuple(classes)), generator(seed, "plain objects")
     labels = rng.integers(len(shown), size=count)

@@ -53,6 +53,9 @@ def ucm_vqa(
     Pictures of unseen scenes are held out of every partition; since nobody trains on them, they are tested on
     their test and validation questions together. No picture has two clients.
 
+    Raises ``ValueError``: a file or picture is missing or damaged, an answer is outside the vocabulary, or an option is
+    out of range.
+
     Args:
         root: the data set's folder.
         partition: one client per scene (six) or per land use (21), less the unseen scenes, or ``clients``
@@ -65,10 +68,6 @@ def ucm_vqa(
         max_test: most test questions per client and unseen scene.
         image_size: side of the pictures in pixels.
         seed: chooses the training questions under ``max_train``; owners and test sets are the same for all.
-
-    Raises:
-        ValueError: a file or picture is missing or damaged, an answer is outside the vocabulary, or an option
-            is out of range.
     """
     examples, column = _read(Path(root), image_size)
     splits, tests = federate(
@@ -99,7 +98,11 @@ def ucm_vqa(
 
 
 def _read(root: Path, image_size: int) -> tuple[Examples, dict[str, np.ndarray]]:
-    """All questions, and the split, scene and land use of each, shape (N,)."""
+    """All questions, and the split, scene and land use of each, shape (N,).
+
+    Raises:
+        ValueError: a row has an unknown split, picture or answer.
+    """
     _require(root)
     keys = ("split", "scene", "land_use")
     pictures: dict[str, dict[str, Any]] = {}
@@ -145,7 +148,11 @@ def _require(root: Path) -> None:
 
 
 def _lines(file: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON-lines file, each with where it stands."""
+    """The objects of a JSON-lines file, each with where it stands.
+
+    Raises:
+        ValueError: a line is no JSON object with the keys.
+    """
     with file.open("rb") as text:
         for number, line in enumerate(text, start=1):
             where = f"{file} line {number}"

@@ -156,7 +156,11 @@ def _label(record: Record, known: frozenset[str]) -> str | None:
 def _table(
     records: Sequence[Record], features: StoredRegions | None, folders: Sequence[str], like: PictureFiles
 ) -> tuple[dict[int, int], Pictures]:
-    """Picture number -> its row, and the table of pictures, with the options of an empty one."""
+    """Picture number -> its row, and the table of pictures, with the options of an empty one.
+
+    Raises:
+        ValueError: pictures that questions are about are missing.
+    """
     asked = sorted({image_number(record.pictures[0]) for record in records})
     numbers = asked if features is None else features.index.images
     row_of = {image: row for row, image in enumerate(numbers)}

@@ -110,7 +110,11 @@ def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]],
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The lines of a file as mappings, each with where it stands."""
+    """The lines of a file as mappings, each with where it stands.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is no object.
+    """
     try:
         with file.open(encoding="utf-8", newline="") as text:
             if file.suffix.lower() == ".csv":

@@ -149,6 +149,8 @@ def scenes(
 def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> tuple[Examples, Tags]:
     """Material for pre-training: all nouns, randomised styles, plain wording, no graph of any client.
 
+    Raises ``ValueError``: a number is out of its range.
+
     Args:
         questions: how many questions.
         seed: decides everything.
@@ -156,9 +158,6 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
 
     Returns:
         The examples, and what stands where in their pictures.
-
-    Raises:
-        ValueError: a number is out of its range.
     """
     _at_least("questions", questions, 1)
     _at_least("seed", seed, 0)
@@ -168,7 +167,11 @@ def public_split(questions: int, seed: int, questions_per_picture: int = 4) -> t
 
 
 def _check_pools(preset: str, knobs: Knobs) -> None:
-    """Raises ValueError where answer sets, shards and unseen scenes do not go together."""
+    """Check that answer sets, shards and unseen scenes go together.
+
+    Raises:
+        ValueError: two of these options contradict each other, or one is out of its range.
+    """
     kind = PRESETS[preset]
     size = kind.pools if knobs.pools is None else knobs.pools
     _at_least("pools", size, 0)
