@@ -76,13 +76,12 @@ class Captioning:
     def reading(self, decoder: Decoder, references: Sequence[Sequence[str]]) -> "Captioning":
         """The same task for some data.
 
+        Raises ``ValueError``: no picture, or one without a caption.
+
         Args:
             decoder: the model's tokenizer.
             references: the captions of every picture that evaluations ask about; CIDEr weights words by how many of
                 these have them, the same for all places, so that values of places can be compared.
-
-        Raises:
-            ValueError: no picture, or one without a caption.
         """
         task = replace(self)
         object.__setattr__(task, "decoder", decoder)
@@ -92,8 +91,7 @@ class Captioning:
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """-log p of the next token in at least single precision, a scalar: the mean over all of the batch's.
 
-        Raises:
-            ValueError: the batch has no text, or the scores are not as many as its tokens.
+        Raises ``ValueError``: the batch has no text, or the scores are not as many as its tokens.
         """
         logits, target, _ = self._scored(output, batch)
         return functional.cross_entropy(logits, target)
@@ -111,9 +109,8 @@ class Captioning:
         Of written captions ``cider`` (0 to 10), also by type, and what BLEU-4 is made of; of token scores ``loss`` and
         ``token_accuracy``, with a weight per token.
 
-        Raises:
-            ValueError: as :meth:`loss`; or the captions cannot be read as :meth:`reading` was not called, or there are
-                no references.
+        Raises ``ValueError``: faults as in :meth:`loss`, :meth:`reading` was not called before, or
+        there are no references.
         """
         if output.logits.is_floating_point():
             logits, target, _ = self._scored(output, batch)
@@ -131,11 +128,7 @@ class Captioning:
         return {**tally, **bleu_tally(captions, references)}
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
-        """Each example's CIDEr, 0 to 10, of which the headline is the mean; of token scores its share of right tokens.
-
-        Raises:
-            ValueError: as :meth:`tally`.
-        """
+        """Each example's CIDEr, 0 to 10, whose mean is the headline; of token scores the share of right tokens."""
         if not output.logits.is_floating_point():
             return torch.tensor(self._cider(*self._texts(output, batch)), device=output.logits.device)
         logits, target, rows = self._scored(output, batch)
@@ -145,17 +138,17 @@ class Captioning:
         return torch.zeros(size, device=right.device).index_add_(0, rows, right) / count.clamp_min(1)
 
     def written(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
-        """What a model wrote about each picture: ``answer``, the caption, and ``cider``.
-
-        Raises:
-            ValueError: as :meth:`tally`.
-        """
+        """What a model wrote about each picture: ``answer``, the caption, and ``cider``."""
         captions, references = self._texts(output, batch)
         scores = self._cider(captions, references)
         return [{"answer": text, "cider": round(score, 4)} for text, score in zip(captions, scores, strict=True)]
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (M, V), the tokens that they are about (M,), and the rows of these (M,)."""
+        """Scores (M, V), the tokens that they are about (M,), and the rows of these (M,).
+
+        Raises:
+            ValueError: there are no scores, or they do not fit the batch's tokens.
+        """
         if not output.logits.is_floating_point():
             raise ValueError("a caption that was written has no loss: the batch must have the text to learn")
         target, rows = next_tokens(batch)

@@ -44,8 +44,7 @@ class Choice(VQA):
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """See :meth:`VQA.loss`.
 
-        Raises:
-            ValueError: also where a question comes with another number of texts.
+        Raises ``ValueError``: faults as in the parent class, or a question comes with another number of texts.
         """
         self._offered(batch)
         return super().loss(output, batch)
@@ -53,8 +52,7 @@ class Choice(VQA):
     def tally(self, output: Output, batch: Batch) -> Tally:
         """See :meth:`VQA.tally`.
 
-        Raises:
-            ValueError: also where a question comes with another number of texts.
+        Raises ``ValueError``: faults as in the parent class, or a question comes with another number of texts.
         """
         self._offered(batch)
         return super().tally(output, batch)

@@ -187,8 +187,7 @@ class Contrastive:
     def labels(self, batch: Batch) -> Tensor:
         """The right answers, int64, shape (B,).
 
-        Raises:
-            ValueError: the batch has no labels.
+        Raises ``ValueError``: the batch has no labels.
         """
         return self._closed.labels(batch)
 
@@ -222,16 +221,14 @@ class Contrastive:
         score where batches have ``target``, the headline also by type of question. ``loss`` and the confidence are
         those of a softmax over all C answers at the loss's temperature.
 
-        Raises:
-            ValueError: the logits do not have the shape (B, C), or a label or a type is outside its range.
+        Raises ``ValueError``: the logits do not have the shape (B, C), or a label or a type is outside its range.
         """
         return self._closed.tally(self._scaled(output), batch)
 
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """1 where the most similar answer is the right one, else 0, or its soft score; float32, shape (B,).
 
-        Raises:
-            ValueError: the logits do not have the shape (B, C).
+        Raises ``ValueError``: the logits do not have the shape (B, C).
         """
         return self._closed.predictions(output, batch)
 

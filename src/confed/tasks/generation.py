@@ -92,8 +92,7 @@ class Generation:
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Training loss in at least single precision, a scalar: the mean over the batch.
 
-        Raises:
-            ValueError: token scores do not fit ``answer_tokens``, or there are none and ``VQA.loss`` refuses.
+        Raises ``ValueError``: token scores do not fit ``answer_tokens``, or there are none and ``VQA.loss`` refuses.
         """
         if output.logits.ndim == 2:
             return self._ranked.loss(*self._scored(output, batch))
@@ -142,8 +141,11 @@ class Generation:
         }
 
     def _scored(self, output: Output, batch: Batch) -> tuple[Output, Batch]:
-        """What :class:`VQA` reads: for soft scores, log-odds of the candidates' probabilities, so that sigmoids are
-        probabilities, and for ``any``, targets that are 1 wherever somebody gave the answer."""
+        """Output and batch as :class:`VQA` reads them.
+
+        With soft scores these are log-odds of the candidates' probabilities, so that sigmoids are probabilities; with
+        ``any``, targets are 1 for each answer that an annotator gave.
+        """
         if self.scores == "exact":
             return output, batch
         odds: Any = output.logits.float().softmax(1).logit(eps=1e-6)
@@ -155,9 +157,8 @@ class Generation:
 def token_loss(logits: Tensor, batch: Batch) -> Tensor:
     """-log p(answer) of each of R answers, (R,): cross-entropy of token scores (R, T - 1, V), summed over its tokens.
 
-    Raises:
-        ValueError: ``answer_tokens`` is missing or does not have one token more than the scores, or there are several
-            answers and ``answer_weight`` is missing.
+    Raises ``ValueError``: ``answer_tokens`` is missing or does not have one token more than the scores, or there are
+    several answers and ``answer_weight`` is missing.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     target = _targets(logits, batch)

@@ -106,8 +106,7 @@ class Multilabel:
 
         Known labels get no gradient. 0 if there are no unknown ones.
 
-        Raises:
-            ValueError: ``labels`` is missing, or it, ``known`` or the logits have a wrong shape or value.
+        Raises ``ValueError``: ``labels`` is missing, or it, ``known`` or the logits have a wrong shape or value.
         """
         logits, truth, unknown = self._inputs(output, batch)
         # A known label's entry is replaced, not multiplied by zero, so that an infinite loss there changes nothing.
@@ -140,8 +139,7 @@ class Multilabel:
         A logit that is NaN is no prediction. Batches that have some warn, and add ``nan_logits``, their share of the
         batch's unknown labels.
 
-        Raises:
-            ValueError: as for :meth:`loss`; or a type is outside [0, number of types).
+        Raises ``ValueError``: faults as in :meth:`loss`, or a type outside [0, number of types).
         """
         logits, truth, unknown = self._inputs(output, batch)
         if not len(logits):
@@ -181,9 +179,6 @@ class Multilabel:
 
         Returns:
             In [0, 1], float32, shape (B,).
-
-        Raises:
-            ValueError: as for :meth:`loss`.
         """
         hits, predicted, positives, _, _ = self._rows(*self._inputs(output, batch))
         return _example_f1(hits, predicted, positives).float()
@@ -194,9 +189,6 @@ class Multilabel:
         Returns:
             On the host, int64: ``true_positives``, ``predicted`` and ``positives`` (C,), and ``bins`` (2, C, T - 1),
             see :func:`confed.metrics.multilabel.bin_counts`.
-
-        Raises:
-            ValueError: as for :meth:`loss`.
         """
         probabilities, truth, unknown = self.scores(output, batch)
         found = label_counts(probabilities, truth, unknown, threshold=self.threshold)
@@ -232,9 +224,6 @@ class Multilabel:
             On the host, each (B, C): probabilities in at least single precision, the labels and which of them are
             unknown, both bool. Where a logit is NaN the probability is 0: not predicted. (FedLGT's evaluation has 0.5
             there, which is predicted.)
-
-        Raises:
-            ValueError: as for :meth:`loss`.
         """
         logits, truth, unknown = self._inputs(output, batch)
         return _probabilities(logits).cpu(), truth.bool().cpu(), unknown.cpu()
@@ -244,9 +233,6 @@ class Multilabel:
 
         Returns:
             ``probabilities`` float32 and ``labels`` uint8, each (B, C).
-
-        Raises:
-            ValueError: as for :meth:`loss`.
         """
         probabilities, truth, _ = self.scores(output, batch)
         return {"probabilities": probabilities.float(), "labels": truth.to(torch.uint8)}
@@ -267,7 +253,11 @@ class Multilabel:
         return {f"{self.metric}/{n}": (sums[i], float(counts[i])) for i, n in enumerate(self.types) if counts[i]}
 
     def _inputs(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and labels in at least single precision, and which labels are unknown, each (B, C)."""
+        """Logits and labels in at least single precision, and which labels are unknown, each (B, C).
+
+        Raises:
+            ValueError: ``labels`` is missing, or a shape is wrong.
+        """
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
@@ -285,7 +275,11 @@ class Multilabel:
 
 
 def _check(name: str, values: Tensor, allowed: tuple[int, ...]) -> None:
-    """Raises ValueError unless every value is one of those allowed."""
+    """Check that every value is one of those allowed.
+
+    Raises:
+        ValueError: a value is not.
+    """
     wrong = torch.stack([values != value for value in allowed]).all(0)
     if bool(wrong.any()):
         raise ValueError(f"every entry of {name} must be one of {allowed}, got {values[wrong][0].item()}")

@@ -98,9 +98,8 @@ class VQA:
     def loss(self, output: Output, batch: Batch) -> Tensor:
         """Training loss in at least single precision, a scalar: the mean over the batch, or the sum.
 
-        Raises:
-            ValueError: ``label`` or ``target`` is missing, or one of these or ``annotated`` has the wrong shape or a
-                label out of range.
+        Raises ``ValueError``: ``label`` or ``target`` is missing, or one of these or ``annotated`` has the wrong shape
+        or a label out of range.
         """
         mean = self._mean_loss(output, batch)
         return mean * len(output.logits) if self.reduction == "sum" else mean
@@ -133,8 +132,7 @@ class VQA:
         ``answerable`` is false every prediction is wrong, and ``loss`` leaves the example out. Keys without
         examples are absent. :func:`summarise` turns added tallies into values.
 
-        Raises:
-            ValueError: as for :meth:`loss`, and a type outside [0, number of types).
+        Raises ``ValueError``: faults as in :meth:`loss`, or a type outside [0, number of types).
         """
         batch = self._with_target(batch)
         rows = self._rows(output, batch)
@@ -158,19 +156,22 @@ class VQA:
     def predictions(self, output: Output, batch: Batch) -> Tensor:
         """Each example's headline score, for tests that pair methods example by example.
 
+        Raises ``ValueError``: faults as in :meth:`loss`, or the batch lacks what the headline needs. Labels outside the
+        vocabulary are allowed; no answer matches them.
+
         Returns:
             1 or 0 for ``accuracy``, the soft score in [0, 1] for ``vqa_accuracy``; float32, shape (B,).
-
-        Raises:
-            ValueError: as for :meth:`loss`, labels outside the vocabulary apart: no answer matches them; or the batch
-                lacks what the headline needs.
         """
         batch = self._with_target(batch)
         logits, _ = self._logits_and_truth(output, batch)
         return self._score(logits.argmax(dim=1), self._judged_by(batch))
 
     def _judged_by(self, batch: Batch) -> Tensor:
-        """What the headline compares predictions with: labels (B,) or soft scores (B, C)."""
+        """What the headline compares predictions with: labels (B,) or soft scores (B, C).
+
+        Raises:
+            ValueError: the batch lacks what the headline needs.
+        """
         key = "label" if self.metric == "accuracy" else "target"
         if key not in batch:
             raise ValueError(f"the headline {self.metric!r} needs batch[{key!r}], got keys {sorted(batch)}")
@@ -222,6 +223,9 @@ class VQA:
 
         With n_a the annotators who answered as a did, ``sum_c p_c (log p_c - log q_c)`` is
         ``sum_a (log(n_a / A) - log q_a) / A`` over the annotators whose answer is in the vocabulary.
+
+        Raises:
+            ValueError: ``annotated`` has another shape than (B, annotators).
         """
         q = logits.log_softmax(1)
         if annotated is None:
@@ -247,7 +251,11 @@ class VQA:
         return {f"{self.metric}/{name}": (sums[i], float(counts[i])) for i, name in enumerate(self.types) if counts[i]}
 
     def _logits_and_truth(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) in at least single precision, and what the objective compares them with."""
+        """Logits (B, C) in at least single precision, and what the objective compares them with.
+
+        Raises:
+            ValueError: a key is missing, or a shape is wrong.
+        """
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         if logits.ndim != 2 or logits.shape[1] != self.answers:
             raise ValueError(f"logits must have shape (B, {self.answers}), got {tuple(logits.shape)}")
@@ -267,16 +275,20 @@ class VQA:
 
     @staticmethod
     def _check(name: str, value: int, stop: int) -> None:
-        """Raises ValueError unless 0 <= value < stop."""
+        """Check that 0 <= value < stop.
+
+        Raises:
+            ValueError: the value lies outside.
+        """
         if not 0 <= value < stop:
             raise ValueError(f"every {name} must lie in [0, {stop}), got {value}")
 
 
 def summarise(tally: Tally) -> dict[str, float]:
-    """Values of an added tally: each metric's sum over its weight, ``ece`` from its calibration bins, and ``bleu4``
-    from counts of words.
+    """Metrics of an added tally.
 
-    Metrics of weight zero are left out.
+    Each is a sum over its weight, but ``ece``, which is computed from calibration bins, and ``bleu4``, from counts of
+    words. Metrics of weight zero are left out.
     """
     plain = {key: pair for key, pair in tally.items() if not key.startswith(("calibration/", BLEU))}
     values = {key: total / weight for key, (total, weight) in plain.items() if weight}
