@@ -58,8 +58,7 @@ EVERYONE = "everyone"
 def load_data(recipe: Recipe) -> RunData:
     """A recipe's data as tensors, kept for the next recipe with the same data, model and seed.
 
-    Raises:
-        ValueError: the data are faulty (the message names the thing).
+    Raises ``ValueError``: the data are faulty (the message names the thing).
     """
     # Of the model only what its tokenizer depends on: rows that finetune it in different ways share their data.
     model = {key: value for key, value in recipe.sections["model"].items() if key in ("name", *TOKENIZER_KEYS)}
@@ -133,8 +132,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
 def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
     """What is asked of models: the recipe's task on the data, and client or place -> its own where there are such.
 
-    Raises:
-        ValueError: the task does not fit the model or the data.
+    Raises ``ValueError``: the task does not fit the model or the data.
     """
     answers = run_data.dataset.answers if run_data.answer_tokens is not None else None
     return _task(recipe, run_data, answers), _tasks(recipe, run_data)
@@ -181,7 +179,11 @@ def _device(name: str) -> str:
 
 
 def check_device(recipe: Recipe) -> None:
-    """Raises ValueError if a run, which begins here, names a device that this machine lacks."""
+    """Check, before a run begins, that the machine has the device of the recipe.
+
+    Raises:
+        ValueError: the recipe asks for CUDA and PyTorch finds no device.
+    """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if recipe.run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -235,8 +237,7 @@ def _tasks(recipe: Recipe, run_data: RunData) -> dict[str, Any]:
 def _task(recipe: Recipe, run_data: RunData, candidates: Sequence[str] | None) -> Any:
     """The recipe's task; of a model that writes its answers, with those among which it chooses.
 
-    Raises:
-        ValueError: the task does not choose among texts and the model does, or the other way round.
+    Raises ``ValueError``: the task does not choose among texts and the model does, or the other way round.
     """
     dataset, tokens = run_data.dataset, run_data.answer_tokens
     task: Any = recipe.construct("task", answers=dataset.widest, types=run_data.types)
@@ -273,7 +274,11 @@ def participation_of(run: Run, clients: Collection[str]) -> Participation:
 
 
 def _without(run_data: RunData, names: Sequence[str]) -> RunData:
-    """The same data as if the named clients had never been; answers, words and question types are common knowledge."""
+    """The same data as if the named clients had never been; answers, words and question types are common knowledge.
+
+    Raises:
+        ValueError: a client to leave out is unknown, or no client would be left.
+    """
     if not names:
         return run_data
     for name in names:
@@ -296,7 +301,11 @@ def _without(run_data: RunData, names: Sequence[str]) -> RunData:
 
 
 def _fewer_labelled(run_data: RunData, names: Sequence[str]) -> RunData:
-    """Multi-label data without the named clients; nobody's data are made for it."""
+    """Multi-label data without the named clients; nobody's data are made for it.
+
+    Raises:
+        ValueError: the data are not multi-label.
+    """
     if not isinstance(run_data.clients, LazyTables) or not isinstance(run_data.dataset, LabelDataset):
         raise ValueError(f"expected multi-label data, got {type(run_data.dataset).__name__}")
     dataset = replace(run_data.dataset, clients=Selected(run_data.dataset.clients, names))

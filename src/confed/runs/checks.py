@@ -165,7 +165,11 @@ def combination(
 
 
 def check_combination(combined: Combination) -> None:
-    """Raises ValueError with the message of the first rule of :data:`RULES` that refuses."""
+    """Check of a recipe's combination of model, task, data and method against :data:`RULES`.
+
+    Raises:
+        ValueError: a rule refuses; the message is the rule's.
+    """
     for rule in RULES:
         if rule.refused(combined):
             raise ValueError(rule.message.format(c=combined))
@@ -175,13 +179,16 @@ def check_combination(combined: Combination) -> None:
 
 
 def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], dataset: FederatedDataset) -> None:
-    """Raises ValueError if clients whose answers are not the same would share a head.
+    """Check that clients with different answers do not share an answer head.
 
     Args:
         algorithm: the method.
         model: any model of the run.
         clients: who takes part.
         dataset: the data, which have answer sets or tasks of the clients' own.
+
+    Raises:
+        ValueError: the method shares the head between clients whose answers differ.
     """
     heads = {head: f"{part}." for head, part in heads_of(model).items()}
     names = [name for name in named_tensors(model) if name.startswith(tuple(heads.values()))]
@@ -198,7 +205,11 @@ def check_heads(algorithm: Algorithm, model: nn.Module, clients: Sequence[str], 
 
 
 def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> None:
-    """Raises ValueError where a method cannot work with the section ``[run]``."""
+    """Check that a method can work with the recipe's section ``[run]``.
+
+    Raises:
+        ValueError: clients leave, or personal models are not kept, and the method does not allow it.
+    """
     name = algorithm.title
     leaves = [client for client in run.leaves if client in clients]
     if leaves and not algorithm.traits.clients_may_leave:
@@ -214,7 +225,11 @@ def check_method(algorithm: Algorithm, run: Run, clients: Collection[str]) -> No
 
 
 def check_whole(algorithm: Algorithm, model: nn.Module, owned: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ValueError if a method needs all clients in all of the model, and they have not the same modalities."""
+    """Check that clients have the same modalities where a method needs all clients in the whole model.
+
+    Raises:
+        ValueError: two clients have different modalities.
+    """
     names = named_tensors(model)
     read = {client: {*names} - unowned(names, own) for client, own in owned.items()}
     first = next(iter(read))
@@ -268,7 +283,11 @@ def public_data(
 
 
 def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ValueError if a client has nothing that the model reads; warns if the model reads what no client has."""
+    """Check that the model reads something of every client, with a warning for modalities that no client has.
+
+    Raises:
+        ValueError: a client has nothing that the model reads.
+    """
     if isinstance(owned, tuple):
         return
     model = recipe.sections["model"]
@@ -296,7 +315,11 @@ def check_modalities(recipe: Recipe, data: str, owned: tuple[str, ...] | Mapping
 
 
 def check_lengths(recipe: Recipe, dataset: FederatedDataset | LabelDataset) -> None:
-    """Raises ValueError if a sound or series is longer than the model reads, or it reads series and there are none."""
+    """Check of the lengths of sounds and series against what the model reads.
+
+    Raises:
+        ValueError: a sound or series is too long, or the model reads series and there are none.
+    """
     if (
         not isinstance(dataset, FederatedDataset)
         or not model_spec(models[recipe.sections["model"]["name"]]).reads_absent

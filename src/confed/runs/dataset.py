@@ -89,19 +89,18 @@ def picture_table_id(examples: Examples) -> int:
 def load_dataset(data: str, seed: int) -> FederatedDataset | LabelDataset:
     """A recipe's data as they are before any model reads them.
 
+    Raises ``ValueError``: faulty data (the message names the thing).
+
     Args:
         data: the section ``[data]`` as JSON.
         seed: the run's seed, for datasets that sample.
-
-    Raises:
-        ValueError: faulty data (the message names the thing).
     """
     return load_source(data, seed).dataset
 
 
 @lru_cache(maxsize=2)
 def load_source(data: str, seed: int) -> Source:
-    """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""
+    """As :func:`load_dataset`, with the regions of its pictures; kept for the next recipe with the same data."""  # noqa: DOC501
     values = json.loads(data)
     constructor, missing = datasets[values.pop("name")], missing_of(values.pop("missing", {}))
     terms = values.pop("card", "")

@@ -89,8 +89,10 @@ class RunData:
 
     @cached_property
     def texts_cut(self) -> tuple[int, int]:
-        """How many different texts lose their end as they are longer than the tokenizer's ``max_length``, and of how
-        many; both 0 where the tokenizer does not say."""
+        """Number of different texts longer than the tokenizer's ``max_length``, which are truncated, and of all texts.
+
+        Both are 0 for a tokenizer that does not count them.
+        """
         if not isinstance(self.tokenizer, CountsShortened):
             return 0, 0
         texts = list(dict.fromkeys(_texts_read(self.dataset)))
@@ -234,8 +236,7 @@ def _texts_read(dataset: FederatedDataset | LabelDataset) -> Iterator[str]:
 def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: Any = None) -> RunData:
     """Multi-label examples for a model.
 
-    Raises:
-        ValueError: the model does not score labels.
+    Raises ``ValueError``: the model does not score labels.
     """
     words = dataset.words or ("picture",)  # a tokenizer has words, also where there is nothing to read
     if tokenizer is None:

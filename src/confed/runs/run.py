@@ -44,6 +44,8 @@ __all__ = ["Runner", "load_data", "load_run", "prepare", "run"]
 def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress = ignore) -> dict[str, Any]:
     """Runs a single-run recipe into a folder, or continues one.
 
+    Raises ``CorruptCheckpoint``: there are checkpoints and none is sound.
+
     Args:
         recipe: the recipe; with ``resume`` the folder's own.
         root: the run folder.
@@ -55,7 +57,6 @@ def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress 
 
     Raises:
         ValueError: faulty recipe or data; without ``resume``, the folder exists; another process works in it.
-        CorruptCheckpoint: there are checkpoints and none is sound.
     """
     # A process that has started a thread pool cannot be forked safely: with workers the threads are theirs.
     torch.set_num_threads(recipe.run.threads if recipe.run.workers == 1 else 1)
@@ -114,7 +115,11 @@ class Runner:
         self.ledger: PrivacyLedger | None = None
 
     def run(self) -> dict[str, Any]:
-        """See :func:`run`."""
+        """See :func:`run`.
+
+        Raises:
+            KeyboardInterrupt: the user stops the run; its last whole round is saved before.
+        """
         reset_peak()
         store: Store = self.checkpoints.store if self.settings.checkpoint_every else MemoryStore()
         # Built before workers are forked, so that they inherit the imported libraries.
