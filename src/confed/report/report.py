@@ -74,14 +74,13 @@ def write_report(folder: Path) -> Path:
 
     What is missing, as after an interrupted run, is named in the report and left out.
 
+    Raises ``ValueError``: the folder is neither a run nor a study.
+
     Args:
         folder: the run or the study.
 
     Returns:
         The file.
-
-    Raises:
-        ValueError: the folder is neither a run nor a study.
     """
     study = load(Path(folder))
     path = study.folder / "report.html"

@@ -43,6 +43,8 @@ def write_models(
 ) -> tuple[ModelStudies, list[Path]]:
     """Writes ``models.md``, ``.csv``, ``.tex`` and the CSV files of the tests, and ``report.html``, into a folder.
 
+    Raises ``ValueError``: no finished run, or an unknown reference.
+
     Args:
         root: the folder, with a study for each model.
         models: folder within it -> how tables write the model.
@@ -50,9 +52,6 @@ def write_models(
 
     Returns:
         What was read, and the files.
-
-    Raises:
-        ValueError: no finished run, or an unknown reference.
     """
     studies = load_models(root, models)
     links = {

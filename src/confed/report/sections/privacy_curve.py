@@ -57,12 +57,11 @@ def curves(study: Study, delta: float = DELTA) -> dict[str, list[Point]]:
     client's rows over the whole run, given the weights of its part, where an example may be replaced by any other. A
     run whose rows are not all noised has no guarantee.
 
+    Raises ``ValueError``: dp-accounting is not installed, and a row is noised.
+
     Args:
         study: rows that differ in ``algorithm.privacy``.
         delta: of the guarantee.
-
-    Raises:
-        ValueError: dp-accounting is not installed, and a row is noised.
     """
     found: dict[str, list[Point]] = {}
     labels: dict[str, str] = {}

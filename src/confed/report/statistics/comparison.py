@@ -101,8 +101,7 @@ class Comparison:
     def relative(self, own: str) -> Table:
         """How much better one method is than each other one, client by client (figure 7 of Cao et al., 2025).
 
-        Raises:
-            ValueError: the method is not among those with values for single clients.
+        Raises ``ValueError``: the method is not among those with values for single clients.
         """
         table = relative_table(self._comparable(own), self.labels, self._own(own), self.metric)
         refused = self.refused.get(own, {})

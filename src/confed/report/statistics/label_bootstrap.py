@@ -124,8 +124,10 @@ def _resampled(run: Run, view: str, metric: str) -> _Resampled | None:
 
 
 def _together(run: Run, view: str) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
-    """Probabilities and labels (N, C) of one view's test examples, places in the order of their names, and hashes of
-    each place's examples; none of a run that did not keep these everywhere."""
+    """Probabilities and labels (N, C) of one view's test examples, and hashes of each place's examples.
+
+    Places are in the order of their names; the result is None for a run that did not keep these everywhere.
+    """
     kept = run.predictions()
     ending, places = "/probabilities", list[str]()
     for key in sorted(kept):

@@ -86,8 +86,7 @@ class ModelStudies:
     def references(self, asked: Sequence[str] | None = None) -> tuple[str, ...]:
         """The methods that others are compared with; see :func:`confed.report.statistics.paired.references_of`.
 
-        Raises:
-            ValueError: an unknown method.
+        Raises ``ValueError``: an unknown method.
         """
         every = [run for study in self.studies.values() for run in study.runs]
         methods = {m: dict(enumerate(run for run in every if run.method == m)) for m in self.labels}

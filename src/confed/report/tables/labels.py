@@ -93,12 +93,14 @@ def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]
 def label_tables(
     methods: Sequence[tuple[str, Sequence[Summary]]], *, cost: bool = False, every: bool = False
 ) -> dict[str, Table]:
-    """Name -> table: ``table``; besides, where some run has such a level or view too, ``table-coarse``,
-    ``table-personal`` and ``table-unseen``.
+    """Tables of multi-label runs by file name.
+
+    These are ``table`` and, where some run has such a level or view, ``table-coarse``, ``table-personal`` and
+    ``table-unseen``.
 
     Args:
         methods: as for :func:`label_table`.
-        cost: of the first table, as there.
+        cost: option of :func:`label_table` for the first table.
         every: also the other ways to count, ``table-top3`` and ``table-flair``.
     """
     found = {"table": label_table(methods, cost=cost)}

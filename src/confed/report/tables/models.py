@@ -74,8 +74,7 @@ def pairs_of(models: ModelStudies, references: Sequence[str] | None = None) -> l
     references with each other once: a hypothesis that counts twice would count twice in the correction too. Without
     the pairs that may not be tested.
 
-    Raises:
-        ValueError: an unknown reference.
+    Raises ``ValueError``: an unknown reference.
     """
     methods = [method for method in models.labels if models.measures[OVERALL][method]]
     if references is None and len(methods) <= ALL_PAIRS_UP_TO:
@@ -137,6 +136,8 @@ def difference_of_models(models: ModelStudies, pairs: Sequence[ModelPair], measu
 def model_tables(models: ModelStudies, references: Sequence[str] | None = None) -> dict[str, Table]:
     """All tables of several models: name -> table.
 
+    Raises ``ValueError``: an unknown reference.
+
     Args:
         models: what was read.
         references: the methods that others are compared with; by default all pairs of few methods.
@@ -144,9 +145,6 @@ def model_tables(models: ModelStudies, references: Sequence[str] | None = None) 
     Returns:
         "models" and "models TYPE" (values), and with two models or more "pairs" and "pairs TYPE" (tests),
         "differences" and "differences TYPE".
-
-    Raises:
-        ValueError: an unknown reference.
     """
     asked = pairs_of(models, references)
     found: dict[str, Table] = {}

@@ -424,14 +424,13 @@ def figures(root: Path, sweep: Sweep, found: Sequence[Stage]) -> list[Path]:
 def write_sweep(root: Path) -> tuple[Table, list[Path]]:
     """Writes a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``.
 
+    Raises ``ValueError``: no value has a finished run.
+
     Args:
         root: a sweep's folder, finished or not.
 
     Returns:
         The table, and the files.
-
-    Raises:
-        ValueError: no value has a finished run.
     """
     sweep = read_sweep(root)
     found = stages(root, sweep)

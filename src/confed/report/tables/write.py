@@ -18,6 +18,8 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
     files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
     ``table-personal`` and ``table-unseen`` besides, where there are such models and places.
 
+    Raises ``ValueError``: the folder is neither a run nor a study, or a reference is not among the methods.
+
     Args:
         folder: a run or study folder.
         references: the methods that the others are compared with; by default FedAvg and FedAvg + FT as far as
@@ -26,9 +28,6 @@ def write_tables(folder: Path, references: Sequence[str] | None = None, margin: 
 
     Returns:
         The files. There is no comparison of a single method.
-
-    Raises:
-        ValueError: the folder is neither a run nor a study, or a reference is not among the methods.
     """
     from confed.report.statistics.comparison import compare_runs
     from confed.report.tables import modalities as modality_matrix  # here: these build on this module
