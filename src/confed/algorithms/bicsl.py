@@ -146,23 +146,22 @@ class BiCSL(Algorithm):
     # Servers -----------------------------------------------------------------------------------------------
 
     def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """aux holds the clients' part, main the adapters."""
+        """State of both servers: the clients' part at ``aux``, the adapters at ``main``."""
         return two_servers(params, scopes)
 
     def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
-        """Hand out, learn, collect."""
+        """The phases of a round: distribution, training and collection, each with its server."""
         return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
 
     def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux sends every client the averaged MHA and APN.
+        """Phase in which ``aux`` sends every client the averaged MHA and APN.
 
-        Raises:
-            RuntimeError: no client could begin.
+        Raises ``RuntimeError``: no client could begin.
         """
         return (yield from hand_out(self.broadcast, server, cohort))
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """main leads the clients through their batches and averages the adapters.
+        """Phase in which clients train batch by batch with ``main``, which then averages the adapters.
 
         Raises:
             RuntimeError: no client came to the end of its batches.
@@ -202,7 +201,7 @@ class BiCSL(Algorithm):
         return self._averaged(server, {c: heads[c] for c in order}, {c.id: self._share(c) for c in finished})
 
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux averages the clients' parts.
+        """Phase in which ``aux`` averages the clients' parts.
 
         Raises:
             RuntimeError: no client sent its part.
@@ -227,7 +226,11 @@ class BiCSL(Algorithm):
         return 1.0 if self.weighting == "uniform" else float(client.num_examples)
 
     def _head(self, server: ServerState, client: ClientInfo) -> ServerPart:
-        """A client's copy of the adapters."""
+        """A client's copy of the adapters.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if self.modules is None or server.local is None:
             raise ValueError("BiCSL does not know the servers' modules; call configure(model, task) before the run")
         own: Params = server.slots.get(f"lta of {client.id}", {}) if self.own_answers else {}
@@ -245,7 +248,11 @@ class BiCSL(Algorithm):
             return left_out(client, error)
 
     def _learn(self, head: ServerPart, activations: Message) -> Message:
-        """One step of a client's copy of the adapters; the gradients at the cut, and the loss."""
+        """One step of a client's copy of the adapters; the gradients at the cut, and the loss.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if self.contrast is None:
             raise ValueError("BiCSL does not know the loss; call configure(model, task) before the run")
         cut = {name: tensor.float().requires_grad_() for name, tensor in activations.tensors.items()}
@@ -336,7 +343,11 @@ def _same(v_apn: Tensor) -> Tensor:
 
 
 def _inputs(batch: Batch) -> Tensor:
-    """A batch's pictures or their regions as rows of numbers, (B, ...)."""
+    """A batch's pictures or their regions as rows of numbers, (B, ...).
+
+    Raises:
+        ValueError: the batch has neither pictures nor regions.
+    """
     key = next((name for name in ("regions", "image", "x") if name in batch), None)
     if key is None:
         raise ValueError(f"algorithm.decorrelate needs regions or pictures in a batch, got {', '.join(sorted(batch))}")

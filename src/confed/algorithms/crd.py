@@ -67,9 +67,8 @@ class CRD(Algorithm):
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.
 
-        Raises:
-            ValueError: negatives are to come from other classes and the task has no single labels, or the model
-                does not say which part is its answer head.
+        Raises ``ValueError``: negatives are to come from other classes and the task has no single labels, or the model
+        does not say which part is its answer head.
         """
         if self.negatives_from == "other_classes":
             _labelled(task)
@@ -115,7 +114,11 @@ class CRD(Algorithm):
         return losses
 
     def _memory(self, client: Client) -> tuple[MemoryBanks, Tensor]:
-        """Copies of the client's banks, from now on its state, and its examples' classes (N,)."""
+        """Copies of the client's banks, from now on its state, and its examples' classes (N,).
+
+        Raises:
+            ValueError: the client's memory was made for another number of examples.
+        """
         device = next(iter(client.tensors.values())).device
         kept, count = client.state.tensors.get(GROUP), len(client.data)
         if kept is None:

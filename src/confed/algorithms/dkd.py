@@ -54,8 +54,7 @@ class DKD(Algorithm):
     def configure(self, model: nn.Module, task: Task) -> Self:
         """The method itself.
 
-        Raises:
-            ValueError: the task's examples do not have one right answer each.
+        Raises ``ValueError``: the task's examples do not have one right answer each.
         """
         _labelled(task)
         return self

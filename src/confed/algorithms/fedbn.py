@@ -39,7 +39,11 @@ class FedBN(Algorithm):
     traits = Traits(has_global=False, neutral="normalisation layers are never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the normalisation layers that the model trains."""
+        """Finds the normalisation layers that the model trains.
+
+        Raises:
+            ValueError: the model trains no normalisation layer.
+        """
         kinds = BATCH if self.layers == "batch" else ALL
         frozen = frozen_names(model)
         trained = set(named_tensors(model)) - frozen
@@ -54,7 +58,11 @@ class FedBN(Algorithm):
         raise ValueError(f"FedBN keeps {what} layers private, and {state}{hint}")
 
     def rules(self, client: ClientInfo) -> Rules:
-        """Normalisation layers are private, the rest is shared."""
+        """Normalisation layers are private, the rest is shared.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.norms:
             raise ValueError("FedBN does not know this model's layers; call configure(model, task) before the run")
         return {**{f"{name}.*": Scope.PRIVATE for name in self.norms}, "*": Scope.SHARED}

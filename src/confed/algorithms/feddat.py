@@ -155,7 +155,11 @@ class FedDAT(Algorithm):
             adapters_of(model, "FedDAT").add(LOCAL, rng)
 
     def rules(self, client: ClientInfo) -> Rules:
-        """One adapter is shared, the other and the heads are private, everything else stays as it is."""
+        """One adapter is shared, the other and the heads are private, everything else stays as it is.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.adapter:
             raise ValueError("FedDAT does not know this model's adapter; call configure(model, task) before the run")
         own = [f"{part}.*" for part in self.head]

@@ -161,7 +161,11 @@ class FedDC(Algorithm):
         return replace(server, round=server.round + 1, params=params, slots=slots)
 
     def _rate(self, server: ServerState, reply: Reply) -> tuple[Reply, float]:
-        """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one."""
+        """A reply and its v_k / (S eta), 0 without correction; without a sound rate the reply is a failed one.
+
+        Raises:
+            ValueError: the rate is larger than this round allows.
+        """
         if reply.error is not None:
             return reply, 0.0
         try:

@@ -107,7 +107,11 @@ class FedDPA(Algorithm):
         model.add_module(EXAMPLES, _Examples(self.examples, width))
 
     def rules(self, client: ClientInfo) -> Rules:
-        """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is."""
+        """One adapter is shared, the other, the heads and the examples are private, the rest stays as it is.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.adapter:
             raise ValueError("FedDPA does not know this model's adapter; call configure(model, task) before the run")
         own = [tensors_of(LOCAL), f"{EXAMPLES}.*", *(f"{part}.*" for part in self.head)]

@@ -145,7 +145,11 @@ class FedLoRA(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the heads, and checks that the model has LoRA of sufficient rank."""
+        """Finds the heads, and checks that the model has LoRA of sufficient rank.
+
+        Raises:
+            ValueError: the model trains no LoRA factors, or a rank is too large.
+        """
         targets = _targets(set(named_tensors(model)) - frozen_names(model))
         if not targets:
             raise ValueError(
@@ -179,7 +183,11 @@ class FedLoRA(Algorithm):
             layer.register_forward_hook(_add)
 
     def rules(self, client: ClientInfo) -> Rules:
-        """Heads are private, A and B as the policy says, the rest of what is trained is shared."""
+        """Heads are private, A and B as the policy says, the rest of what is trained is shared.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.head:
             raise ValueError("FedLoRA does not know this model's head; call configure(model, task) before the run")
         a = Scope.FROZEN if self.train == "B" else Scope.PRIVATE if self.share == "B" else Scope.SHARED

@@ -177,7 +177,11 @@ class _Public:
         return len(self.chosen)
 
     def train(self, batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
-        """One shuffled epoch; batches have about the size that is wanted."""
+        """One shuffled epoch; batches have about the size that is wanted.
+
+        Raises:
+            ValueError: a public example has none of the client's modalities.
+        """
         for whole in self.data.train(max(1, batch_size * len(self.data) // max(len(self), 1)), rng):
             rows = self.position[whole["index"]]
             batch = {name: tensor[rows >= 0] for name, tensor in whole.items()}

@@ -44,7 +44,11 @@ class FedPEFT(Algorithm):
         return replace(self, head=private_head(model, self.head, "FedPEFT"))
 
     def rules(self, client: ClientInfo) -> Rules:
-        """Heads are private, the rest of what is trained is shared."""
+        """Heads are private, the rest of what is trained is shared.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.head:
             raise ValueError("FedPEFT does not know this model's head; call configure(model, task) before the run")
         return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}

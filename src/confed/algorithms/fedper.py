@@ -37,7 +37,11 @@ class FedPer(Algorithm):
         return replace(self, head=private_head(model, self.head, "FedPer"))
 
     def rules(self, client: ClientInfo) -> Rules:
-        """The head is private, the rest is shared."""
+        """The head is private, the rest is shared.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if not self.head:
             raise ValueError("FedPer does not know this model's head; call configure(model, task) before the run")
         return {**{f"{part}.*": Scope.PRIVATE for part in self.head}, "*": Scope.SHARED}

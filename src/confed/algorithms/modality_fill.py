@@ -69,7 +69,11 @@ class ModalityFill(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model that needs all modalities, and one that writes: its head reads no single vector."""
+        """Refuses a model that needs all modalities, and one that writes: its head reads no single vector.
+
+        Raises:
+            ValueError: the model writes captions, or needs all modalities.
+        """
         reads_absent(model, "Fill-in")
         feature_width(model, "Fill-in")
         if model_spec(model).writes == "captions":

@@ -74,7 +74,11 @@ class ModalityTransformer(Algorithm):
     )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model without maps that can be partly local."""
+        """Refuses a model without maps that can be partly local.
+
+        Raises:
+            ValueError: the model's maps of modalities cannot be partly local.
+        """
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
                 f"{self.title} needs a model whose maps of modalities can be partly local (personalise_maps), such as "
@@ -83,7 +87,11 @@ class ModalityTransformer(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Gives every map its local part."""
+        """Gives every map its local part.
+
+        Raises:
+            ValueError: the model's maps of modalities cannot be partly local.
+        """
         if not isinstance(model, _PartlyLocal):
             raise ValueError(
                 f"{type(model).__name__} has no personalise_maps; call configure(model, task) before the run"

@@ -58,8 +58,7 @@ class MOON(Algorithm):
     def configure(self, model: nn.Module, task: Task) -> Self:
         """Checks that the width of the features can be read off the model's answer head.
 
-        Raises:
-            ValueError: there is a projection to make, and the model does not say where its answer head is.
+        Raises ``ValueError``: there is a projection to make, and the model does not say where its answer head is.
         """
         if self.mu and self.projection:
             feature_width(model, "MOON")

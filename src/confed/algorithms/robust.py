@@ -59,8 +59,7 @@ class Robust(Algorithm):
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The robust average of the replies that are no errors; the server's own values if these are too few.
 
-        Raises:
-            ValueError: the federation has fewer clients than the rule needs.
+        Raises ``ValueError``: the federation has fewer clients than the rule needs.
         """
         return Algorithm.average(replace(self, robust=self._mean), server, replies)
 

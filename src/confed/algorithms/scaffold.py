@@ -114,7 +114,11 @@ class Scaffold(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains with the corrected gradient, renews c_k, and sends its change beside the weights."""
+        """Trains with the corrected gradient, renews c_k, and sends its change beside the weights.
+
+        Raises:
+            ValueError: the model's buffers are unknown because :meth:`configure` was not called.
+        """
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
         everyone = {n.removeprefix(PREFIX): t for n, t in message.tensors.items() if n.startswith(PREFIX)}
         client.load(shared)

@@ -134,23 +134,22 @@ class SplitLearning(Algorithm):
     # Servers -----------------------------------------------------------------------------------------------
 
     def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:
-        """aux holds the clients' part, main the layers in the middle."""
+        """State of both servers: the clients' part at ``aux``, the layers in the middle at ``main``."""
         return two_servers(params, scopes)
 
     def phases(self) -> Sequence[tuple[str, Callable[[ServerState, Sequence[ClientInfo]], Flow]]]:
-        """Hand out, learn, collect."""
+        """The phases of a round: distribution, training and collection, each with its server."""
         return (("aux", self.distribute), ("main", self.split), ("aux", self.collect))
 
     def distribute(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux sends every client the averaged part.
+        """Phase in which ``aux`` sends every client the averaged part.
 
-        Raises:
-            RuntimeError: no client could begin.
+        Raises ``RuntimeError``: no client could begin.
         """
         return (yield from hand_out(self.broadcast, server, cohort))
 
     def split(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """main leads the clients through their batches and averages its layers.
+        """Phase in which clients train batch by batch with ``main``, which then averages its layers.
 
         Raises:
             RuntimeError: no client came to the end of its batches.
@@ -196,7 +195,7 @@ class SplitLearning(Algorithm):
         return replace(server, round=server.round + 1, params=mean.result(server.params))
 
     def collect(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """aux averages the clients' parts.
+        """Phase in which ``aux`` averages the clients' parts.
 
         Raises:
             RuntimeError: no client sent its part.
@@ -239,7 +238,11 @@ class SplitLearning(Algorithm):
         return f"{self.head}.{name}"
 
     def _part(self, server: ServerState, client: ClientInfo) -> ServerPart:
-        """A client's copy of the layers in the middle."""
+        """A client's copy of the layers in the middle.
+
+        Raises:
+            ValueError: :meth:`configure` was not called.
+        """
         if self.modules is None or server.local is None:
             raise ValueError("SplitLearning does not know the model; call configure(model, task) before the run")
         params = {name.removeprefix(f"{self.head}."): tensor for name, tensor in server.params.items()}
@@ -290,7 +293,7 @@ class SplitLearning(Algorithm):
         return cast(_Head, model.get_submodule(self.head))
 
     def _bottom(self, client: Client, model: nn.Module, batch: Batch, step: int) -> Cut:
-        """h of a batch as it is sent."""
+        """Activations h of a batch, as they are sent."""
         head = self._cut(model)
         head.open = True
         try:
