@@ -52,11 +52,10 @@ class Hurt:
 def across_clients(values: Mapping[str, float]) -> Clients:
     """Mean, spread and worst of one metric over clients.
 
+    Raises ``ValueError``: there are no clients, or a value is not finite.
+
     Args:
         values: client -> value, larger is better.
-
-    Raises:
-        ValueError: there are no clients, or a value is not finite.
     """
     summary = mean(list(values.values()))
     order = sorted(values, key=values.__getitem__)

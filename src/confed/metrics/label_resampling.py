@@ -59,6 +59,8 @@ def resampled_class_precision(
 ) -> np.ndarray:
     """Mean over classes of average precision (C-AP), of every resample.
 
+    Raises ``ValueError``: shapes differ, or a score is NaN.
+
     Args:
         scores: shape (N, C); any real scores, larger for likelier entries.
         truth: positive where not 0, shape (N, C).
@@ -68,9 +70,6 @@ def resampled_class_precision(
 
     Returns:
         float64, shape (R,).
-
-    Raises:
-        ValueError: shapes differ, or a score is NaN.
     """
     positive = _checked(scores, truth)
     classes = np.flatnonzero(positive.any(0))
@@ -90,6 +89,8 @@ def resampled_overall_f1(
 ) -> np.ndarray:
     """F1 over all entries (O-F1), of every resample.
 
+    Raises ``ValueError``: shapes differ, or a score is NaN.
+
     Args:
         scores: shape (N, C).
         truth: positive where not 0, shape (N, C).
@@ -99,9 +100,6 @@ def resampled_overall_f1(
 
     Returns:
         float64, shape (R,); 0 where nothing is predicted or positive.
-
-    Raises:
-        ValueError: shapes differ, or a score is NaN.
     """
     positive = _checked(scores, truth)
     predicted = scores >= threshold
@@ -145,7 +143,11 @@ class _Ranks:
 
 
 def _checked(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The positives (N, C), after checks."""
+    """The positives (N, C), after checks.
+
+    Raises:
+        ValueError: shapes differ, or a score is NaN.
+    """
     if scores.ndim != 2 or scores.shape != truth.shape:
         raise ValueError(f"scores and truth must have one shape (N, C), got {scores.shape} and {truth.shape}")
     if np.isnan(scores).any():
