@@ -34,13 +34,12 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
     Data with an attribute ``fixed`` that is true stay as they are: something that belongs to each example, such as
     others' scores of it, was computed from it.
 
+    Raises ``ValueError``: mirroring is asked for and the model reads regions of pictures, which were made from these as
+    they are.
+
     Args:
         client: whose examples.
         purpose: names the random stream of the order; each epoch has its own.
-
-    Raises:
-        ValueError: mirroring is asked for and the model reads regions of pictures, which were made from these as they
-            are.
     """
     batches = client.data.train(client.local.batch_size, client.rng(purpose))
     if client.local.augment == "none" or getattr(client.data, "fixed", False):

@@ -31,7 +31,11 @@ class CorruptCheckpoint(Exception):
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Writes under a temporary name, then renames: a reader sees the old file or the new one, never a part."""
+    """Writes under a temporary name, then renames: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: the file cannot be written; the temporary file is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -155,8 +159,7 @@ class DirectoryStore:
     def verify(self, version: int) -> None:
         """Checks every client's file of that version.
 
-        Raises:
-            CorruptCheckpoint: names the first file that is damaged.
+        Raises ``CorruptCheckpoint``: a file is damaged; the message names the first one.
         """
         for folder in sorted(self.root.glob("*/*")):
             versions = [v for v in self._versions(name_of_file(folder.name)) if v <= version]
@@ -226,7 +229,11 @@ class Checkpoints:
         return sorted(int(p.name[6:]) for p in self.root.glob("round-*") if p.is_dir() and p.name[6:].isdecimal())
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest."""
+        """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest.
+
+        Raises:
+            OSError: the checkpoint cannot be written.
+        """
         target = self.root / f"round-{checkpoint.round:06d}"
         temporary = self.root / f".{target.name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)

@@ -61,12 +61,11 @@ BELOW_ONE = Range(0, 1, below=True)
 def check_fields(instance: Any, where: str) -> None:
     """Refuses a dataclass's values that its fields' types and ranges do not allow.
 
+    Raises ``ValueError``: a value is out of its range; the message has its name, the range and the value.
+
     Args:
         instance: of a dataclass, whose ``__init__`` takes its fields.
         where: the section's name in a recipe, for messages.
-
-    Raises:
-        ValueError: the first such value, with its name, what is expected and what came.
     """
     for name, hint in _hints(cast("type[Any]", type(instance))):
         check_value(getattr(instance, name), hint, f"{where}.{name}")

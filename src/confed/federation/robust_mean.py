@@ -164,8 +164,7 @@ def clipped(update: Params, start: Params, most: float) -> dict[str, Tensor]:
 def median(updates: Sequence[Params]) -> dict[str, Tensor]:
     """The median, value by value.
 
-    Raises:
-        ValueError: there is no update, or they do not hold the same tensors.
+    Raises ``ValueError``: there is no update, or they do not hold the same tensors.
     """
     k = len(updates)
     return _by_value(updates, (k - 1) // 2)

@@ -118,6 +118,8 @@ class UpdatePrivacy:
 
         Integers (counters of batches) are those of ``start``: they tell nothing then.
 
+        Raises ``ValueError``: a name of ``sent`` is not in ``start``, or has another shape there.
+
         Args:
             sent: x_k.
             start: w, for every name of ``sent`` that is no change.
@@ -125,9 +127,6 @@ class UpdatePrivacy:
                 in the order of ``sent``.
             changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
             among: at the server, name -> the number of clients that share its noise; at the client nobody does.
-
-        Raises:
-            ValueError: a name of ``sent`` is not in ``start``, or has another shape there.
         """
         origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
         moved = {n: sent[n].double() - origins[n].double() for n in _floating(sent)}

@@ -41,9 +41,8 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """The message from its bytes.
 
-    Raises:
-        ValueError: the bytes are not a message.
-    """
+    Raises ``ValueError``: the bytes are not a message.
+    """  # noqa: DOC501 (the TypeError becomes a ValueError)
     with faults_of("the bytes", "a message"):
         tensors = _tensors(data)
         scalars = json.loads(_metadata(data).get("scalars", "{}"))
@@ -77,8 +76,7 @@ def encode_state(state: ClientState) -> bytes:
 def decode_state(data: bytes) -> ClientState:
     """A client's state from its bytes.
 
-    Raises:
-        ValueError: the bytes are not a client's state.
+    Raises ``ValueError``: the bytes are not a client's state.
     """
     with faults_of("the bytes", "a client's state"):
         return _state(data)
