@@ -15,12 +15,11 @@ __all__ = ["create_model", "create_tokenizer", "list_models"]
 def create_model(name: str, **options: Any) -> nn.Module:
     """A new model.
 
+    Raises ``ValueError``: no model has that name.
+
     Args:
         name: a registered name (see :func:`list_models`) or an importable ``"package.module:function"``.
         options: keyword arguments of that model's function, such as ``answers`` and ``vocab_size``.
-
-    Raises:
-        ValueError: nothing has that name.
     """
     return models[name](**options)
 
@@ -34,7 +33,7 @@ def create_tokenizer(name: str, words: Sequence[str], **options: Any) -> Tokeniz
         options: keyword arguments of the tokenizer, such as ``max_length``.
 
     Raises:
-        ValueError: nothing has that name, or the model does not say which tokenizer it reads.
+        ValueError: no model has that name, or the model does not say which tokenizer it reads.
     """
     builder = model_spec(models[name]).tokenizer
     if builder is None:

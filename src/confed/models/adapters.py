@@ -171,8 +171,7 @@ class AdapterBank:
     def switch(self, weights: Mapping[str, float]) -> None:
         """Sets which adapters count outside of all ``with`` blocks.
 
-        Raises:
-            ValueError: no adapter has one of the names.
+        Raises ``ValueError``: no adapter has one of the names.
         """
         self.using(weights)
         self._set((dict(weights),))

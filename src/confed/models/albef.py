@@ -73,6 +73,8 @@ def albef_mini(
     d = 64, 4 heads, patches of 16; 2 visual blocks, 3 for the question of which the last 2 look at the picture, 2 in
     the decoder. Token ids must come from :func:`mini_answer_tokenizer`. Needs ``task.name = "generation"``.
 
+    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
+
     Args:
         answers: not used: answers are texts, the task says which there are.
         vocab_size: number of token ids.
@@ -83,9 +85,6 @@ def albef_mini(
         trainable: which parameters learn beside the language-model head.
         peft: options of that finetuning.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
     """
     del answers
     rng = torch.Generator().manual_seed(seed)
@@ -117,6 +116,8 @@ def albef(
 
     Needs ``task.name = "generation"``. FedDAT compares k = 64 of 100 answers.
 
+    Raises ``ValueError``: no checkpoint at the given path, or its vocabulary has another size.
+
     Args:
         answers: not used: answers are texts, the task says which there are.
         vocab_size: number of token ids.
@@ -130,9 +131,6 @@ def albef(
         trainable: which parameters learn beside the language-model head.
         peft: options of that finetuning.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint at the given path, or its vocabulary has another size.
     """
     del answers, vocabulary, max_length
     rng = torch.Generator().manual_seed(seed)

@@ -152,8 +152,8 @@ class GenerativeAnswerer(Finetunable):
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class.
 
-        Raises:
-            ValueError: a key is missing, a tensor has another shape than the model reads, or there are no candidates.
+        Raises ``ValueError``: a key is missing, a tensor has another shape than the model reads, or there are no
+        candidates.
         """
         return self.suffix(self.prefix(batch))
 
@@ -165,9 +165,6 @@ class GenerativeAnswerer(Finetunable):
         The texts' frozen beginnings (embeddings, the question's first block, the answers' first self-attention) are
         not in it: a second branch that shared them would save 4 % of FedDAT's step in ``albef_mini``, where pictures
         are as long as questions, and less than 1 % in the published size.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         image, text, mask, tokens = self._checked(batch)
         hidden = self.visual_embedding(self._normalised(image))
@@ -309,7 +306,7 @@ class GenerativeAnswerer(Finetunable):
         return (first + OUTSIDE).scatter(1, best, self.likelihood(question, candidates[best]))
 
     def likelihood(self, question: Question, tokens: Tensor) -> Tensor:
-        """log p(a | q), (B, K), of K texts per question, (B, K, T)."""
+        """Log-likelihood log p(a | q), (B, K), of K texts per question, (B, K, T)."""
         size = max(1, _TOKENS // tokens[0].numel()) if len(tokens) else 1
         parts = zip(question.states.split(size), question.mask.split(size), tokens.split(size), strict=True)
         return torch.cat([self._likelihood(Question(states, mask), some) for states, mask, some in parts])

@@ -155,6 +155,8 @@ def blip_mini(
     d = 64, 4 heads, patches of 16; 2 visual blocks, 2 for the question, 2 in the decoder. Token ids must come from its
     tokenizer. Needs ``task.name = "generation"``.
 
+    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
+
     Args:
         answers: not used: answers are texts, the task says which there are.
         vocab_size: number of token ids.
@@ -165,9 +167,6 @@ def blip_mini(
         trainable: which parameters learn beside the language-model head.
         peft: options of that finetuning.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
     """
     del answers
     size = {

@@ -45,8 +45,7 @@ class WrittenWords:
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
 
-        Raises:
-            ValueError: a text has more tokens (quotes it).
+        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
         """
         ids, mask = self._words(texts)
         _refuse_long(texts, mask.sum(1), self.max_length)
@@ -103,8 +102,7 @@ class Pieces:
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, max_length).
 
-        Raises:
-            ValueError: a text has more tokens (quotes it).
+        Raises ``ValueError``: a text has more tokens than ``max_length`` (the message quotes it).
         """
         unknown, shift = int(self._model.unk_id()), len(SPECIAL_TOKENS)
         rows = [
@@ -135,11 +133,7 @@ class Pieces:
 def caption_tokenizer(
     words: Sequence[str], max_length: int = 24, pieces: Path | str | None = None
 ) -> WrittenWords | Pieces:
-    """Pieces where there is a model file of them, else the dataset's words.
-
-    Raises:
-        ValueError: as of the two classes.
-    """
+    """Pieces where there is a model file of them, else the dataset's words."""
     return WrittenWords(words or ("nothing",), max_length) if pieces is None else Pieces(pieces, max_length)
 
 

@@ -34,6 +34,8 @@ def caption_transformer_tiny(
 ) -> CaptionWriter:
     """A Transformer that writes, of a few thousand parameters, for tests: one layer, d_model = 16 of which d_v = 4.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: not used; texts are written of tokens.
         vocab_size: number of token ids.
@@ -42,9 +44,6 @@ def caption_transformer_tiny(
         max_length: the most tokens of a text.
         pieces: a SentencePiece model file for the tokenizer; None: the dataset's words.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     del answers, pieces
     cuts = {"picture_size": picture_size, "max_length": max_length, "word_width": 16}
@@ -77,6 +76,8 @@ def caption_transformer_mini(
 ) -> CaptionWriter:
     """A Transformer that writes short texts about small pictures, made for one CPU core.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: not used; texts are written of tokens.
         vocab_size: number of token ids.
@@ -98,9 +99,6 @@ def caption_transformer_mini(
         magneto_init: initial values of Magneto as released or as in its paper.
         dropout: dropout probability.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     del answers, pieces
     cuts: dict[str, Any] = {"picture_size": picture_size, "patch": patch, "max_length": max_length}
@@ -132,6 +130,8 @@ def caption_transformer(
 ) -> CaptionWriter:
     """The paper's size: 12 Magneto layers, d_model = 2,048, 16 heads, feed-forward 4,096, pictures by CLIP ViT-L/14.
 
+    Raises ``ValueError``: no checkpoint at a given path, unknown modalities, or an option that is out of range.
+
     Args:
         answers: not used; texts are written of tokens.
         vocab_size: number of token ids.
@@ -149,9 +149,6 @@ def caption_transformer(
         magneto_init: initial values of Magneto as released or as in its paper.
         dropout: dropout probability.
         seed: of the initial values.
-
-    Raises:
-        ValueError: no checkpoint at a given path, unknown modalities, or an option that is out of range.
     """
     del answers, pieces
     cuts: dict[str, Any] = {"word_width": word_width, "word_vectors": word_vectors, "max_length": max_length}

@@ -68,8 +68,7 @@ class CaptionWriter(ModalTransformer):
     def forward(self, batch: Batch) -> Output:
         """See the class.
 
-        Raises:
-            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         parts = groups(batch)
         if not any("text" in part for part in parts):
@@ -87,13 +86,12 @@ class CaptionWriter(ModalTransformer):
     def write(self, batch: Batch, beams: int | None = None, penalty: float | None = None) -> Tensor:
         """The text that a beam search finds behind what a batch without ``text`` shows, int64 (B, max_length).
 
+        Raises ``ValueError``: faults of the batch as in :meth:`forward`, or a width or a power out of range.
+
         Args:
             batch: pictures, or other inputs of the model.
             beams: width of the search; the model's by default.
             penalty: power of the length; the model's by default.
-
-        Raises:
-            ValueError: as :meth:`forward`, or a width or a power out of range.
         """
         return self._written(self._sequence(batch), beams, penalty)
 

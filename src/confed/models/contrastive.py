@@ -347,8 +347,7 @@ def _of(model: nn.Module, name: str) -> Any:
 def _width_below_the_head(model: nn.Module) -> int:
     """D of what the answer head reads.
 
-    Raises:
-        ValueError: the model does not name its answer head, or the head has no weight matrix.
+    Raises ``ValueError``: the model does not name its answer head, or the head has no weight matrix.
     """
     name = model_spec(model).answer_head
     if name is not None:

@@ -39,6 +39,9 @@ def ctran(
 ) -> CTran:
     """C-Tran as FedLGT has it: ResNet-18, 64 visual tokens of 512 features, 3 encoder layers with 4 heads.
 
+    Raises ``ValueError``: no checkpoint or file at a given path, embeddings that lack a label or have another width, or
+    an option that is out of range.
+
     Args:
         answers: the labels, or how many there are.
         vocab_size: ignored, as no words are read.
@@ -59,10 +62,6 @@ def ctran(
         dropout: dropout probability of the encoder layers.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint or file at a given path, embeddings that lack a label or have another width, or an
-            option that is out of range.
     """
     del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -105,9 +104,6 @@ def ctran_mini(
         dropout: dropout probability of the encoder layers.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: as for :func:`ctran`.
     """
     del vocab_size, max_length
     body = mini_resnet(pretrained, norm, seed)

@@ -286,8 +286,7 @@ class CTran(PictureModel):
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
 
-        Raises:
-            ValueError: the picture is missing, or a tensor has another shape than the model reads.
+        Raises ``ValueError``: the picture is missing, or a tensor has another shape than the model reads.
         """
         x, bias, first = self._before_last(batch)
         states = self.layers[-1](x, bias, first)
@@ -298,9 +297,6 @@ class CTran(PictureModel):
         """How much each label looks at each place of the picture in the last layer, (B, C, P), mean over heads.
 
         Places go row by row over ``grid``. What is missing in a row to 1 went to label tokens.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         x, bias, first = self._before_last(batch)
         last = self.layers[-1]

@@ -100,8 +100,7 @@ class CTranText(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean of the labels' last states (B, d).
 
-        Raises:
-            ValueError: the text is missing, or a tensor has another shape than the model reads.
+        Raises ``ValueError``: the text is missing, or a tensor has another shape than the model reads.
         """
         x, bias, first = self._before_last(batch)
         states = self.layers[-1](x, bias, first)
@@ -112,9 +111,6 @@ class CTranText(nn.Module):
         """How much each label looks at each token of the text in the last layer, (B, C, L), mean over heads.
 
         What is missing in a row to 1 went to label tokens.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         x, bias, first = self._before_last(batch)
         last = self.layers[-1]
@@ -122,7 +118,11 @@ class CTranText(nn.Module):
         return last.weights(x, bias, first)[..., :first].mean(1)
 
     def _before_last(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """Input of the last layer (B, L + C, d), what is added to attention scores, and L."""
+        """Input of the last layer (B, L + C, d), what is added to attention scores, and L.
+
+        Raises:
+            ValueError: a key is missing, or a tensor has another shape than the model reads.
+        """
         for key in ("text", "text_mask"):
             if key not in batch:
                 raise ValueError(f"a batch of CTranText needs the key {key!r}, got {', '.join(sorted(batch))}")
@@ -171,6 +171,9 @@ def ctran_text_mini(
 ) -> CTranText:
     """A C-Tran for short texts, small enough to learn on one CPU core: 64 features, 0.1 million parameters.
 
+    Raises ``ValueError``: no file at a given path, embeddings that lack a label or have another width, or an option
+    that is out of range.
+
     Args:
         answers: the labels, or how many there are.
         vocab_size: number of token ids.
@@ -186,10 +189,6 @@ def ctran_text_mini(
         dropout: dropout probability of all layers.
         max_length: tokens of a text; longer ones lose their end.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no file at a given path, embeddings that lack a label or have another width, or an option that is
-            out of range.
     """
     return CTranText(
         count(answers),

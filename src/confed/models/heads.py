@@ -47,14 +47,13 @@ def answer_head(width: int, answers: int, rng: torch.Generator, pictures: int = 
 def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
     """The head of a task other than answering.
 
+    Raises ``ValueError``: there is no such head.
+
     Args:
         head: "nlvr2" reads the representations of two pictures, joined; "entailment" as answers, with 3 classes;
             "choice" is Dropout(0.1), Linear(d, 1), for every choice.
         width: features of the pooled representation, d.
         rng: where the initial values come from.
-
-    Raises:
-        ValueError: there is no such head.
     """
     check_heads((head,))
     if head == "choice":
@@ -63,7 +62,11 @@ def task_head(head: str, width: int, rng: torch.Generator) -> nn.Sequential:
 
 
 def check_heads(heads: Sequence[str]) -> None:
-    """Raises ValueError if there is no such head."""
+    """Check that heads with these names exist.
+
+    Raises:
+        ValueError: there is no such head.
+    """
     for head in heads:
         if head not in CLASSES:
             raise ValueError(f"heads must be among {', '.join(CLASSES)}, got {head!r}")

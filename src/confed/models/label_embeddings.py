@@ -175,7 +175,11 @@ def _in_chunks(encode: Encode, texts: Sequence[str]) -> Tensor:
 
 
 def _check_different(labels: Sequence[str], vectors: Tensor) -> None:
-    """A model could not tell labels with the same vector apart; encoders that ignore word order give such."""
+    """Check that labels have different embeddings; encoders that ignore word order may give equal ones.
+
+    Raises:
+        ValueError: two labels have the same vector.
+    """
     seen: dict[tuple[float, ...], str] = {}
     for label, row in zip(labels, vectors.tolist(), strict=True):
         other = seen.setdefault(tuple(row), label)
@@ -186,11 +190,10 @@ def _check_different(labels: Sequence[str], vectors: Tensor) -> None:
 def clip_text_encoder(source: Path | str) -> Encode:
     """CLIP's text encoder with its projection.
 
+    Raises ``ValueError``: there is no such checkpoint, or one of another model; when called, a text is too long.
+
     Args:
         source: a folder written by ``save_pretrained``, or a hub name such as ``"openai/clip-vit-base-patch16"``.
-
-    Raises:
-        ValueError: there is no such checkpoint, or one of another model; when called, a text is too long.
     """
     from transformers import CLIPTextModelWithProjection
 
@@ -208,12 +211,11 @@ def clip_text_encoder(source: Path | str) -> Encode:
 def sentence_encoder(source: Path | str) -> Encode:
     """Any text encoder of ``transformers``: the mean of its last states over a text's tokens.
 
+    Raises ``ValueError``: there is no such checkpoint; when called, a text is too long.
+
     Args:
         source: a folder written by ``save_pretrained``, or a hub name such as
             ``"sentence-transformers/all-MiniLM-L6-v2"``.
-
-    Raises:
-        ValueError: there is no such checkpoint; when called, a text is too long.
     """
     from transformers import AutoModel
 
@@ -268,11 +270,10 @@ def mini_text_encoder(pretrained: bool | Path | str = True) -> Encode:
     A text is the mean over the word embeddings of ``albef_mini``'s answer decoder, which also score answers, so that
     things which look alike lie near each other. Words that it does not know do not count; neither does their order.
 
+    Raises ``ValueError``: the weights are missing; when called, it knows no word of a text.
+
     Args:
         pretrained: the packaged weights, or those of a file that ``confed pretrain`` wrote.
-
-    Raises:
-        ValueError: the weights are missing; when called, it knows no word of a text.
     """
     from safetensors.torch import load_file
 
@@ -301,12 +302,11 @@ def write_mini_label_embeddings(labels: Sequence[str], file: Path | str) -> Labe
 
     Prompts are the bare names, and the states are "yes" and "no", because the mini knows no other words.
 
+    Raises ``ValueError``: a label of which no word is known, or two labels with the same words.
+
     Args:
         labels: their names.
         file: where to.
-
-    Raises:
-        ValueError: a label of which no word is known, or two labels with the same words.
     """
     table = embed_labels(
         labels,

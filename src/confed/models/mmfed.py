@@ -83,8 +83,7 @@ class CoAttentionNetwork(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Scores of the answers (B, C), and the modalities' means side by side (B, M d), zeros for absent ones.
 
-        Raises:
-            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         encoded = read(self.embed, batch)
         means = {name: self._mean(name, encoded) for name in encoded}
@@ -120,6 +119,8 @@ def mmfed_tiny(
 ) -> CoAttentionNetwork:
     """MMFed's network with a few thousand parameters, for tests: one layer per modality, 16 features.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -130,9 +131,6 @@ def mmfed_tiny(
         max_length: the most tokens of a text.
         dropout: dropout probability.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     cuts = {
         "picture_size": picture_size,
@@ -172,6 +170,8 @@ def mmfed_mini(
 ) -> CoAttentionNetwork:
     """MMFed's network in about the size of :func:`confed.models.modal_transformer.modal_transformer_mini`.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -194,9 +194,6 @@ def mmfed_mini(
         hidden: width of the feed-forward blocks.
         dropout: dropout probability.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     cuts = {
         "picture_size": picture_size,

@@ -79,13 +79,12 @@ class ClipPatches(Segmenter):
 def clip_encoder(pretrained: Path | str | None, seed: int) -> "CLIPVisionModel":
     """A CLIP image encoder.
 
+    Raises ``ValueError``: there is no such checkpoint, or it is one of another model.
+
     Args:
         pretrained: a folder written by ``save_pretrained`` or a hub name such as ``"openai/clip-vit-large-patch14"``;
             its configuration then decides all sizes. None: ViT-L/14 with random weights.
         seed: of random weights.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it is one of another model.
     """
     from transformers import CLIPVisionConfig, CLIPVisionModel
 

@@ -118,8 +118,7 @@ class ModalEmbedding(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, n, d_v + d) of a batch that has this modality, and which are no padding, bool (B, n) or None.
 
-        Raises:
-            ValueError: a tensor is missing, or has another shape or length than expected.
+        Raises ``ValueError``: a tensor is missing, or has another shape or length than expected.
         """
         x, present = self.segments(batch)
         x = nn.functional.linear(x, self.map)
@@ -213,8 +212,7 @@ class ModalTransformer(nn.Module):
     def tokens(self, batch: Batch) -> Tokens:
         """The tokens of a batch's modalities: image, audio, series, then text.
 
-        Raises:
-            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         parts = read(self.embed, batch)
         spans: dict[str, slice] = {}
@@ -229,9 +227,6 @@ class ModalTransformer(nn.Module):
         Args:
             batch: tensors of one or several modalities.
             causal: tokens look at themselves and at earlier ones alone, for a text that is written token by token.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         tokens = self.tokens(batch)
         return tokens._replace(states=self.body(tokens.states, tokens.present, causal))
@@ -242,8 +237,7 @@ class ModalTransformer(nn.Module):
         ``image`` (B, 3, H, W); ``text`` and ``text_mask`` (B, L); ``audio`` (B, T) with ``audio_length`` (B,);
         ``series`` (B, S, K) with ``series_length`` (B,): those that are there.
 
-        Raises:
-            ValueError: none of the model's modalities is in the batch, or a tensor is not as expected.
+        Raises ``ValueError``: none of the model's modalities is in the batch, or a tensor is not as expected.
         """
         features = pool(self.encode(batch))
         return Output(self.head(features), features)

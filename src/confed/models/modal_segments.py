@@ -124,7 +124,11 @@ class Words(Segmenter):
         self.words.weight.requires_grad_(learn)
 
     def forward(self, batch: Batch) -> Segments:
-        """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`."""
+        """The vectors of ``text``, as ``text_mask`` says; see :class:`Segmenter`.
+
+        Raises:
+            ValueError: the mask has another shape than the text, or the text is too long.
+        """
         text, mask = (_tensor(batch, key, "text", 2) for key in ("text", "text_mask"))
         if text.shape != mask.shape:
             raise ValueError(f"text_mask must have the shape of text {tuple(text.shape)}, got {tuple(mask.shape)}")
@@ -278,7 +282,11 @@ class SeriesWindows(Segmenter):
         self.channels, self.window, self.longest = channels, window, longest
 
     def forward(self, batch: Batch) -> Segments:
-        """The pieces of ``series``; see :class:`Segmenter`."""
+        """The pieces of ``series``; see :class:`Segmenter`.
+
+        Raises:
+            ValueError: the series has another number of channels.
+        """
         series, length = _tensor(batch, "series", "series", 3), _tensor(batch, "series_length", "series", 1)
         if series.shape[2] != self.channels:
             raise ValueError(f"a series must have {self.channels} channels, got {series.shape[2]}")

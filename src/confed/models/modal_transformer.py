@@ -122,6 +122,8 @@ def modal_transformer_tiny(
 ) -> ModalTransformer:
     """A multimodal Transformer of a few thousand parameters, for tests: one layer, d_model = 16 of which d_v = 4.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -136,9 +138,6 @@ def modal_transformer_tiny(
         trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
         peft: how, where a few parameters are added.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     cuts = {
         "picture_size": picture_size,
@@ -189,6 +188,8 @@ def modal_transformer_mini(
 ) -> ModalTransformer:
     """A multimodal Transformer for small pictures, short sounds and short texts, made for one CPU core.
 
+    Raises ``ValueError``: unknown modalities, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -219,9 +220,6 @@ def modal_transformer_mini(
         trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
         peft: how, where a few parameters are added.
         seed: of the initial values.
-
-    Raises:
-        ValueError: unknown modalities, or an option that is out of range.
     """
     cuts = {
         "picture_size": picture_size,
@@ -279,6 +277,8 @@ def modal_transformer(
 
     The paper has pictures and texts; its texts are cut by SentencePiece.
 
+    Raises ``ValueError``: no checkpoint at a given path, unknown modalities, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -306,9 +306,6 @@ def modal_transformer(
         trainable: what of the Transformer learns beside the head and everything of each modality, which always do.
         peft: how, where a few parameters are added.
         seed: of the initial values.
-
-    Raises:
-        ValueError: no checkpoint at a given path, unknown modalities, or an option that is out of range.
     """
     del vocabulary  # the tokenizer's
     cuts: dict[str, Any] = {

@@ -99,8 +99,7 @@ class RegionModel(Finetunable):
     def forward(self, batch: Batch) -> Output:
         """Scores of the answers (B, C), and the features below the answer head (B, D).
 
-        Raises:
-            ValueError: a key is missing, or a tensor has another shape than the model reads.
+        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
         """
         return self.suffix(self.prefix(batch))
 
@@ -109,9 +108,6 @@ class RegionModel(Finetunable):
 
         Returns:
             Shape (B, R); each row's largest value is 1, padding has 0 in models that mask it.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         weights = self.look(self.prefix(batch))[1].detach().float()
         return weights / weights.amax(1, keepdim=True)
@@ -130,11 +126,7 @@ class RegionModel(Finetunable):
         return ("embedding.", "recurrent.")
 
     def prefix(self, batch: Batch) -> State:
-        """What comes before the first adapter: the words' states. ``suffix(prefix(batch))`` is the forward pass.
-
-        Raises:
-            ValueError: as :meth:`forward`.
-        """
+        """What comes before the first adapter: the words' states. ``suffix(prefix(batch))`` is the forward pass."""
         self._check(batch)
         regions, boxes = batch["regions"], batch["boxes"] if self.needs_boxes else None
         words, _ = self.recurrent(self.embed(batch["text"]))
@@ -195,6 +187,9 @@ def assemble(
 ) -> Model:
     """A model with its initial values: PyTorch's defaults, and where a GloVe file is given its word vectors.
 
+    Raises ``ValueError``: a GloVe file is given and no words, or more words than there are token ids, or the file lacks
+    more of them than it may.
+
     Args:
         kind: the class.
         answers: the answers, or how many there are.
@@ -207,10 +202,6 @@ def assemble(
         peft: options of that finetuning.
         seed: of all initial values.
         sizes: further arguments of the class.
-
-    Raises:
-        ValueError: a GloVe file is given and no words, or more words than there are token ids, or the file lacks more
-            of them than it may.
     """
     vectors = None if glove is None else _vectors(Path(glove), words, vocab_size, glove_missing)
     width = embedding if vectors is None else vectors.shape[1]

@@ -164,8 +164,7 @@ class PictureModel(nn.Module):
     def plane(self, batch: Batch) -> Tensor:
         """The last plane of the pictures, (B, d, h, w).
 
-        Raises:
-            ValueError: the picture is missing or has another shape than the model reads.
+        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
         """
         image = checked_image(batch, self.image_size, type(self).__name__)
         if not image.is_floating_point():
@@ -199,8 +198,7 @@ class ResNetMultilabel(PictureModel):
     def forward(self, batch: Batch) -> Output:
         """Scores of the labels (B, C) before the sigmoid, and the mean over the last plane (B, d).
 
-        Raises:
-            ValueError: the picture is missing or has another shape than the model reads.
+        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
         """
         features = self.plane(batch).mean((2, 3))
         return Output(self.classifier(features), features)
@@ -214,13 +212,13 @@ class ResNetMultilabel(PictureModel):
 def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetModel":
     """ResNet-18, or whichever ResNet a checkpoint holds; (B, 3, 256, 256) becomes (B, 512, 8, 8).
 
+    Raises ``ValueError``: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never
+    trained.
+
     Args:
         pretrained: a folder written by ``save_pretrained`` or a hub name; None: random weights.
         norm: see :data:`Norm`.
         seed: of random weights.
-
-    Raises:
-        ValueError: no such checkpoint, an unknown ``norm``, or frozen batch normalisation that was never trained.
     """
     from transformers import ResNetConfig, ResNetModel
 
@@ -237,15 +235,14 @@ def resnet18(pretrained: Path | str | None, norm: Norm, seed: int) -> "ResNetMod
 def mini_resnet(pretrained: bool | Path | str, norm: Norm, seed: int) -> "ResNetModel":
     """A ResNet of two stages for 64 x 64 pictures, 0.2 million parameters; they become (B, 64, 8, 8).
 
+    Raises ``ValueError``: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation
+    that was never trained.
+
     Args:
         pretrained: weights of :func:`resnet_multilabel_mini`, of which the body's are taken: True for the packaged
             ones, or a file that ``confed pretrain`` wrote. False: random weights.
         norm: see :data:`Norm`.
         seed: of random weights.
-
-    Raises:
-        ValueError: no such weights, weights of another model, an unknown ``norm``, or frozen batch normalisation that
-            was never trained.
     """
     from transformers import ResNetConfig, ResNetModel
 
@@ -305,6 +302,8 @@ def resnet_multilabel(
 ) -> ResNetMultilabel:
     """ResNet-18 with a linear head: what FedLGT's tables call FedAvg.
 
+    Raises ``ValueError``: no checkpoint at the given path, or an option is out of range.
+
     Args:
         answers: the labels, or how many there are.
         vocab_size: ignored, as no words are read.
@@ -315,9 +314,6 @@ def resnet_multilabel(
         image_size: pixels per side or (H, W).
         max_length: of questions, which are ignored.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint at the given path, or an option is out of range.
     """
     del vocab_size, max_length
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -337,6 +333,8 @@ def resnet_multilabel_mini(
 ) -> ResNetMultilabel:
     """A ResNet of two stages for 64 x 64 pictures with a linear head, small enough to learn on one CPU core.
 
+    Raises ``ValueError``: the weights are missing or another model's, or an option is out of range.
+
     Args:
         answers: the labels, or how many there are.
         vocab_size: ignored, as no words are read.
@@ -345,9 +343,6 @@ def resnet_multilabel_mini(
         norm: see :func:`resnet_multilabel`.
         max_length: of questions, which are ignored.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the weights are missing or another model's, or an option is out of range.
     """
     del vocab_size, max_length
     rng = torch.Generator().manual_seed(seed)

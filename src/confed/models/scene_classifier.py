@@ -44,8 +44,7 @@ _DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
 def build_scene_classifier(architecture: str) -> "ResNetForImageClassification":
     """The network without values (its tensors are on the device "meta"), in evaluation mode.
 
-    Raises:
-        ValueError: an unknown architecture.
+    Raises ``ValueError``: an unknown architecture.
     """
     from transformers import ResNetForImageClassification
 
@@ -114,6 +113,8 @@ def classify(
 ) -> Iterator[list[tuple[int, float]]]:
     """The most probable category of every picture, batch by batch.
 
+    Raises ``ValueError``: a picture is missing or unreadable.
+
     Args:
         model: of :func:`load_scene_classifier`.
         files: picture files.
@@ -122,9 +123,6 @@ def classify(
 
     Yields:
         For each picture of a batch the category's number and its softmax probability.
-
-    Raises:
-        ValueError: a picture is missing or unreadable.
     """
     network: Any = model.to(device)  # pyright: ignore[reportArgumentType]
     for start in range(0, len(files), batch_size):

@@ -103,11 +103,7 @@ class Vault(Vilt):
         return super().prefix_names if self.language_frozen else ("language.embeddings.", "vilt.embeddings.")
 
     def prefix(self, batch: Batch) -> Prefix:
-        """What comes before BERT's first block; where BERT is frozen, before ViLT's first adapter.
-
-        Raises:
-            ValueError: as :meth:`forward`.
-        """
+        """What comes before BERT's first block; where BERT is frozen, before ViLT's first adapter."""
         if self.language_frozen:
             return super().prefix(batch)
         count = views(self.selected, batch)
@@ -187,6 +183,9 @@ def vault_mini(
     Two BERT blocks and the three of :func:`confed.models.vilt.vilt_mini`, d = 64, 4 heads, feed-forward 256. Token ids
     must come from :func:`confed.models.vilt.mini_tokenizer`.
 
+    Raises ``ValueError``: the vocabulary is smaller than the pretrained one, the weights file is missing, or an option
+    is out of range.
+
     Args:
         answers: the answers, or how many there are. The pretrained head is loaded when they are given as strings and
             equal the pretrained ones in order; otherwise the head starts fresh.
@@ -200,10 +199,6 @@ def vault_mini(
         peft: options of that finetuning.
         heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the vocabulary is smaller than the pretrained one, the weights file is missing, or an option is
-            out of range.
     """
     from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
@@ -245,6 +240,9 @@ def vault_b32(
 ) -> Vault:
     """BERT-base below ViLT-B/32, as published: 12 blocks each, d = 768, 384 x 384 pixels, 40 BERT tokens.
 
+    Raises ``ValueError``: no checkpoint at a given path, one of another model or with another vocabulary, bodies of
+    different widths, or an option that is out of range.
+
     Args:
         answers: the answers, or how many there are.
         vocab_size: number of token ids.
@@ -261,10 +259,6 @@ def vault_b32(
         peft: options of that finetuning.
         heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint at a given path, one of another model or with another vocabulary, bodies of
-            different widths, or an option that is out of range.
     """
     rng = torch.Generator().manual_seed(seed)
     body, bert = _bodies(vocab_size, pretrained, language, max_length, dropout, seed)
@@ -289,7 +283,11 @@ def _bodies(
     dropout: float,
     seed: int,
 ) -> "tuple[ViltModel, BertModel]":
-    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`."""
+    """ViLT and BERT of published sizes, from checkpoints or with random weights; see :func:`vault_b32`.
+
+    Raises:
+        ValueError: the checkpoint's vocabulary has another size.
+    """
     from transformers import BertConfig, BertModel, ViltConfig, ViltModel
 
     options: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}

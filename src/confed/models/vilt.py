@@ -126,6 +126,8 @@ def vilt_mini(
     made from nothing by :func:`confed.prepare.pretraining.pretrain`. Token ids must come from :func:`mini_tokenizer`,
     which puts the pre-trained words first; embeddings of further words and text positions start fresh.
 
+    Raises ``ValueError``: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
+
     Args:
         answers: the answers, or how many there are. The pre-trained head is loaded when they are given as
             strings and equal the pre-trained ones in order; otherwise the head starts fresh.
@@ -137,9 +139,6 @@ def vilt_mini(
         peft: options of that finetuning.
         heads: heads of further tasks: "nlvr2", "entailment", "choice".
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the vocabulary is smaller than the pre-trained one, or the weights file is missing.
     """
     body = _body(
         seed,

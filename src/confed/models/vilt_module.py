@@ -81,13 +81,12 @@ class Vilt(Heads, Finetunable):
     def add_heads(self, heads: Sequence[str], rng: torch.Generator) -> None:
         """Adds heads for further tasks; to be called when the body has its pretrained weights.
 
+        Raises ``ValueError``: an unknown head.
+
         Args:
             heads: "nlvr2", "entailment", "choice". The first one gives the body a token type for second pictures,
                 with the values of the first pictures', unless it has one.
             rng: where the heads' initial values come from.
-
-        Raises:
-            ValueError: an unknown head.
         """
         check_heads(heads)
         for head in heads:
@@ -100,8 +99,7 @@ class Vilt(Heads, Finetunable):
 
         Of examples with several passes the representation is the mean over them.
 
-        Raises:
-            ValueError: a key is missing, or a tensor has another shape than the model reads.
+        Raises ``ValueError``: a key is missing, or a tensor has another shape than the model reads.
         """
         return self.suffix(self.prefix(batch))
 
@@ -116,9 +114,6 @@ class Vilt(Heads, Finetunable):
         """What comes before the first adapter: the embeddings, and the first block up to its residual sum.
 
         Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         count = views(self.selected, batch)
         hidden, mask = self._inputs(batch)

@@ -66,8 +66,7 @@ class VisionEncoder:
     def files(self, files: Sequence[Path], batch: int = 32) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Features (R, W) and boxes (R, 4) of picture files, one after the other.
 
-        Raises:
-            ValueError: a file is missing or unreadable (names it).
+        Raises ``ValueError``: a file is missing or unreadable (the message names it).
         """
         rest = iter(files)
         while part := list(islice(rest, batch)):

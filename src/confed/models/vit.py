@@ -86,8 +86,7 @@ class Vit(Finetunable):
     def forward(self, batch: Batch) -> Output:
         """Scores of the classes (B, C) and the class token's last state (B, d).
 
-        Raises:
-            ValueError: the picture is missing or has another shape than the model reads.
+        Raises ``ValueError``: the picture is missing or has another shape than the model reads.
         """
         return self.suffix(self.prefix(batch))
 
@@ -100,9 +99,6 @@ class Vit(Finetunable):
         """What comes before the first adapter, (B, S, d): the embeddings, and the first block up to its residual sum.
 
         Without adapters, the embeddings. ``suffix(prefix(batch))`` is the forward pass.
-
-        Raises:
-            ValueError: as :meth:`forward`.
         """
         hidden = self.embed(batch)
         if self.adapters.names:
@@ -160,6 +156,8 @@ def vit_mini(
     4 blocks, d = 64, 4 heads, feed-forward 256, patches of 8. The weights that come with the package know the things
     of the built-in benchmark in none of the styles of :mod:`confed.datasets.six_styles`.
 
+    Raises ``ValueError``: the weights file is missing, or an option is out of range.
+
     Args:
         answers: the classes, or how many there are. The pretrained head is loaded when they are given as strings and
             equal the pretrained ones in order; otherwise the head starts fresh.
@@ -170,9 +168,6 @@ def vit_mini(
         trainable: which parameters learn.
         peft: how, where a few parameters are added.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: the weights file is missing, or an option is out of range.
     """
     from transformers import ViTConfig, ViTModel
 
@@ -212,6 +207,8 @@ def vit_b16(
 ) -> Vit:
     """ViT-B/16 as published: 12 blocks, d = 768, 224 x 224 pixels.
 
+    Raises ``ValueError``: no checkpoint at the given path, or an option is out of range.
+
     Args:
         answers: the classes, or how many there are.
         vocab_size: ignored, as no words are read.
@@ -225,9 +222,6 @@ def vit_b16(
         trainable: which parameters learn.
         peft: how, where a few parameters are added.
         seed: of all fresh values.
-
-    Raises:
-        ValueError: no checkpoint at the given path, or an option is out of range.
     """
     from transformers import ViTConfig, ViTModel
 

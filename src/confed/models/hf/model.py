@@ -195,8 +195,7 @@ class HuggingFaceVLM(Finetunable):
     def forward(self, batch: Batch) -> Output:
         """Scores and features; see the class.
 
-        Raises:
-            ValueError: a key is missing, or there are no candidates.
+        Raises ``ValueError``: a key is missing, or there are no candidates.
         """
         return self.suffix(self.prefix(batch))
 
@@ -278,7 +277,7 @@ class HuggingFaceVLM(Finetunable):
         return Output(likelihood, last[:, 0])
 
     def _continued(self, state: Asked, begun: Any, answers: Tensor) -> Tensor:
-        """log p of all but the first token of c answers given the cached prompts, (B, c)."""
+        """Log-likelihood of all but the first token of c answers given the cached prompts, (B, c)."""
         b, (c, t) = len(state.ids), answers.shape
         cache = copy(begun.past_key_values)
         cache.layers = [copy(layer) for layer in cache.layers]  # repeating gives new tensors, the prompts' stay

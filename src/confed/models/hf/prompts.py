@@ -204,7 +204,11 @@ class ChatTokenizer(AnswerTokenizer):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _check(self) -> None:
-        """Compares our ids of a prompt with a picture with the processor's."""
+        """Compares our ids of a prompt with a picture with the processor's.
+
+        Raises:
+            ValueError: the processor gives other tokens than the prompt's parts.
+        """
         picture = np.zeros((32, 48, 3), np.uint8)
         question = "What is in the picture?"
         content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]
