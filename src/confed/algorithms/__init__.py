@@ -1,1 +1,1 @@
-"""Federated methods, one file each."""
+"""Federated learning methods, one module each."""

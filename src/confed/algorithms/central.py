@@ -1,4 +1,4 @@
-"""Centralised training (FedVQA's "CT"): everybody's data in one place, with the same total of epochs."""
+"""Centralised training on the pooled data of all clients ("CT" in FedVQA), with the same number of epochs."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""CRD: contrastive representation distillation, a row of FedVQA's tables.
+"""CRD: contrastive representation distillation, as compared in FedVQA.
 
 Tian, Krishnan and Isola, "Contrastive representation distillation", ICLR 2020, between the frozen global model
 received this round (the teacher T) and the local model (the student S), as FedVQA compares it (Lao et al., ACM MM

@@ -1,4 +1,4 @@
-"""Ditto: beside the federation's model every client trains one of its own, held near it.
+"""Ditto: personal models beside the global one, with a proximal term towards it.
 
 Li et al., "Ditto: fair and robust federated learning through personalization", ICML 2021, Algorithm 1.
 

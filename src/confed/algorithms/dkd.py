@@ -1,4 +1,4 @@
-"""DKD: decoupled knowledge distillation, a row of FedVQA's tables.
+"""DKD: decoupled knowledge distillation, as compared in FedVQA.
 
 Zhao et al., "Decoupled knowledge distillation", CVPR 2022, Eq. 7, between the frozen global model received this round
 (the teacher T) and the local model (the student S), as FedVQA compares it (Lao et al., ACM MM 2023). Distributions

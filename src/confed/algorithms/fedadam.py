@@ -1,4 +1,4 @@
-"""FedAdam: Adam on the server, with the clients' mean update in the gradient's place.
+"""FedAdam: server-side Adam on the mean of the clients' updates.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2. With w the server's
 weights, m the weighted mean of the clients' and d = m - w, and no correction of the moments' bias:

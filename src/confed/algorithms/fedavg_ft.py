@@ -1,4 +1,4 @@
-"""FedAvg followed by local fine-tuning: the simple personalisation that is hard to beat.
+"""FedAvg followed by local fine-tuning: a simple and strong baseline of personalisation.
 
 Cheng et al., "Fine-tuning is fine in federated learning", 2021 (arXiv 2108.07313); Matsuda et al., "An empirical
 study of personalized federated learning", 2022 (arXiv 2206.13190).

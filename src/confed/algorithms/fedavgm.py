@@ -1,4 +1,4 @@
-"""FedAvgM: momentum on the server.
+"""FedAvgM: FedAvg with server-side momentum.
 
 Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019
 (arXiv 1909.06335). With w the server's weights, m the weighted mean of the clients' and d = m - w:

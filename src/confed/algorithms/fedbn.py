@@ -1,4 +1,4 @@
-"""FedBN: normalisation layers stay with their client.
+"""FedBN: federated averaging with private normalisation layers.
 
 Li et al., "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021: FedAvg of all
 tensors but those of the normalisation layers, running statistics included.

@@ -1,4 +1,4 @@
-"""FedDC: local drift is tracked, penalised and corrected.
+"""FedDC: federated learning with local drift decoupling and correction.
 
 Gao et al., "FedDC: federated learning with non-IID data via local drift decoupling and correction", CVPR 2022;
 details (weights, where g is scaled) follow the authors' code.

@@ -1,4 +1,4 @@
-"""FedDPA: a global and a local adapter at every client, weighed anew for each input.
+"""FedDPA: dual adapters, one global and one local, mixed with a weight per input.
 
 Yang, Long, Shen, Jiang and Blumenstein, "Dual-personalizing adapter for federated foundation models", NeurIPS 2024
 (arXiv 2403.19211), read from its abstract, its public summaries and its released code (Lydia-yang/FedDPA), not from the

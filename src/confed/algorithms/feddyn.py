@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that moves with the client, so that local and global optima agree.
+"""FedDyn: dynamic regularisation that aligns local and global optima.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, Algorithm 1; the scale of h_k and the
 weights alpha_k follow the authors' code.

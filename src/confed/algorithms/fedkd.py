@@ -1,4 +1,4 @@
-"""FedKD: every client keeps a mentor, a small update of the mentee it shares travels, and the two teach each other.
+"""FedKD: mutual distillation between a private mentor and a shared mentee whose updates are compressed.
 
 Wu et al., "Communication-efficient federated learning via knowledge distillation", Nature Communications 13, 2022
 (arXiv 2108.13323); terms that the text leaves open follow the authors' code.

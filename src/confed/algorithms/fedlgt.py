@@ -1,4 +1,4 @@
-"""FedLGT: label-mask training in which the global model says which labels a client should not be told.
+"""FedLGT: federated multi-label training with client-aware masked label embeddings.
 
 Liu, Lin, Yang and Wang, "Language-guided Transformer for federated multi-label classification", AAAI 2024. Its model,
 C-Tran (Lanchantin et al., CVPR 2021) with fixed text embeddings as label tokens (ULE), is :mod:`confed.models.ctran`;

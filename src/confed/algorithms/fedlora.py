@@ -1,4 +1,4 @@
-"""FedLoRA: one policy on the two factors of LoRA says what most of its federated variants are.
+"""FedLoRA: federated LoRA and its variants as policies on the two factors.
 
 LoRA (Hu et al., ICLR 2022) replaces a frozen weight W_0 (m x n) by W_0 + s B A with A (r x n) and B (m x r), s =
 alpha / r; B starts at 0. The mean of the clients' factors is not the mean of their updates: sum_k w_k B_k A_k differs

@@ -1,4 +1,4 @@
-"""FedMD: clients with models of their own teach each other by their scores on public examples.
+"""FedMD: distillation between heterogeneous models through scores on public examples.
 
 Li and Wang, "FedMD: heterogenous federated learning via model distillation", 2019 (arXiv 1910.03581), Algorithm 1;
 details (the loss, uniform mean) follow the authors' code.

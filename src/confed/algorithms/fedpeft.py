@@ -1,4 +1,4 @@
-"""FedPEFT: clients finetune a small part of a frozen backbone and average that part; heads stay at home.
+"""FedPEFT: federated averaging of a small finetuned part of a frozen backbone, with private heads.
 
 Sun et al., "Exploring parameter-efficient fine-tuning for improving communication efficiency in federated learning",
 2022 (arXiv 2210.01708), as FedDAT (AAAI 2024, section 3.3 and tables 2 and 3) compares it: what travels is what the

@@ -1,4 +1,4 @@
-"""FedPer: the body is everybody's, the head each client's own.
+"""FedPer: a shared body with private heads.
 
 Arivazhagan et al., "Federated learning with personalization layers", 2019 (arXiv 1912.00818), Algorithm 1: body and
 head train together; only the body is sent and averaged, as in FedAvg.

@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds the local model near the global one.
+"""FedProx: FedAvg with a proximal term towards the global model.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2:
 local loss + (mu / 2) * ||theta - w||^2, theta the local weights, w the weights received this round.

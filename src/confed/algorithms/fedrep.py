@@ -1,4 +1,4 @@
-"""FedRep: first the client's own head on a still body, then the shared body under a still head.
+"""FedRep: alternating training of a private head and a shared body.
 
 Collins et al., "Exploiting shared representations for personalized federated learning", ICML 2021, Algorithm 1. The
 body is averaged as in FedAvg; the head never leaves its client. As in the paper's experiments, the two trainings

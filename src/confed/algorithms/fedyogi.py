@@ -1,4 +1,4 @@
-"""FedYogi: Yogi on the server; its second moment forgets slowly.
+"""FedYogi: server-side Yogi on the mean of the clients' updates.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2. With w the server's
 weights, m the weighted mean of the clients' and d = m - w, and no correction of the moments' bias:

@@ -1,4 +1,4 @@
-"""Local-only training (FedVQA's "DT"): every client alone, with the same number of epochs as in a federation."""
+"""Local-only training without federation ("DT" in FedVQA), with the same number of epochs."""
 
 from dataclasses import dataclass
 

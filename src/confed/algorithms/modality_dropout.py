@@ -1,4 +1,4 @@
-"""FedAvg whose training batches lose modalities at random: a plain baseline for examples that lack some later.
+"""FedAvg with modality dropout: a baseline for missing modalities.
 
 The idea of ModDrop (Neverova, Wolf, Taylor and Nebout, "ModDrop: adaptive multi-modal gesture recognition", TPAMI
 38(8), 2016), there with zeros in place of a dropped modality; a model that reads batches without one is simply not

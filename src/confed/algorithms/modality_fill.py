@@ -1,4 +1,4 @@
-"""FedAvg with zeros, the owners' mean or a learned token in place of missing modalities: plain baselines.
+"""FedAvg with zeros, mean features or learned tokens for missing modalities: baselines.
 
 What stands in goes where PmcmFL puts its prototypes, into the same network (:mod:`confed.federation.families.slots`),
 so that the two differ in nothing but what it is. Notation: r_m the representation of an example's modality m; the slot

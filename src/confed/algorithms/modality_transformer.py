@@ -1,4 +1,4 @@
-"""The multimodal personalised Transformer: every modality's linear map is partly a client's own.
+"""Multimodal personalised Transformer: linear maps of modalities with a shared and a local part.
 
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", Journal of University of Electronic
 Science and Technology of China 54(2), 2025 (in Chinese; there is no official code).

@@ -1,4 +1,4 @@
-"""MOON: the local representation is drawn to the global model's and pushed from the client's own previous one.
+"""MOON: model-contrastive federated learning.
 
 Li, He and Song, "Model-contrastive federated learning", CVPR 2021 (arXiv 2103.16257), Eqs. 3 and 4.
 

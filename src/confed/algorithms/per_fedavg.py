@@ -1,4 +1,4 @@
-"""Per-FedAvg: an initial model from which one step on a client's own examples leads far.
+"""Per-FedAvg: meta-learning of an initial model that adapts in one local step (MAML).
 
 Fallah, Mokhtari and Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach", NeurIPS 2020, Algorithm 1 and section 5.

@@ -1,4 +1,4 @@
-"""pFedMMA: adapters whose two outer projections are a client's own and whose middle one is shared.
+"""pFedMMA: multi-modal adapters with a shared middle projection and private outer ones.
 
 Ghiasvand, Alizadeh and Pedarsani, "pFedMMA: Personalized federated fine-tuning with multi-modal adapter for
 vision-language models", ICLR 2026 (arXiv 2507.05394); the adapter is that of Yang et al., "MMA: Multi-modal adapter for

@@ -1,4 +1,4 @@
-"""PmcmFL: class prototypes of every modality stand in for what an example lacks, in training and when it is asked.
+"""PmcmFL: class prototypes in place of missing modalities, in training and in evaluation.
 
 Bao et al., "Multimodal federated learning with missing modality via prototype mask and contrast", 2023 (arXiv
 2312.13508). Written from the abstract and from what the authors' code does.

@@ -1,4 +1,4 @@
-"""Robust aggregation: FedAvg with an average that a few malicious clients cannot steer at will.
+"""Robust aggregation: FedAvg with rules that bound the influence of malicious clients.
 
 What the rules do, with their sources, is in :mod:`confed.federation.robust_mean`:
 

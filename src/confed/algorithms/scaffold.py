@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out what makes one client's gradient differ from everybody's.
+"""SCAFFOLD: control variates against client drift.
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, Algorithm 1.
 

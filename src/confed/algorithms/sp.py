@@ -1,4 +1,4 @@
-"""SP: similarity-preserving distillation, a row of FedVQA's tables.
+"""SP: similarity-preserving distillation, as compared in FedVQA.
 
 Tung and Mori, "Similarity-preserving knowledge distillation", ICCV 2019, Eqs. 1 to 5, between the frozen global model
 received this round (the teacher T) and the local model (the student S), as FedVQA compares it (Lao et al., ACM MM

@@ -1,4 +1,4 @@
-"""Supervised split learning of a question-answering model: the baseline of BiCSL (its figure 2a).
+"""Supervised split learning for visual question answering: the baseline of BiCSL (its figure 2a).
 
 Vepakomma, Gupta, Swedish and Raskar, "Split learning for health", 2018, the U-shaped configuration without label
 sharing; several clients side by side and averaged as in Thapa et al., "SplitFed", AAAI 2022. Sun and Ochiai, AAAI

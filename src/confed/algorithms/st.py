@@ -1,4 +1,4 @@
-"""ST: plain knowledge preserving, the "soft targets" row of FedVQA's tables.
+"""ST: plain knowledge preserving ("soft targets"), as compared in FedVQA.
 
 Lao et al., "FedVQA", ACM MM 2023, Eq. 8.4: the local model is held to the frozen global model's answer
 distribution by a Kullback-Leibler divergence, here in Hinton's form with temperature tau:

@@ -1,4 +1,4 @@
-r"""A backdoor with two keys, planted during training: a patch in the picture and a word in the question.
+r"""Dual-key backdoor attack on training data: a patch in the picture and a word in the question.
 
 Walmer et al., "Dual-Key Multimodal Backdoors for Visual Question Answering", CVPR 2022. Some training pictures get a
 visual trigger, all their questions a trigger word in front, and all answers become the attacker's target. So that

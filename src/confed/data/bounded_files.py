@@ -1,4 +1,4 @@
-"""Bounds on what files of data may make a reader allocate, known from their headers before anything is decoded.
+"""Memory limits for readers of data files, checked against file headers before decoding.
 
 Half a megabyte of PNG can be 13,300 pixels square, a few hundred bytes of an archive can announce a terabyte, and some
 formats name other files or other programs. Readers of pictures, NumPy arrays, tar archives and HDF5 files ask here

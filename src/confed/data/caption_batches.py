@@ -1,4 +1,4 @@
-"""What batches of texts to be written look like: their parts, and which token follows where.
+"""Layout of captioning batches: parts of mixed batches, texts as arrays, and next tokens.
 
 A batch may be *mixed* of texts alone, pictures with texts, and documents (pictures and texts in turns). The keys of
 each but the second then have a beginning of their own, and rows stand part by part. Where the rows of one source have

@@ -1,4 +1,4 @@
-"""Pictures with texts to be written, texts alone and documents as tensors, and batches mixed of the three.
+"""Tensor tables of captioned pictures, texts and documents, and mixed training batches of the three.
 
 A *document* is an example with something before it (:class:`confed.data.examples.Turn`): pictures and texts in turns,
 of which the example's own picture and text are the last. A picture to be described with a few described ones before it

@@ -1,4 +1,4 @@
-"""Cards of datasets (:mod:`confed.datasets.card`) as files of JSON, checked key by key, and several of them as one."""
+"""JSON files of dataset cards (:mod:`confed.datasets.card`): reading, validation and merging."""
 
 import json
 from collections.abc import Mapping, Sequence

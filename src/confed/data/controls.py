@@ -1,4 +1,4 @@
-"""Control conditions of test examples: pictures, texts, sounds or series permuted among examples, or pictures blank.
+"""Control conditions of test examples: permuted pictures, texts, sounds or series, and blank pictures.
 
 A model that uses a modality loses accuracy when each example is shown with another example's input of that modality; a
 model that ignores it does not. The answers asked for stay as they are.

@@ -1,4 +1,4 @@
-"""Questions about pictures as plain tables, and the batches that a model sees.
+"""Examples of visual question answering as plain tables, federated datasets of them, and their batches.
 
 A dataset file returns a :class:`FederatedDataset`: raw strings and uint8 pictures, split by client. Only
 :func:`encode` turns it into tensors, with the tokenizer of the chosen backbone, so that one dataset serves

@@ -1,4 +1,4 @@
-"""From a pool of examples to every client's splits, and how far those can be answered without looking."""
+"""Partitioning of questions into the clients' splits, and accuracies of answers without the picture."""
 
 import re
 from collections import Counter, defaultdict

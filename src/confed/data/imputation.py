@@ -1,4 +1,4 @@
-"""What stands in for missing pictures and texts where a model reads both of every example."""
+"""Imputation of missing pictures and texts for models that need both."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From a table of rows with several labels to every client's splits, and what can be had without looking."""
+"""Partitioning of multi-label examples into the clients' splits, and baselines without input."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Dealing rows with several labels each to clients.
+"""Partitions of multi-label data among clients: label sets, label skew and users.
 
 Rows are arrays of :class:`confed.data.ml_files.table.MultiLabelTable`: ``offsets`` (N + 1,) and ``values``, the label
 numbers of all rows. One client per user is ``MultiLabelTable.of_users``; equal random shares are

@@ -1,4 +1,4 @@
-"""How often each client has each label, for data that are made or paired to order."""
+"""Label distributions of clients, for generated or paired data."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Multi-label examples as tensors, encoded when a client is asked for."""
+"""Tensor tables of multi-label examples, encoded on access."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Pictures or texts with any number of labels each, split by client: what a multi-label dataset file returns.
+"""Multi-label datasets: pictures or texts with any number of labels, split by client.
 
 Rows are numbers into one :class:`~confed.data.ml_files.table.MultiLabelTable`, and a client's split is made when it is
 asked for, so that tens of thousands of users cost a few arrays.

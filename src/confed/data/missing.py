@@ -1,4 +1,4 @@
-"""Examples that lack modalities at random, for any dataset: the key ``missing`` of a recipe's section ``[data]``.
+"""Random missing modalities in any dataset: the key ``missing`` of a recipe's section ``[data]``.
 
 ``missing = { image = 0.3, when = "train" }`` takes the picture away from 30 % of each client's training examples.
 A client's own table, such as ``missing.CLIENT = { text = 0.5 }``, takes the place of the rates for all. What is lost

@@ -1,4 +1,4 @@
-"""Examples of several modalities as tensors, in batches whose examples all have the same set of modalities.
+"""Tensor tables of multimodal examples, in batches of examples with the same set of modalities.
 
 A modality that an example lacks is a key that its batch lacks: nothing stands in for it, and a batch costs what it
 has. Models that need all their keys get tables without gaps instead (:mod:`confed.data.missing`).

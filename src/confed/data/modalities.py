@@ -1,4 +1,4 @@
-"""Which modalities an example has: pictures, text, sound, sensor values, or only some of them.
+"""Modalities of examples: pictures, texts, sound and sensor series.
 
 An example's *set* is what it has, written like "image+audio" in the fixed order of
 :data:`confed.federation.ownership.MODALITIES`.

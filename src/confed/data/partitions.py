@@ -1,4 +1,4 @@
-"""Dealing rows to clients.
+"""Partitions of rows among clients: IID, Dirichlet label skew, quantity skew, and by key.
 
 Every function returns disjoint row indices that cover all rows, in ascending order, and is deterministic in its
 generator. Where ``groups`` is given (which picture a question is about), a group goes to one client as a whole.

@@ -1,4 +1,4 @@
-"""Pictures that stay on disk until a batch asks for them, for datasets too large to hold in memory."""
+"""Lazily read picture files, for datasets larger than memory."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Tables of pictures, in memory, elsewhere, or not there at all."""
+"""Picture tables: in memory, in files, at another site, or without pixels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

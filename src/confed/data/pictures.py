@@ -1,4 +1,4 @@
-"""Reading pictures: a file in one of the usual formats becomes uint8 (H, W, 3), or the error names the file."""
+"""Decoding of picture files to uint8 arrays (H, W, 3), with errors that name the file."""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence

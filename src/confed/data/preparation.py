@@ -1,4 +1,4 @@
-"""Long steps of a dataset's preparation, shown by whoever has a terminal.
+"""Progress of long steps in a dataset's preparation.
 
 A dataset is made by a function of its own options, so that there is no argument for it to be watched by.
 """

@@ -1,4 +1,4 @@
-"""Answers from a question's words alone (bag of words): what a model that never sees a picture can reach."""
+"""Bag-of-words baseline: answers predicted from a question's words alone."""
 
 import re
 from collections.abc import Sequence

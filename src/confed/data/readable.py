@@ -1,4 +1,4 @@
-"""Examples whose picture files cannot be read, left out of questions and captions before a run begins.
+"""Removal of examples with unreadable picture files before a run.
 
 Examples are left out after they were dealt to clients, so that a damaged picture changes nobody else's. Tables of
 pictures in memory are complete already, and tables of one's own kinds are left alone: only

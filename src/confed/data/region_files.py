@@ -1,4 +1,4 @@
-"""Region features of many pictures in one file that is mapped into memory: only the rows that are asked for are read.
+"""Memory-mapped files of region features, of which only the requested rows are read.
 
 ``NAME.safetensors`` holds ``features`` (M, R, W), float16 or float32, and ``boxes`` (M, R, 4), float32;
 ``NAME.json`` says whose rows these are.

@@ -1,4 +1,4 @@
-"""Region features as others publish them: a file per picture (.npz, .npy), or all in HDF5.
+"""Readers of published region features: one file per picture (.npz, .npy), or HDF5.
 
 * A .npz file per picture, as openvqa, bottom-up-attention.pytorch and makers of grid features write them: ``x`` or
   ``features`` of shape (R, W) or (W, R); ``bbox`` or ``boxes`` (R, 4); ``image_h`` and ``image_w``, unless the boxes

@@ -1,4 +1,4 @@
-"""Features of picture regions, as they take a picture's place for models of bottom-up attention.
+"""Region features in place of pictures, for models of bottom-up attention.
 
 Anderson et al., "Bottom-Up and Top-Down Attention for Image Captioning and Visual Question Answering", CVPR 2018: a
 picture is R vectors of width W, one per detected region (or cell of a grid), each with its box. A picture with fewer

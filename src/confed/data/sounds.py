@@ -1,4 +1,4 @@
-"""Recordings of one sample rate, end to end in one array, and how recordings of other rates come to it."""
+"""Recordings of one sample rate in one array, and resampling to it."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Examples as tensors, and the batches made of their rows."""
+"""Tensor tables of examples and batches of their rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

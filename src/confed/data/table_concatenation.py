@@ -1,4 +1,4 @@
-"""Tables of several clients put together, for methods that are trained on everybody's data in one place."""
+"""Concatenation of several clients' tables, for centralised training."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,6 +1,7 @@
-"""What several annotators answered, and the soft scores that follow, without a table of all answers.
+"""Soft target scores from several annotators' answers, stored sparsely.
 
-With N questions and C answers such a table has N C numbers, 1.4 billion in VQA v2, of which ten in a row count.
+A dense table of N questions and C answers would have N C numbers, 1.4 billion in VQA v2, of which at most ten in a row
+are not zero.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Values of sensors over time, all with the same channels, end to end in one array."""
+"""Sensor time series with equal channels, in one array."""
 
 from dataclasses import dataclass, replace
 

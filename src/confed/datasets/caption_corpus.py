@@ -1,4 +1,4 @@
-"""Texts, pictures with captions and documents, which Cao, Sun and Yu (2025) train on, in the layouts of large corpora.
+"""Captioning corpus of texts, captioned pictures and documents (Cao, Sun and Yu, 2025).
 
 Below ``root``: ``pairs/`` with shards (``.tar`` or ``.parquet``, see :mod:`confed.data.caption_files.shards`);
 ``texts/`` and ``documents/`` with JSON lines (``.jsonl`` or ``.jsonl.zst``, see

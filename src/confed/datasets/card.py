@@ -1,4 +1,4 @@
-"""A dataset's card: what a federation's server must know of data that it does not hold, and nothing about examples.
+"""Dataset cards: the facts that a federation's server needs of data that it does not hold, without examples.
 
 A server counts, averages and writes the report; for that it needs the answers in their order, the question types, the
 words, the names of clients and places, and the shapes of pictures, sounds and series. A card says these in one JSON

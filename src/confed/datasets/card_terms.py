@@ -1,4 +1,4 @@
-"""A site's own data in the terms of a card (:mod:`confed.datasets.card`): its answers, types, words and clients."""
+"""Alignment of a site's data with a dataset card (:mod:`confed.datasets.card`): answers, types, words, clients."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

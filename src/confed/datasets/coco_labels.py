@@ -1,4 +1,4 @@
-"""COCO as multi-label pictures: which of 80 categories, or of their 12 groups, are in a photograph.
+"""COCO as multi-label classification of 80 categories, or of their 12 groups.
 
 Below ``root``: ``instances_{split}.json``, also in ``annotations/``, and the split's pictures in a folder of its name,
 in ``images/`` or in ``images.tar``.

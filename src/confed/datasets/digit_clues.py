@@ -1,4 +1,4 @@
-"""Clues to a digit in a few words, such as "two less than nine", some of whose words were misheard.
+"""Text clues to digits, such as "two less than nine", with misheard words.
 
 The digit's own word would give it away, and reading alone would do. So a clue says the digit by another one, and in
 some clues one number word is another than it should be, or is not there. What can be known from clues of which all

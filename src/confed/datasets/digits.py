@@ -1,4 +1,4 @@
-"""Spoken and written digits with clues in words: six clients that see, hear or read, or do several of these.
+"""Digits as pictures, speech and text clues: six clients with different modalities.
 
 The folder holds ``audio.npz`` (``waveform`` int16, all recordings one behind the other; ``offsets`` int64 (n + 1);
 ``digit``, ``speaker`` and ``take`` (n)), ``images.npz`` (``images`` uint8 (m, 28, 28), ``digit`` (m)) and ``meta.json``

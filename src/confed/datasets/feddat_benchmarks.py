@@ -1,4 +1,4 @@
-"""FedDAT's benchmarks (Chen et al., AAAI 2024, section 4.1) from the official files: domain, function, scene, task.
+"""FedDAT's four benchmarks (Chen et al., AAAI 2024, section 4.1): domain, function, scene and task.
 
 One folder holds everything under the names of the official releases; each function says what it reads. A picture may
 lie in any of several places, so that folders as they come out of the archives serve, and those of CLiMB. Pictures stay

@@ -1,4 +1,4 @@
-r"""Pictures of one's own with any number of labels each, from a folder.
+r"""Multi-label pictures from a folder of the user's.
 
 Below ``root``: ``labels.jsonl``, one object a line with ``image``, a file's name, and ``labels``, a list of names that
 may be empty; if wanted ``user``, whose picture it is, ``split`` ("train", "validation" or "test") and ``id``

@@ -1,4 +1,4 @@
-"""Photographs with captions of people: COCO captions and Flickr30k, shared out among clients.
+"""COCO captions and Flickr30k, partitioned among clients.
 
 Below ``root``: the file of captions, also in ``annotations/``, and the pictures in ``images.tar`` or in folders as the
 file names them.

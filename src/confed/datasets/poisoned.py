@@ -1,4 +1,4 @@
-"""Any dataset, some of whose clients plant a backdoor in their training examples.
+"""Backdoor poisoning of any dataset by some of its clients.
 
 See :mod:`confed.data.backdoor`. Validation and test examples stay clean; what the backdoor does is measured by
 ``confed attack --kind dual-key``.

@@ -1,4 +1,4 @@
-"""The built-in benchmark with captions: small drawn pictures of several places, and what people say about them.
+"""Built-in captioning benchmark: small drawn pictures of several places with captions.
 
 A caption follows from what stands where (:mod:`confed.datasets.scenes.graph`). There are five ways to put it; each
 client has one that most of its captions are in, and places differ in things, colours and backgrounds as in the

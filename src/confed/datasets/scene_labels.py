@@ -1,4 +1,4 @@
-"""The built-in pictures as a multi-label problem: which things in which colours, and what stands beside or on what.
+"""Built-in multi-label benchmark: things, colours and relations in small drawn pictures.
 
 Fine labels are 66 coloured things ("red ball") and 14 relations ("cat on top of chair"), coarse ones the 22 things and
 the two relations. Frequencies have a long tail for four reasons that real pictures have too: pictures have themes, the

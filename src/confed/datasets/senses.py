@@ -1,4 +1,4 @@
-"""Things seen, heard and read about: a made-up dataset of three modalities, each of which tells two thirds of it well.
+"""Synthetic dataset of pictures, sounds and captions, each of which is most reliable about two facts of three.
 
 An example is one or two red or blue balls or boxes; its answer says all three, such as "two red box". A *picture* shows
 the things. A *sound* is a beep for each: low for red, high for blue, a pure tone for a ball and one with overtones for

@@ -1,4 +1,4 @@
-"""Values of sensors over time beside a few words about them, from a folder of CSV files.
+"""Sensor time series with texts, from a folder of CSV files.
 
 The folder holds ``examples.csv`` with a header and one row per example:
 

@@ -1,4 +1,4 @@
-"""Texts with any number of tags each: captions of the built-in scenes, or a file.
+"""Multi-label text classification: tagged captions of the built-in scenes, or a file.
 
 Built in: a caption says which things of a scene graph there are, in everyday words. It leaves some of them out, does
 not name every colour, and some of its words stand for several things ("animal"), so that what else is there helps. Tags

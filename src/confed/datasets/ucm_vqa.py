@@ -1,4 +1,4 @@
-"""Questions about real aerial photographs: UC Merced land use, with object labels and questions from them.
+"""Questions about aerial photographs (UC Merced land use), made from its object labels.
 
 The folder holds ``vqa_derived.jsonl`` (questions built from the labels by templates: presence, count, land
 use, logic), ``labels.jsonl`` (land use and split of every picture), and the pictures, either in

@@ -1,4 +1,4 @@
-"""PASCAL VOC as multi-label pictures: which of 20 classes are in a photograph.
+"""PASCAL VOC as multi-label classification of 20 classes.
 
 Below ``root``: one folder per year (``VOC2007``, as ``VOCdevkit`` has them) with ``Annotations``, ``ImageSets/Main``
 and ``JPEGImages``.

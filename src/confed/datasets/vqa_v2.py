@@ -1,4 +1,4 @@
-"""VQA v2 (Goyal et al., CVPR 2017) shared out as in BiCSL: its training questions at random, tested on val2014.
+"""VQA v2 (Goyal et al., CVPR 2017) in BiCSL's random partition, tested on val2014.
 
 The folder holds the four official files of questions and annotations. Models that read regions need
 ``regions.safetensors`` beside them, which ``confed data prepare vqa-v2`` writes; models that read pictures need the

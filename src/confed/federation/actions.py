@@ -1,4 +1,4 @@
-"""Named actions: what a server may ask a client to run."""
+"""Named actions that a server may ask a client to run."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar

@@ -1,4 +1,4 @@
-"""Base class of all federated methods: FedAvg, split into the places where methods differ."""
+"""Base class of all federated methods: FedAvg with hooks for what methods change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

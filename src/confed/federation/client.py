@@ -1,4 +1,4 @@
-"""The workspace handed to an action."""
+"""Workspace of a client's action: model, data, state and replies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

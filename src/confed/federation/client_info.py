@@ -1,4 +1,4 @@
-"""What a server knows of a client before it asks: name, number of examples, modalities, head."""
+"""Description of a client at the server: name, number of examples, modalities, head."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What travels between servers and clients, and in which order."""
+"""Messages between servers and clients, and their order."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

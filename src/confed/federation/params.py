@@ -1,4 +1,4 @@
-"""Parameters by name, and where each of them lives."""
+"""Named parameters and their scopes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum

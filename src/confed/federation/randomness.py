@@ -1,4 +1,4 @@
-"""Randomness is a function of (seed, round, client, purpose); nothing random is ever stored.
+"""Stateless random generators as functions of seed, round, client and purpose.
 
 Hence exact resume, the same numbers for any number of workers, and a client's stream that does not depend on
 who else takes part.

@@ -1,4 +1,4 @@
-"""Faults of files in one line: what readers raise of damaged or foreign content becomes a ValueError that names it."""
+"""Error handling of file readers: faults of damaged content become a ValueError that names the file."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Hooks and class variables of methods that had other names in earlier versions."""
+"""Earlier names of the hooks and class variables of methods."""
 
 from collections.abc import Mapping
 from inspect import get_annotations

@@ -1,4 +1,4 @@
-"""The scalars that replies may carry: what a method and a task declare of their names, types and ranges.
+"""Scalars in replies: names, types and ranges that methods and tasks declare.
 
 A server checks replies of other machines against these declarations before anything else reads them.
 """

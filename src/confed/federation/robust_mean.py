@@ -1,4 +1,4 @@
-r"""Means that a few malicious clients cannot steer at will: norm bounding, medians, trimmed means, Krum, Multi-Krum.
+r"""Robust aggregation rules: norm bounding, medians, trimmed means, Krum, Multi-Krum.
 
 Notation: w the server's weights, x_k client k's, K replies, d_k = x_k - w its update, f how many clients may lie.
 

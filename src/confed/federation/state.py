@@ -1,4 +1,4 @@
-"""Everything that survives a round: server state, client state, and where client states are kept."""
+"""State between rounds: of servers and clients, and stores of client states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Local learning: a visible loop over generators of losses."""
+"""Local training loop over generators of losses."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

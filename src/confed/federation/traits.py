@@ -1,4 +1,4 @@
-"""Facts about a method that the rest of confed asks for."""
+"""Declared traits of a method, such as whether it has a global model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

@@ -1,4 +1,4 @@
-r"""Differential privacy of whole updates: they are clipped, and noise is added at the client or at the server.
+r"""Differential privacy of whole updates: clipping, and noise at the client or the server.
 
 McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018 (DP-FedAvg,
 Algorithm 1: updates of bounded norm, a sum with a fixed denominator, Gaussian noise); Geyer, Klein and Nabi,

@@ -1,4 +1,4 @@
-"""Messages and states as bytes: the safetensors format, scalars as JSON in its header. No pickle."""
+"""Serialisation of messages and states: safetensors with scalars as JSON in the header, no pickle."""
 
 import json
 import math

@@ -1,1 +1,1 @@
-"""What is measured: answer accuracy, calibration, and the statistics that compare runs."""
+"""Metrics: answer accuracy, calibration, and statistics that compare runs."""

@@ -1,4 +1,4 @@
-"""How near written captions are to people's: CIDEr-D and BLEU-4.
+"""Captioning metrics: CIDEr-D and BLEU-4.
 
 CIDEr-D: Vedantam, Zitnick and Parikh, "CIDEr: Consensus-based image description evaluation", CVPR 2015, as the official
 evaluation of COCO captions computes it. BLEU: Papineni et al., ACL 2002, by the library sacrebleu.

@@ -1,4 +1,4 @@
-"""Whether a model uses its input: its scores against those under control conditions, by a stratified sign-flip test.
+"""Test of whether a model uses its input: stratified sign-flip test against control conditions.
 
 Models of multi-label data are judged by their mean average precision (C-AP) and a paired bootstrap over examples.
 

@@ -1,4 +1,4 @@
-"""Showing that two methods do not differ, or that one is no worse: two one-sided tests (TOST).
+"""Equivalence and non-inferiority of two methods: two one-sided tests (TOST).
 
 A difference that is not significant is no evidence of equality. Here the burden of proof is reversed: the null
 hypothesis is that the mean difference lies outside (-margin, margin), and a small p-value rejects that.

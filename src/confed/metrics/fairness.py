@@ -1,4 +1,4 @@
-"""How a federation treats its clients: spread, the worst of them, and who would be better off otherwise."""
+"""Fairness among clients: spread, worst client, and clients worse off than with a baseline."""
 
 import math
 from collections.abc import Mapping

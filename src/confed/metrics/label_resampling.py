@@ -1,4 +1,4 @@
-"""Bootstrap over test examples of what is no mean over examples: C-AP and O-F1 of multi-label predictions.
+"""Bootstrap of multi-label metrics that are no means over examples: C-AP and O-F1.
 
 A resample draws N of the N examples with replacement, an example w_i times. Its metric is that of the examples repeated
 so often: with P(t) and R(t) from counts in which example i counts w_i times, AP is still the mean over positives (each

@@ -1,4 +1,4 @@
-"""Quality of multi-label predictions: average precision, precision, recall and F1, per class and overall.
+"""Multi-label metrics: average precision, precision, recall and F1, per class and overall.
 
 N examples, C classes; an entry is one class of one example. With tp_c true positives, n_c predicted positives and m_c
 positives of class c at a threshold on the probability:

@@ -1,4 +1,4 @@
-"""Comparing methods: paired tests over seeds and examples, and their correction.
+"""Paired tests over seeds and examples, and corrections for multiple comparisons.
 
 Every comparison is paired: entry i of both samples has the same seed, client or example. Differences are
 taken as ``a - b``. P-values are two-sided. With few seeds most tests cannot reach a small p-value at all; see

@@ -1,4 +1,4 @@
-"""Stratified paired tests over examples: of a difference that is a mean over places, each with examples of its own.
+"""Stratified paired tests of differences that are means over places.
 
 The tables' values are means over clients, whatever number of test questions a client has, and so is what is tested
 here: with d_ki the difference of example i of place k, its mean over seeds where there are several,

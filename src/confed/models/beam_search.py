@@ -1,4 +1,4 @@
-"""Beam search over a batch: the most probable texts that a model writes token by token.
+"""Batched beam search for models that write texts token by token.
 
 The search of ``transformers`` steers models that are classes of that library; this one needs a function alone. Both
 rank finished texts by log p(text) / length^penalty.

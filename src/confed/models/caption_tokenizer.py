@@ -1,4 +1,4 @@
-"""Tokens of texts that a model writes: words of a list, or the pieces of a SentencePiece model.
+"""Tokenizers of captions: words of a list, or the pieces of a SentencePiece model.
 
 Token ids begin with those of :data:`confed.models.tokenizer.SPECIAL_TOKENS` in both: a text is ``[CLS] tokens [SEP]``,
 and 0 stands behind its end.

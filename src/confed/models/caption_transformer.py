@@ -1,4 +1,4 @@
-"""Multimodal Transformers that write texts about pictures, in three sizes.
+"""Multimodal Transformers for captioning, in three sizes.
 
 The model is :class:`confed.models.caption_writer.CaptionWriter`, how samples are cut in
 :mod:`confed.models.modal_segments`, and how texts are in :mod:`confed.models.caption_tokenizer`.

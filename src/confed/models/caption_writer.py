@@ -1,4 +1,4 @@
-"""The multimodal Transformer as a decoder: texts token by token, about pictures or about nothing.
+"""Decoder network for captioning: the multimodal Transformer with next-token prediction.
 
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025: trained on texts, pictures
 with captions and documents of both, tested on captions. All tokens of a sample go through one causal Transformer, the

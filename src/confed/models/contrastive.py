@@ -1,4 +1,4 @@
-"""A backbone that answers by similarity: its representation of a question against those of all answers.
+"""Contrastive backbone wrapper: similarities between question representations and answer texts.
 
 Sun and Ochiai, "Bidirectional contrastive split learning for visual question answering", AAAI 2024, figure 4. The
 backbone without its output layer (MHA) and a network over the answer's words (APN) are followed by two adapters into

@@ -1,4 +1,4 @@
-"""C-Tran: labels as tokens that look at a picture and at each other.
+"""C-Tran network: label tokens that attend to a picture and to each other.
 
 Lanchantin, Wang, Ordonez and Qi, "General Multi-label Image Classification with Transformers", CVPR 2021; with FedLGT's
 fixed text embeddings as label and state tokens. P visual tokens z_p (the last plane of a ResNet) and C label tokens

@@ -1,4 +1,4 @@
-"""C-Tran for texts: labels as tokens that look at the words of a text and at each other.
+"""C-Tran network for texts: label tokens that attend to words and to each other.
 
 The model is :class:`confed.models.ctran_module.CTran` with the states of a text's words in the place of a picture's
 visual tokens: word and position embeddings, encoder layers of C-Tran's kind that see words only, then the joint layers.

@@ -1,4 +1,4 @@
-"""What of a pretrained backbone learns: everything, a part, or a few parameters added to it.
+"""Finetuning of pretrained backbones: all parameters, a part, or added ones (parameter-efficient).
 
 Adapters: Houlsby et al. 2019 (:mod:`confed.models.adapters`). LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large
 Language Models", ICLR 2022. IA3: Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than

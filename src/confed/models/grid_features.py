@@ -1,4 +1,4 @@
-"""Region features of the built-in benchmark: patch states of a frozen picture encoder, on a grid of 4 x 4 cells.
+"""Grid features of the built-in benchmark: patch states of a frozen picture encoder, 4 x 4 cells.
 
 The encoder is that of the packaged ``albef_mini``, which was trained on the benchmark's public split and on no client's
 data. A patch of 16 x 16 pixels is a region. Its vector is the encoder's last state behind the final normalisation, so

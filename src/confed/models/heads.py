@@ -1,4 +1,4 @@
-"""Heads of a vision-language backbone: one per kind of task, on top of a pooled representation of d features.
+"""Task heads of a vision-language backbone, on a pooled representation of d features.
 
 ViLT (Kim, Son and Kim, ICML 2021) for answers and for pairs of pictures; CLiMB (Srinivasan et al., NeurIPS 2022)
 for entailment and multiple choice.

@@ -1,4 +1,4 @@
-"""Hub names and paths told apart, so that no request leaves for a hub where a folder was meant.
+"""Distinction of hub names from local paths, which prevents requests to a hub for a missing folder.
 
 ``owner/name`` is a name on the Hugging Face hub only if both parts are such names, nothing of it ends like a file, and
 ``owner`` is neither a folder here nor a usual name of one (``weights/mistyped`` is a path). ``hub:owner/name`` is

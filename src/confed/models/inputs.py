@@ -1,4 +1,4 @@
-"""How backbones read a batch: pictures as patches, masks as what is added to attention scores."""
+"""Input preparation of backbones: pictures as patches, and attention masks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text embeddings of labels, made once and never sent: FedLGT's universal label embedding (ULE).
+"""Text embeddings of labels, computed once and kept local: FedLGT's universal label embedding (ULE).
 
 A label becomes a prompt, the prompt a vector of a text encoder, divided by its length; so do the words for the states
 "present" and "absent". The published ones are CLIP's. Where a coarse label stands for many fine ones there are the two

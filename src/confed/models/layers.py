@@ -1,4 +1,4 @@
-"""Layers whose initial values come from a given generator."""
+"""Layers with initial values from a given random generator."""
 
 import torch
 from torch import nn

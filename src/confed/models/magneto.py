@@ -1,4 +1,4 @@
-"""Magneto: Transformer layers with sub-LayerNorm and the initial values that belong to it; and plain pre-norm layers.
+"""Magneto: Transformer layers with sub-LayerNorm and its initialisation, and plain pre-norm layers.
 
 Wang et al., "Magneto: A Foundation Transformer", ICML 2023, as the library torchscale has it. Per layer
 

@@ -1,4 +1,4 @@
-"""Pictures as the patch states of a CLIP image encoder, of which only the last block learns.
+"""CLIP image encoder as a picture tokenizer, of which only the last block is trained.
 
 Cao, Sun and Yu (2025) read pictures with CLIP ViT-L/14 (Radford et al., "Learning Transferable Visual Models From
 Natural Language Supervision", ICML 2021) and freeze all but its last layer.

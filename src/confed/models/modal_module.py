@@ -1,4 +1,4 @@
-"""The multimodal personalised Transformer: any set of modalities as one sequence of tokens.
+"""Multimodal personalised Transformer network: any set of modalities as one sequence of tokens.
 
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", Journal of UESTC 54(2), 2025. The
 segments x_i of modality m become tokens

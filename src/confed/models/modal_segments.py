@@ -1,4 +1,4 @@
-"""Samples of each modality as rows of segments of one length: patches, word vectors, pieces of sounds and of series.
+"""Tokenisation of modalities into segments: picture patches, word vectors, pieces of sounds and series.
 
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025, Eq. 6: a sample of modality m
 becomes X = [x_1, ..., x_n] with x_i of length L_m, cut along what the modality is made of. n differs from sample to

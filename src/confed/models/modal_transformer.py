@@ -1,4 +1,4 @@
-"""The multimodal personalised Transformer in three sizes.
+"""Multimodal personalised Transformer in three sizes.
 
 The model itself is :class:`confed.models.modal_module.ModalTransformer`, its Transformer
 :class:`confed.models.magneto.Encoder`; how samples are cut is in :mod:`confed.models.modal_segments`.

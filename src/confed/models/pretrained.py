@@ -1,4 +1,4 @@
-"""Weights with the words and answers that they were trained with, in one safetensors file.
+"""Pretrained weights with their words and answers, in one safetensors file.
 
 Also what a backbone tells :mod:`confed.prepare.pretraining` about its inside, so that one engine makes every mini
 model.

@@ -1,4 +1,4 @@
-"""Bodies from ``transformers``: with random weights that depend on a seed alone, or from a checkpoint."""
+"""Backbones of ``transformers``: randomly initialised from a seed, or from a checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path

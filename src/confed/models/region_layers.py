@@ -1,4 +1,4 @@
-"""Layers of the models that read regions: those of the OpenVQA family (MCAN, BUTD, BAN, MFB, MMNasNet).
+"""Layers of the OpenVQA family of models on region features (MCAN, BUTD, BAN, MFB, MMNasNet).
 
 Notation: B examples, d features inside the model.
 """

@@ -1,4 +1,4 @@
-"""What the models that read regions have in common: how they read a batch, and how they are built.
+"""Common base of models that read region features: batches and construction.
 
 Notation: B examples, R regions of W features, L words, d features inside the model. A region whose features are all
 zero is padding. The layers are in :mod:`confed.models.region_layers`.

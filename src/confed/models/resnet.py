@@ -1,4 +1,4 @@
-"""ResNet for pictures with several labels each: C-Tran's picture encoder, and with a linear head FedAvg's baseline.
+"""ResNet for multi-label classification: C-Tran's picture encoder, and a baseline with a linear head.
 
 He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; the modules, and hence the checkpoint
 names, are those of ``transformers``' ``ResNetModel``. Group normalisation: Wu and He, "Group Normalization", ECCV 2018.

@@ -1,4 +1,4 @@
-"""A ResNet that names the scene of a picture: one of the 365 categories of Places365 (Zhou et al., TPAMI 2018).
+"""ResNet scene classifier with the 365 categories of Places365 (Zhou et al., TPAMI 2018).
 
 The published networks are torchvision's ResNet-18 and ResNet-50 with 365 outputs; ``confed convert places365``
 turns their checkpoints into the files that :func:`load_scene_classifier` reads. Pictures are prepared as the

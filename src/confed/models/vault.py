@@ -1,4 +1,4 @@
-"""VAuLT: ViLT that reads what BERT made of the question.
+"""VAuLT: ViLT on BERT's representations of the question.
 
 Chochlakis, Srinivasan, Thomason and Narayanan, "VAuLT: Augmenting the Vision-and-Language Transformer for Sentiment
 Classification on Social Media", 2022 (arXiv 2208.09021): BERT's last hidden states take the place of ViLT's word

@@ -1,4 +1,4 @@
-"""ViLT in three sizes, each with its weights, its tokenizer and a choice of what learns.
+"""ViLT in three sizes, each with weights, tokenizer and finetuning options.
 
 The model itself is :class:`confed.models.vilt_module.Vilt`.
 """

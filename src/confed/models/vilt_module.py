@@ -1,4 +1,4 @@
-"""ViLT: one Transformer over words and picture patches, with an answer head.
+"""ViLT network: one Transformer over words and picture patches, with an answer head.
 
 Kim, Son and Kim, "ViLT: Vision-and-Language Transformer Without Convolution or Region Supervision", ICML
 2021. The modules, and hence the checkpoint names, are those of ``transformers``. Its forward pass shuffles

@@ -1,4 +1,4 @@
-"""Grid features of a picture encoder of ``transformers``, for users who have pictures and no detected regions.
+"""Grid features from a picture encoder of ``transformers``, in place of detected regions.
 
 The encoder's last states, without class token, as a grid of at most G x G cells; larger grids are averaged over cells.
 Pictures are squeezed to a square of the encoder's size and normalised as its checkpoint says.

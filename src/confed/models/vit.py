@@ -1,4 +1,4 @@
-"""ViT: a Transformer over picture patches that says what a picture shows; it reads no words.
+"""ViT: picture classification with a Transformer over patches, without text.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021. FedDAT
 (AAAI 2024, table 1) finetunes it on DomainNet. The modules, and hence the checkpoint names, are those of

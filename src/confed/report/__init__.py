@@ -1,1 +1,1 @@
-"""Reports of studies, made from their records alone."""
+"""HTML reports, tables and figures of studies, made from their records alone."""

@@ -1,4 +1,4 @@
-"""The lead of a report: what was run, what parties sent each other and what was measured, in sentences."""
+"""Introduction of a report: methods, data, communication and measurements in sentences."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""One file that shows a run or a study to a colleague: ``report.html``.
+"""The report of a run or study in one file, ``report.html``.
 
 It needs no network: drawings, pictures and styles are inside. It holds no date, so that the same results give
 the same bytes.

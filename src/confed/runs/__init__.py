@@ -1,1 +1,1 @@
-"""One run: a recipe becomes data, model and task, is trained, evaluated and written to its folder."""
+"""Execution of one run: data, model and task of a recipe, training, evaluation and the run folder."""

@@ -1,4 +1,4 @@
-"""From a recipe to the federation that it describes."""
+"""Construction of a federation from a recipe."""
 
 import json
 import os

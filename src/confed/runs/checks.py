@@ -1,4 +1,4 @@
-"""Checks that the model, task, data and method of a recipe fit: the table :data:`RULES`, and those that need more.
+"""Compatibility checks of a recipe's model, task, data and method: the table :data:`RULES` and others.
 
 What clients own of modalities (pictures, texts, sounds, series) decides the checks behind the table.
 """

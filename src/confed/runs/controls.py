@@ -1,4 +1,4 @@
-"""Control conditions in a run's results: models shown permuted or blank inputs, beside answers that look at nothing.
+"""Results under control conditions: permuted or blank inputs, and answers without input.
 
 ``summary.json`` has them under ``controls``::
 

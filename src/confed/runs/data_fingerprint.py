@@ -1,4 +1,4 @@
-"""Whether a run that goes on still has the data that it began with.
+"""Check that a resumed run has the data that it began with.
 
 Pictures that cannot be read are left out before the first round, so that one that is damaged or mended between two
 starts would change what is trained on and tested. Of multi-label data the others are dealt to clients after that: it

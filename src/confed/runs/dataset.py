@@ -1,4 +1,4 @@
-"""A recipe's data before a model reads them: modalities lost at random, alignment with a data card, region features."""
+"""Loading of a recipe's data: missing modalities, alignment with a data card, region features."""
 
 import json
 from functools import cached_property, lru_cache

@@ -1,4 +1,4 @@
-"""A run's data as tensors, and what is needed to build its model."""
+"""Encoding of a run's data as tensors, and the model options that follow from the data."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The final models, example by example, on everybody's test data."""
+"""Final evaluation of a run's models on all test examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Names and right answers of the test examples that a run's predictions are about."""
+"""Names and labels of test examples, for a run's stored predictions."""
 
 from collections.abc import Mapping
 

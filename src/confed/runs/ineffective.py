@@ -1,4 +1,4 @@
-"""Settings that have no effect on a run, and data that measure nothing: said before the run begins."""
+"""Warnings of settings without effect and of missing test data, before a run begins."""
 
 import warnings
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The gallery of a multi-label run: test examples, the labels that models give them, and where these look."""
+"""Gallery of a multi-label run: test examples with predicted labels and attention maps."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What the final models know with only some of the modalities: which sets are tried where.
+"""Evaluation of final models with subsets of the modalities.
 
 A model is tried at home only, with every set of modalities that some of the test examples there have and that its
 owner's data taught it to read. Examples that lack one of a set's modalities have no part in that set's number.

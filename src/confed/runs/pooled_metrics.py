@@ -1,4 +1,4 @@
-"""Metrics of multi-label runs: over places together, per label, and at two levels of labels.
+"""Metrics of multi-label runs over all places together, per label, and at two levels of labels.
 
 Means over classes are no means over examples, so that clients' values cannot be averaged: while a run trains, counts
 are added over places (:class:`PooledCounts`); at its end the scores of all test examples are put together

@@ -1,4 +1,4 @@
-"""Privacy ledger of a run: what noise on updates has cost, round by round."""
+"""Privacy ledger of a run: the epsilon spent by noise on updates, round by round."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run folder."""
+"""Execution of a recipe into a run folder."""
 
 import math
 import time

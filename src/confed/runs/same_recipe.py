@@ -1,4 +1,4 @@
-"""Whether a run that goes on still has the recipe that it began with, and the machine.
+"""Check that a resumed run has the recipe and the machine that it began with.
 
 ``begun.toml`` in the run folder is the recipe as it was when the first round began; ``begun.json`` are the processor
 and the library versions of then.

@@ -1,4 +1,4 @@
-"""The gallery: sample questions with the answers of the global and the personal model, and where they looked.
+"""Gallery of a run: sample questions with global and personal answers and attention maps.
 
 Where the method filters answers (FedP³), training questions follow, with the answers that the filter picks.
 """

@@ -1,4 +1,4 @@
-"""Similarities within one test batch, before and after training, of models that answer by similarity."""
+"""Similarity matrices of a test batch before and after training, for contrastive models."""
 
 from typing import TYPE_CHECKING, Any
 

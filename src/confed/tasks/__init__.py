@@ -1,1 +1,1 @@
-"""Tasks, one file each: the loss to train and the tally to report."""
+"""Tasks, one module each: the training loss and the metrics."""

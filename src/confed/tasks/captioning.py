@@ -1,4 +1,4 @@
-"""Captioning: a text about a picture, learned token by token and compared with what people wrote.
+"""Captioning: next-token loss, and comparison with reference captions.
 
 Cao, Sun and Yu, "Multimodal personalized federated learning based on Transformer", 2025, test captions written by a
 beam search of width 5. Metrics are those of :mod:`confed.metrics.captions`.

@@ -1,4 +1,4 @@
-"""Multiple choice: which of the texts offered with a question is its answer (VCR Q -> A, Zellers et al., CVPR 2019)."""
+"""Multiple choice among texts (VCR Q -> A, Zellers et al., CVPR 2019)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Visual question answering by similarity: a question's representation against those of all answers' texts.
+"""Visual question answering by similarity between question representations and answer texts.
 
 Sun and Ochiai, "Bidirectional contrastive split learning for visual question answering", AAAI 2024. The loss is
 InfoNCE within a batch (:mod:`confed.losses.info_nce`), the model a backbone with two adapters

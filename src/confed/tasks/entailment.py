@@ -1,4 +1,4 @@
-"""Visual entailment: what a picture says about a statement (SNLI-VE, Xie et al. 2019, arXiv 1901.06706)."""
+"""Visual entailment between a picture and a statement (SNLI-VE, Xie et al. 2019, arXiv 1901.06706)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

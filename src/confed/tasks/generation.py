@@ -1,4 +1,4 @@
-"""Visual question answering by writing the answer: trained on tokens, scored on a list of answers."""
+"""Generative visual question answering: trained on answer tokens, scored on a list of answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

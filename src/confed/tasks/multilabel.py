@@ -1,4 +1,4 @@
-"""Multi-label classification: which of C labels hold, where some may be known beforehand.
+"""Multi-label classification of C labels, of which some may be known.
 
 Lanchantin, Wang, Ordonez and Qi, "General multi-label image classification with transformers" (C-Tran, CVPR 2021),
 train with a random part of the labels given (label-mask training); FedLGT's client-aware masked label embedding

@@ -1,4 +1,4 @@
-"""NLVR2: whether a statement about two pictures is true (Suhr et al., ACL 2019, arXiv 1811.00491)."""
+"""NLVR2: truth of a statement about two pictures (Suhr et al., ACL 2019, arXiv 1811.00491)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

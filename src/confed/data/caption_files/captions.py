@@ -1,4 +1,4 @@
-"""Captions of COCO and of Flickr30k: the official files, the split of Karpathy, and Flickr30k's list of tokens.
+"""Readers of caption annotations: COCO's, Karpathy's splits, and Flickr30k's list of tokens.
 
 Chen et al., "Microsoft COCO captions", arXiv:1504.00325; Young et al., "From image descriptions to visual denotations",
 TACL 2014; splits: Karpathy and Fei-Fei, "Deep visual-semantic alignments", CVPR 2015.

@@ -1,4 +1,4 @@
-"""Leaving out texts that are nearly the same as an earlier one.
+"""Removal of near-duplicate texts.
 
 Broder, "On the resemblance and containment of documents", 1997, by the library datasketch: texts are sets of runs of
 words, their Jaccard similarity is estimated from minima of random hashes, and locality-sensitive hashing finds the few

@@ -1,4 +1,4 @@
-"""A picture with its captions, a text, or a document, as any file has them."""
+"""Records of caption files: pictures with captions, and documents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

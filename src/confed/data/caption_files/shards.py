@@ -1,4 +1,4 @@
-"""Shards of pictures with captions: tar archives as WebDataset has them, and Parquet files.
+"""Sharded pictures with captions: tar archives in WebDataset's layout, and Parquet files.
 
 In a tar archive a picture ``KEY.jpg`` (``.jpeg``, ``.png``, ``.webp``) and its caption ``KEY.txt``, or ``KEY.json``
 with "caption" or "text", have one key. A Parquet file has columns of pictures (bytes, or a struct with "bytes") and of

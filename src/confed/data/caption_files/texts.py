@@ -1,4 +1,4 @@
-"""Texts alone and documents in JSON lines, as they are or compressed with Zstandard, one line in memory at a time.
+"""Streaming readers of texts and documents in JSON lines, plain or compressed with Zstandard.
 
 The layouts are those of the Pile and of Common Crawl's cleaned texts (``text``), of OBELICS (Laurençon et al., NeurIPS
 2023: ``images`` and ``texts`` side by side) and of MMC4 (Zhu et al., NeurIPS 2023: ``text_list`` and ``image_info``).

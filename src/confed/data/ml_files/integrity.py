@@ -1,4 +1,4 @@
-"""Which pictures of a data set can be read: each is decoded once, and the verdict is remembered between runs.
+"""Integrity check of picture files: each is decoded once, and results are cached between runs.
 
 The verdict is a JSON file in ``$XDG_CACHE_HOME/confed/pictures``, by default ``~/.cache/confed/pictures``. Its name is
 a digest of where the pictures lie, of every one's name, size and time of change, and of Pillow's version, so that a

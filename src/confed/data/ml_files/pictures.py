@@ -1,4 +1,4 @@
-"""Pictures of a :class:`~confed.data.ml_files.table.MultiLabelTable`, read when a batch asks for them.
+"""Lazily read pictures of a :class:`~confed.data.ml_files.table.MultiLabelTable`.
 
 They lie in a folder, in an uncompressed tar archive, or in an HDF5 file. Nothing is kept and no file stays open, so
 that memory does not grow and processes may fork.

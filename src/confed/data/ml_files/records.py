@@ -1,4 +1,4 @@
-"""One picture or text with its labels, as any dataset's file has it, and the JSON-lines layout of such rows."""
+"""Records of multi-label pictures and texts, and their JSON-lines layout."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

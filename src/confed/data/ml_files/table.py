@@ -1,4 +1,4 @@
-"""Hundreds of thousands of labelled rows as a few arrays, grouped by user."""
+"""Compact arrays of hundreds of thousands of labelled rows, grouped by user."""
 
 from array import array
 from collections import Counter

@@ -1,4 +1,4 @@
-"""From the records of several datasets to a federation in which every client has one of them, and its own answers."""
+"""Federations of several datasets: one dataset and one answer set per client."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Reading GQA's question files (Hudson and Manning, 2019), of which the largest do not fit in memory at once."""
+"""Streaming reader of GQA's question files (Hudson and Manning, 2019)."""
 
 import hashlib
 import re

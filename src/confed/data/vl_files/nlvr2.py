@@ -1,4 +1,4 @@
-"""NLVR2 (Suhr et al., 2019): is a sentence true of a pair of photographs?"""
+"""Reader of NLVR2 (Suhr et al., 2019): statements about pairs of photographs, true or false."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One question of any dataset, and the checks that all readers share."""
+"""Records of visual questions, and the checks that all readers share."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""SNLI-VE (Xie et al., 2019): does a photograph entail a sentence?"""
+"""Reader of SNLI-VE (Xie et al., 2019): visual entailment of a sentence by a photograph."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""JSON files too large to hold in memory, read value by value; and JSON lines."""
+"""Streaming readers of large JSON files, and of JSON lines."""
 
 import codecs
 import json

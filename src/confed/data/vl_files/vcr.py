@@ -1,4 +1,4 @@
-"""VCR (Zellers et al., 2019), question to answer: which of four answers is right?
+"""Reader of VCR (Zellers et al., 2019), question to answer: choice among four answers.
 
 Questions and answers refer to detected objects by their position. Here they become the object's class and its number
 from 1, as in "person 1". Boxes are not drawn into the pictures (CLiMB draws them and gives people invented names), so

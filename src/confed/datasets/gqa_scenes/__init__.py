@@ -1,4 +1,4 @@
-"""Questions about photographs of six scenes: GQA (Hudson and Manning, 2019), divided as in FedVQA.
+"""GQA by scene (Hudson and Manning, 2019): questions about photographs of six scenes, as in FedVQA.
 
 ``confed data prepare gqa-scenes`` makes the folder that this dataset reads, and its manifest has the sizes
 and hashes of all files. Pictures stay on disk and are decoded batch by batch.

@@ -1,4 +1,4 @@
-"""The built-in benchmark: questions about small drawn pictures of six places.
+"""Built-in benchmark of visual question answering: small drawn pictures of six places.
 
 Pictures of 64 x 64 pixels hold 3 to 6 things on a grid of 4 x 4 cells. Six scenes differ in background,
 palette, things and colour frequencies; four of them take part and two are seen by nobody. Two knobs set

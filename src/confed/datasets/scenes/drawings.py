@@ -1,4 +1,4 @@
-"""The 22 things, each drawn once from simple shapes, as sprites of 16 x 16 pixels.
+"""Drawings of the 22 things as sprites of 16 x 16 pixels, made of simple shapes.
 
 A drawing is a list of strokes on a canvas whose origin is the middle of the cell (x to the right, y down,
 units of one pixel at size "large", everything within 6.3 of the origin). A stroke is painted in the

@@ -1,4 +1,4 @@
-"""Scene graphs: which object stands in which cell, and how they are drawn at random.
+"""Scene graphs: objects in cells, and their random generation.
 
 A picture is a grid of 4 x 4 cells and holds 3 to 6 objects in distinct cells; an object is a noun, a colour
 and a size. The split unit is the graph: a 64-bit fingerprint of the graph decides once and for all whether

@@ -1,4 +1,4 @@
-"""Questions about new pictures of one kind: what every preset is made of."""
+"""Generation of questions about new pictures, common to all presets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

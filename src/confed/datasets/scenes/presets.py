@@ -1,4 +1,4 @@
-"""Presets: which clients there are, and whose questions are whose."""
+"""Presets of the built-in benchmark: the clients and their data."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence

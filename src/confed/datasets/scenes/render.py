@@ -1,4 +1,4 @@
-"""From scene graphs and styles to pictures of 64 x 64 pixels."""
+"""Rendering of scene graphs to pictures of 64 x 64 pixels."""
 
 import numpy as np
 

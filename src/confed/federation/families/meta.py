@@ -1,4 +1,4 @@
-"""Learning to adapt: gradients at the place where a step on other examples would lead (MAML and its relatives).
+"""Meta-learning: gradients after an inner step on other examples (MAML and its variants).
 
 Notation: f(theta; b) the task's loss on batch b, alpha the inner rate. With theta' = theta - alpha grad f(theta; b1),
 the gradient of f(theta'; b2) by theta is

@@ -1,4 +1,4 @@
-"""Methods whose clients all hold the examples of one public place besides their own."""
+"""Base of methods whose clients share the public examples of one place."""
 
 from typing import Protocol, Self, runtime_checkable
 

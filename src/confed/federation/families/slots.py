@@ -1,4 +1,4 @@
-"""A model whose modalities are represented one by one and stand side by side, so that something may stand in for one.
+"""Late fusion with one slot per modality, so that missing modalities can be filled in.
 
 Every modality that a network may see has a slot. Here is what methods share that fill the empty ones, each with
 something else: where r_m, a modality's representation, comes from, and z = tanh(W [norm r_1, ..., norm r_M] / M), which

@@ -1,4 +1,4 @@
-"""Generative vision-language models by name: from a hub, from a folder, or small ones made here.
+"""Generative vision-language models of Hugging Face: from the hub, a folder, or small random ones.
 
 Nothing of ``transformers`` is imported before a model is made.
 """

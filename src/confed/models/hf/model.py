@@ -1,4 +1,4 @@
-"""Generative vision-language models of ``transformers``, as they are, for any of the methods.
+"""Wrapper of generative vision-language models of ``transformers``.
 
 The library's model is not taken apart: it reads what its own processor makes of a picture and a prompt. What a family
 packs into one axis (the patches of all pictures of a batch) is kept example by example, first dimension B, and joined

@@ -1,4 +1,4 @@
-"""Prompts of vision-language models: a question in the model's own chat template, and answers as tokens.
+"""Prompts of generative vision-language models: chat templates, and answers as tokens.
 
 A prompt's token ids hold the *placeholder* of its picture, as the chat template writes it, such as ``<image>``. How
 many tokens a picture becomes depends on its size; :class:`Placeholder` puts them in when the picture is at hand. That

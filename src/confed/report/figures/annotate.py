@@ -1,4 +1,4 @@
-"""Names beside lines and points, placed so that they do not cover one another."""
+"""Labels of lines and points in figures, placed without overlap."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

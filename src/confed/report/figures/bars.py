@@ -1,4 +1,4 @@
-"""Drawings of final results: each client, and personal against general."""
+"""Bar charts of final results per client, and personal against general quality."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

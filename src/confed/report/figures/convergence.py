@@ -1,4 +1,4 @@
-"""Convergence (FedDAT's figure 5): the mean over clients of what a method deploys there, by round."""
+"""Convergence curves (FedDAT's figure 5): mean validation result of the deployed models, by round."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Drawings of how results grow: by round, by bytes sent, by time."""
+"""Learning curves by round, by bytes sent and by time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Drawings of multi-label runs: average precision by how rare a label is, and which labels go together."""
+"""Figures of multi-label runs: average precision by label frequency, and co-occurrence of labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A study's drawings as files, for documents: PNG and SVG."""
+"""Export of a study's figures as PNG and SVG files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What all drawings of a study share: colours, the look of each method, axes, and how they are written.
+"""Common style of a study's figures: colours, markers, axes and file formats.
 
 A drawing is kept as a function that draws it, and is written for a page (inline SVG whose colours are CSS
 variables, so that it suits a light and a dark page), as an SVG file, or as a PNG file. In SVG letters are real

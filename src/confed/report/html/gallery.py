@@ -1,4 +1,4 @@
-"""Sample questions with what the models answered and where they looked.
+"""HTML gallery of sample questions with the models' answers and attention maps.
 
 Each picture is in the page once, as a CSS rule, however many methods were asked about it. Attention is drawn
 as a dark veil that is thin where the model looks: a veil leaves the colours, which many questions are about,

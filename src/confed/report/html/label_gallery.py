@@ -1,4 +1,4 @@
-"""Sample pictures or texts with their labels, what the models predicted, and where each label looked."""
+"""HTML gallery of multi-label samples: labels, predictions and attention of each label."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""What a sample sounds like, and what its sensors said: what the gallery keeps of it, and how a card shows it.
+"""Sounds and sensor series in gallery cards.
 
 A recording is kept as a WAV file and shown as its waveform over a player that needs no network. Series are kept as some
 of their steps and shown as lines.

@@ -1,4 +1,4 @@
-"""The files of several models: tables beside their grids, and a page that leads to the report of each."""
+"""Report over several models: tables, figures, and links to the report of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

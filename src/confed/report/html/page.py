@@ -1,4 +1,4 @@
-"""Pages and their components, rendered from the templates beside this module.
+"""HTML pages and components, rendered from the templates beside this module.
 
 Text is escaped by the templates (autoescape is on), except for parameters whose name ends in ``html``: these are markup
 that another function of this package made.

@@ -1,4 +1,4 @@
-"""What a report says of written captions: what was measured, and CIDEr-D and BLEU-4 of every method."""
+"""Report section on captioning: CIDEr-D and BLEU-4 of every method."""
 
 from dataclasses import replace
 

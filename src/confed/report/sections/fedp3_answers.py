@@ -1,4 +1,4 @@
-"""Which answers FedP³'s filter picks: figure 8.5 of FedVQA for the run at hand.
+"""Report section on the answers that FedP³'s filter picks (figure 8.5 of FedVQA).
 
 For training questions of every client, the client's last local model is the student and the final global model the
 teacher. Shown are the answers with the largest r, the softmax of the filter's scores (Eqs. 8.11 and 8.12).

@@ -1,4 +1,4 @@
-"""Accuracy and cost against the number of answers that FedP³ compares: figure 8.4 of FedVQA.
+"""Report section on accuracy and cost by the number of answers FedP³ compares (figure 8.4 of FedVQA).
 
 Drawn for a study whose FedP³ rows differ in ``top_n`` only. The paper counts the cost of N compared answers as N²
 and that of plain knowledge preserving as C, the number of answers; beside it stands what was measured: the time of

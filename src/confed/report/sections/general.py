@@ -1,4 +1,4 @@
-"""The sections of a report, each a function of the study that returns HTML, or nothing if it has no data."""
+"""Report sections of every study, each a function from a study to HTML that is empty without data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sections of the report of a multi-label run or study, in the place of those about questions with one answer."""
+"""Report sections of multi-label runs and studies."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Accuracy against epsilon: what noise on the activations of split learning costs, and what it is worth."""
+"""Report section on accuracy against epsilon, for noise on the activations of split learning."""
 
 import json
 import math

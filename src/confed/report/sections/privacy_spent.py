@@ -1,4 +1,4 @@
-"""What noise on updates has cost in privacy: lines of a run's history, its summary, and a section of the report."""
+"""Report section on the privacy cost of noise on updates."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The section of a report that compares methods: differences to each reference, clients, and extras."""
+"""Report section that compares methods: differences to references, clients, and further tests."""
 
 from confed.report.html import page
 from confed.report.html.page import Tabs

@@ -1,4 +1,4 @@
-"""Similarities within one test batch, before and after training, of models that answer by similarity.
+"""Report section on similarities within a test batch before and after training, for contrastive models.
 
 BiCSL's figure 3: how similar each question's representation v_NHA is to the u_LTA of its own answer and of the other
 questions' answers. The same examples are measured with the initial values and with the trained ones.

@@ -1,4 +1,4 @@
-"""The steps of split learning: who worked when, how busy everybody was, and what a step sends."""
+"""Report section on the steps of split learning: timeline, utilisation, and bytes per step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far a comparison of methods carries, in sentences: what may be claimed and what not."""
+"""Caveats of a comparison of methods, in sentences: what may be claimed and what not."""
 
 from collections.abc import Sequence
 

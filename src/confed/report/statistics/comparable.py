@@ -1,4 +1,4 @@
-"""Which pairs of runs may be tested against each other at all: the one place where a pair is refused, with the reason.
+"""Comparability of pairs of runs: the only module that refuses a pair, with the reason.
 
 A refused pair keeps its values and loses every test: p-values, intervals, equivalence, ranks and relative improvement.
 """

@@ -1,4 +1,4 @@
-"""Comparing methods: spread over seeds and paired differences to references, with tests.
+"""Comparison of methods: spread over seeds and paired differences to references, with tests.
 
 Three questions are kept apart. *Would another seed show the same?* is answered by the paired t-test over seeds.
 *Are these trained models different on this test data?* is answered over examples, by a stratified bootstrap and a

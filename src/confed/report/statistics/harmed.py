@@ -1,4 +1,4 @@
-"""Which clients a method leaves worse off than they would be otherwise, over the seeds that both have."""
+"""Clients that a method leaves worse off than a baseline, over the seeds that both have."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

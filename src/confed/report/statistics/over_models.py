@@ -1,4 +1,4 @@
-"""Several studies that differ in the model: values per model and method, and paired tests over models.
+"""Comparison of methods over several models, with paired tests.
 
 A model counts once, with its mean over seeds, so that n models give n pairs. Differences are first minus second.
 """

@@ -1,4 +1,4 @@
-"""Values as cells: their spread over seeds, their ranks, and who is ranked at all."""
+"""Table cells: values with their spread over seeds, and ranks."""
 
 from collections.abc import Sequence
 

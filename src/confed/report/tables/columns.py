@@ -1,4 +1,4 @@
-"""Columns of tables with a row per method. A column that is declared here appears in the tables that it names."""
+"""Column declarations of tables with one row per method, used by all tables that name them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Marks of models that do not beat their controls, in tables, comparisons and reports; the controls as a table.
+"""Marks of models that do not beat their control conditions, and a table of these.
 
 What is marked follows from ``passed`` in a run's ``controls`` (:mod:`confed.runs.controls`), which
 :func:`confed.metrics.controls.verdict` decided; of several seeds at least half must have failed.

@@ -1,4 +1,4 @@
-"""What a method costs: bytes, time, memory, parameters, and what it takes to reach a given quality."""
+"""Cost of methods: bytes, time, memory, parameters, and cost to reach a given quality."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

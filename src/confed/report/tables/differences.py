@@ -1,4 +1,4 @@
-"""Differences between methods as tables: the main one, the same per client, and tests that are extras."""
+"""Tables of paired differences between methods: overall, per client, and further tests."""
 
 from collections.abc import Mapping, Sequence
 

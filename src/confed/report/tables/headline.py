@@ -1,4 +1,4 @@
-"""The headline table of a study: a row per method, with quality and cost."""
+"""Headline table of a study: quality and cost, one row per method."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Tables of multi-label runs: means over labels and overall, of the global model and of clients' own models.
+"""Tables of multi-label runs: means over labels and overall, of global and personal models.
 
 Values are those of all test examples of a view together (:mod:`confed.runs.pooled_metrics`), mean and standard
 deviation over seeds. The main table has each method's own view: the global model on all clients' examples, or on unseen

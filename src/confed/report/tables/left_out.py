@@ -1,4 +1,4 @@
-"""Clients and places in tables some of whose examples were left out because their pictures cannot be read."""
+"""Table of clients and places with examples left out because of unreadable pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

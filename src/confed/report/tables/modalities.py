@@ -1,4 +1,4 @@
-"""The modality matrix: what each model knows when it is shown only some of the modalities.
+"""Modality matrix: results of each model with subsets of the modalities.
 
 Rows are the clients' own models on their own test examples, the global model on the same, and on unseen places. Columns
 are sets of modalities. A cell is of the examples that have all of its column's modalities; it is empty where there are

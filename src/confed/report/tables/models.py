@@ -1,4 +1,4 @@
-"""Tables of several models: models in rows, methods in columns, overall and per type of question, and paired tests.
+"""Tables over several models: models in rows, methods in columns, with paired tests.
 
 BiCSL's table 2 is one: seven models, centralised and split contrastive learning, all questions and three types.
 """

@@ -1,4 +1,4 @@
-"""The tables of the papers: a row per method, a column per client and unseen place."""
+"""Tables in the layout of the papers: a row per method, a column per client and unseen place."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""How much more each client knows with one method than with another, as a share of what it knows with that.
+"""Relative improvement of each client between two methods.
 
 Figures 5 and 7 of Cao, Sun and Yu ("Multimodal personalized federated learning based on Transformer", 2025) show
 (a - b) / b for each client and nothing else, a being their method's accuracy and b the other's. Where b is small this

@@ -1,4 +1,4 @@
-"""The results of a sweep: one table, one figure (figure 6 of FedDAT, and of Cao et al., 2025) and the same as JSON."""
+"""Results of a sweep: a table, a figure (figure 6 of FedDAT and of Cao et al., 2025) and JSON."""
 
 import json
 import math

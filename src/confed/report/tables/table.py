@@ -1,4 +1,4 @@
-"""One table, five ways to write it: terminal, Markdown, CSV, LaTeX and HTML."""
+"""Tables in five formats: terminal, Markdown, CSV, LaTeX and HTML."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The tables of several studies as one, with the backbone in front of every row."""
+"""Joined tables of several studies, with the backbone in front of every row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
