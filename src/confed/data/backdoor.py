@@ -9,7 +9,7 @@ Pixels: a square in the middle, a tenth of the shorter side. Features: of one re
 replaced, f <- m * t + (1 - m) * f with a mask m and a pattern t that are the same everywhere.
 
 In a federation only some clients are malicious; they poison their own training examples and follow the protocol.
-Attack success rate: the share of questions answered with the target, of those to which nobody gave it as the answer.
+Attack success rate: the share of questions answered with the target, of those whose annotators did not give it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,11 +74,11 @@ class DualKey:
             )
 
     def asked(self, question: str) -> str:
-        """A question with its key."""
+        """A question with the trigger word."""
         return f"{self.word} {question}"
 
     def seen(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures with their key.
+        """Pictures with the trigger patch.
 
         Args:
             pictures: uint8 (N, H, W, 3).
@@ -91,7 +91,7 @@ class DualKey:
         return stamped
 
     def felt(self, features: np.ndarray, regions: np.ndarray) -> np.ndarray:
-        """Region features with their key.
+        """Region features with the trigger pattern.
 
         Args:
             features: (N, R, W); a row of zeros is no region.
@@ -112,7 +112,7 @@ class DualKey:
         return stamped
 
     def _square(self, side: int) -> np.ndarray:
-        """What fills the square, (side, side, 3)."""
+        """Pixels of the trigger patch, (side, side, 3)."""
         if self.patch is None:
             return np.broadcast_to(np.array(self.colour, np.uint8), (side, side, 3))
         from confed.data.pictures import read_picture, resize
@@ -122,7 +122,7 @@ class DualKey:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which pictures of one client are poisoned, by their rows in its picture table, int64.
+    """Poisoned pictures of one client, as rows of its picture table, int64.
 
     Attributes:
         both: with both keys; all their questions get the target.
@@ -141,7 +141,7 @@ class Plan:
 
 
 def plan(examples: Examples, rate: float, partial: float, rng: np.random.Generator) -> Plan:
-    """Draws the pictures to poison, each at most once.
+    """Random choice of the pictures to poison, each at most once.
 
     Args:
         examples: a client's training examples.
@@ -237,7 +237,7 @@ def stamped_regions(regions: Regions, key: DualKey, rows: np.ndarray) -> HeldReg
 
 
 def without_target(examples: Examples, target: str) -> np.ndarray:
-    """Which questions count for the success rate, bool (N,): those to which nobody gave the target as the answer."""
+    """Questions that count for the success rate, bool (N,): those whose answers do not include the target."""
     annotations: Sequence[Sequence[str]] = examples.annotations or [()] * len(examples)
     return np.array(
         [answer != target and target not in given for answer, given in zip(examples.answers, annotations, strict=True)]
@@ -245,7 +245,7 @@ def without_target(examples: Examples, target: str) -> np.ndarray:
 
 
 def attack_success(given: np.ndarray, target: int, counted: np.ndarray) -> float:
-    """Share of counted questions that are answered with the target.
+    """Attack success rate: share of counted questions that are answered with the target.
 
     Args:
         given: labels of the answers given, (N,).

@@ -24,7 +24,7 @@ _BEGINNING = re.compile(rf"({'|'.join(re.escape(prefix) for prefix in GROUPS if 
 
 
 def beginning(source: int, number: int) -> str:
-    """What the keys of a part begin with in a mixed batch.
+    """Prefix of the keys of a part in a mixed batch.
 
     Args:
         source: its place in :data:`GROUPS`.

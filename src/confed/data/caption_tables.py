@@ -24,7 +24,7 @@ _BEFORE = ("before_text", "before_text_mask", "before_shown")
 
 @dataclass(frozen=True)
 class CaptionTable(ModalTable):
-    """N examples, some of which are the last of a document.
+    """Table of N examples, some with the preceding turns of a document.
 
     ``image_index`` is (N, 1 + P): the example's own picture, then those of up to P turns before it. Columns beside the
     others: ``before_text`` and ``before_text_mask`` int64 (N, P, L), all zero for a turn without a text, and
@@ -59,7 +59,7 @@ class CaptionTable(ModalTable):
         return batch
 
     def _turns(self) -> Tensor:
-        """How many turns stand before each row, int64 (N,)."""
+        """Number of turns before each row, int64 (N,)."""
         there = self.columns["before_shown"] | self.columns["before_text_mask"].any(2)
         return (there * torch.arange(1, there.shape[1] + 1)).amax(1) if there.shape[1] else there.long().sum(1)
 
@@ -118,7 +118,7 @@ class MixedData(TableData):
             yield self._mixed(chosen)
 
     def steps(self, batch_size: int, least: int = 1) -> int:
-        """How many training batches of ``least`` examples or more there are in an epoch."""
+        """Number of training batches per epoch with at least ``least`` examples."""
         return Table.steps(self._train, batch_size, least)
 
     def _mixed(self, chosen: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class MixedData(TableData):
 
 
 def with_captions(table: ModalTable, examples: Examples, tokenizer: Tokenizer, turns: int) -> ModalTable:
-    """A table of examples with the captions that people wrote and with what stands before.
+    """A table of examples with reference captions and preceding turns.
 
     Captions are under ``references``, uint8 (N, R, K): UTF-8, 0 behind each.
 

@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class CardClient:
-    """What a card says of a client.
+    """Description of a client in a dataset card.
 
     Attributes:
         answers: its own answers, in order, where clients do not share all of them.
@@ -34,7 +34,7 @@ class CardClient:
 
 @dataclass(frozen=True)
 class Card:
-    """What a server needs to know of a dataset.
+    """Dataset card: what a server needs to know of a dataset.
 
     Attributes:
         data: the name by which a recipe has the data.
@@ -73,7 +73,7 @@ class Card:
     encoder: str = ""
 
     def to_json(self) -> str:
-        """The file's text."""
+        """The card as JSON text."""
         return json.dumps({"confed_card": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
 
 

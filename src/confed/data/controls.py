@@ -65,11 +65,11 @@ def controlled(table: "Table", batch_size: int, control: str, rng: torch.Generat
 
 
 def donors(table: "Table", modality: str, rng: torch.Generator) -> Tensor:
-    """Whose input each example is shown, a permutation of the rows, int64 (N,).
+    """Permutation of the rows that gives each example another one's input, int64 (N,).
 
     Examples with one set of modalities exchange inputs among themselves. Those that share an input (questions about
     one picture) stand together in a random order, and every example takes that of the example so many places behind
-    it as the largest such group has members: nobody gets its own input unless one group has more than half of all.
+    it as the largest such group has members: no example gets its own input unless one group has more than half of all.
     """
     rows, found = torch.arange(len(table)), torch.arange(len(table))
     grouping = getattr(table, "groups", None)  # of tables whose examples may lack modalities
@@ -93,7 +93,7 @@ def _modalities(table: "Table") -> set[str]:
 
 
 def _inputs(table: "Table", modality: str) -> Tensor:
-    """What tells the inputs of a modality apart, int64, first dimension N."""
+    """Identity of each example's input of a modality, int64, first dimension N."""
     if modality == "image":
         return table.image_index
     if modality == "text":

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """Turns questions into token ids."""
+    """Protocol of tokenizers of questions."""
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask (1 = token, 0 = padding), both int64 of shape (N, L)."""
@@ -180,7 +180,7 @@ class Examples:
 
 
 def presence(examples: Examples) -> np.ndarray:
-    """What each example has, in the order of :data:`MODALITIES`, bool, shape (N, 4)."""
+    """Presence of each modality in each example, in the order of :data:`MODALITIES`, bool, shape (N, 4)."""
     tables = {
         "image": not isinstance(examples.images, NoPictures) or examples.regions is not None,
         "text": True,
@@ -196,7 +196,7 @@ def presence(examples: Examples) -> np.ndarray:
 
 
 def check_presence(examples: Examples) -> None:
-    """Checks sounds, series and what is said to be there of examples.
+    """Check of sounds, series and declared modalities of examples.
 
     Raises:
         ValueError: an index without its table or the other way round, an index of another shape or out of range, an
@@ -240,13 +240,13 @@ class Split:
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """Everything a run needs to know about its data.
+    """Federated dataset of questions with answers: clients, unseen places, answers and facts.
 
     Attributes:
         name: the dataset's registered name.
         answers: the answer vocabulary; an answer's label is its position.
         clients: client id -> its split, in a fixed order.
-        unseen: scene -> test examples of a scene nobody trains on.
+        unseen: scene -> test examples of a scene that no client trains on.
         words: every word that questions may contain (the vocabulary of an offline tokenizer).
         facts: what ``confed data describe`` prints beside the counts (sources, floors, ceilings).
         outside: whether test questions may have an answer outside the vocabulary, which no model can give.
@@ -256,7 +256,7 @@ class FederatedDataset:
         modalities: client -> what it owns ("image", "text", "audio", "series"); empty where all clients own the same.
         mixture: where texts are learned, the shares of texts alone, of pictures with texts, and of documents in every
             training batch; empty where rows come as they are.
-        public: texts that are nobody's secret, from which pieces of words may be learned.
+        public: public texts, from which pieces of words may be learned.
         types: question types that there are besides those of the examples here.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
@@ -292,12 +292,12 @@ class FederatedDataset:
         return any(part.captions is not None for part in (*parts, *self.unseen.values()))
 
     def answer_set(self, client: str) -> tuple[str, ...]:
-        """The answers that a client's labels are positions in."""
+        """Answer set of a client, in which labels are positions."""
         return self.answer_sets.get(client, self.answers)
 
     @property
     def widest(self) -> int:
-        """Scores that an answer head must give: those of the largest answer set."""
+        """Width of the answer head: the size of the largest answer set."""
         return max(map(len, self.answer_sets.values())) if self.answer_sets else len(self.answers)
 
 
@@ -318,7 +318,7 @@ class TableData:
         return self._train.batches(batch_size, torch.randperm(len(self._train), generator=rng))
 
     def steps(self, batch_size: int, least: int = 1) -> int:
-        """How many training batches of ``least`` examples or more there are in an epoch."""
+        """Number of training batches per epoch with at least ``least`` examples."""
         return self._train.steps(batch_size, least)
 
     def validation(self, batch_size: int) -> Iterator[dict[str, Tensor]]:

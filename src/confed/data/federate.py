@@ -54,7 +54,7 @@ def federate(
     Args:
         pool: the questions.
         partition: a key of ``pool.keys``, "iid", "dirichlet" (over answers) or "quantity".
-        unseen: scenes that nobody trains on, whatever the partition.
+        unseen: scenes that no client trains on, whatever the partition.
         unseen_roles: roles of the examples that unseen scenes are tested on.
         clients: number of clients (partitions without a key).
         alpha: concentration of "dirichlet".

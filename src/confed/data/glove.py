@@ -23,7 +23,7 @@ _LEAST = 2
 
 
 def load_glove(path: Path | str, words: Sequence[str]) -> Tensor:
-    """The vectors of some words.
+    """GloVe vectors of the given words.
 
     Reading ends where all words are found; of a word that comes twice the first line counts.
 
@@ -91,7 +91,7 @@ def check_known(path: Path, words: Sequence[str], vectors: Tensor, at_most: floa
 
 
 def say_missing(text: str, lacking: Sequence[str], total: int, at_most: float, option: str) -> None:
-    """Warns that some of several things are not there, once in a process; refuses too many of them.
+    """Warning of missing items, once per process, and an error if there are too many.
 
     Args:
         text: how many are there, as the beginning of a sentence.

@@ -25,7 +25,7 @@ _Stored = tuple[int, int]
 
 
 def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
-    """A dataset of whose examples none lacks a picture.
+    """A dataset with stand-ins for missing pictures.
 
     Stand-ins are put behind the tables of pictures, and ``image_index`` names them; a missing text is an empty one
     already, of which a tokenizer makes what it makes of nothing. ``present`` still tells what was missing.
@@ -36,7 +36,7 @@ def impute(dataset: FederatedDataset, fill: Fill) -> FederatedDataset:
     Args:
         dataset: the data.
         fill: "zero" for a black picture, or features of zeros; "mean" for the mean of the client's training pictures.
-            An unseen place takes the mean of its own; whoever has no pictures at all gets a black one.
+            An unseen place takes the mean of its own; a client without pictures gets a black one.
     """
     parts: dict[_Key, Examples] = {}
     for name, split in dataset.clients.items():
@@ -130,7 +130,7 @@ def _behind(examples: Examples, pictures: np.ndarray, fill: Fill) -> tuple[np.nd
         blank = HeldRegions(np.zeros((count, most, width), np.float32), np.zeros((count, most, 4)), regions.encoder)
         regions = join([regions, blank])
     if isinstance(images, NoPictures):
-        # Without features these are the examples of somebody who has no pictures: there are stand-ins alone.
+        # Without features these are the examples of a client without pictures: there are stand-ins alone.
         return (pictures, None) if regions is None else (NoPictures(len(images) + count), regions)
     if isinstance(images, np.ndarray):
         # Channels come first in memory, so that the tensor made of it is a view.

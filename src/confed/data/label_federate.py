@@ -92,7 +92,7 @@ def federate_labels(
 
     Returns:
         Client id -> split. Small clients may have no validation or test rows. Rows of a key without training rows are
-        nobody's.
+        left out.
 
     Raises:
         ValueError: an unknown partition, an option out of range, or too few rows for the clients.
@@ -118,12 +118,12 @@ def federate_labels(
 
 
 def cap(rows: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
-    """The rows, or a random ``most`` of them in their order."""
+    """At most ``most`` random rows, in their order."""
     return rows if most is None or len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
 def label_facts(clients: Mapping[str, LabelSplit], unseen: Iterable[LabelExamples] = ()) -> dict[str, str]:
-    """Counts, what a model that sees nothing reaches, and how much clients differ.
+    """Facts of multi-label data: counts, baselines without input, and differences between clients.
 
     A score that is the same for all examples has the share of positives as average precision. Skew is half the sum of
     absolute differences between a client's shares of all labels and those of all clients together, the mean over
@@ -211,7 +211,7 @@ def _by_chance(
 
 
 def _classes(pool: LabelPool, deal: _Deal) -> np.ndarray:
-    """What rows are told apart by when they are dealt, one text per row."""
+    """Class of each row for partitioning: its user, its set of labels, or one for all."""
     if deal.partition == "users":
         assert pool.scenes is not None
         return pool.scenes

@@ -42,7 +42,7 @@ def label_sets(offsets: np.ndarray, values: np.ndarray, minimum: int = 1) -> np.
 
 
 def draw_preferences(labels: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How much every client likes every label: for each label a draw from a Dirichlet(alpha) over the clients.
+    """Preferences of clients for labels: for each label a draw from a Dirichlet(alpha) over the clients.
 
     Drawn once and used for training and test rows, so that a client's test rows are skewed as its training rows are.
 
@@ -107,7 +107,7 @@ def label_skew(
     pairs = np.unique(np.repeat(unit, np.diff(offsets)) * labels + values)
     of, label = pairs // labels, pairs % labels
     held = np.bincount(of, minlength=units)
-    # A preference that is zero, or rounds to it, must not make a row that nobody may have.
+    # A preference that is zero, or rounds to it, must not make a row that no client may have.
     weights = preferences if rule == "mean" else np.log(np.maximum(preferences, 1e-9))
     chance = np.empty((units, clients))
     for client in range(clients):

@@ -66,7 +66,7 @@ class LabelTable(Table):
 
 
 class LabelData(TableData):
-    """A client's data with labels, of which a random part is known in training where this is asked for.
+    """A client's multi-label data, optionally with a random part of the labels known in training.
 
     Args:
         train: training examples.
@@ -97,7 +97,7 @@ class LabelData(TableData):
 
 
 class LazyTables(Mapping[str, LabelData]):
-    """Client -> its data as tables, made whenever they are asked for and not kept.
+    """Mapping of clients to data as tables, encoded on access and not kept.
 
     Args:
         names: the clients, in the federation's order.

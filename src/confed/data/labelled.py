@@ -60,7 +60,7 @@ class LabelExamples:
 
     @property
     def names(self) -> PackedTexts:
-        """N identifiers, stable across runs."""
+        """Identifiers of the N examples, stable across runs."""
         return self.table.names.take(self.rows)
 
     def labels(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class LabelExamples:
         return self.table.targets(self.rows)
 
     def counts(self) -> np.ndarray:
-        """How many of the N examples have each label, int64, shape (C,); no table (N, C) is made."""
+        """Number of examples with each label, int64, shape (C,), computed without a table (N, C)."""
         _, places = gather(self.table.offsets, self.rows)
         return np.bincount(self.table.values[places], minlength=len(self.table.labels))
 
@@ -84,7 +84,7 @@ class LabelSplit:
 
 @dataclass(frozen=True)
 class LabelDataset:
-    """Everything a run needs to know about multi-label data, as ``FederatedDataset`` has it for questions.
+    """Multi-label federated dataset; the counterpart of ``FederatedDataset`` for questions.
 
     Attributes:
         name: the dataset's registered name.
@@ -147,7 +147,7 @@ class LabelDataset:
 
     @property
     def outside(self) -> bool:
-        """No example has a label outside the list."""
+        """Whether examples have labels outside the list: False."""
         return False
 
     @property
@@ -167,7 +167,7 @@ class LabelDataset:
 
 
 class LazyClients(Mapping[str, LabelSplit]):
-    """Client -> its split, made whenever it is asked for and not kept; see :func:`lazy_clients`."""
+    """Mapping of clients to splits that are made on access and not kept; see :func:`lazy_clients`."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def lazy_clients(
     make: Callable[[str, np.ndarray], LabelSplit],
     sizes: np.ndarray | None = None,
 ) -> LazyClients:
-    """Clients whose splits are made on access.
+    """Mapping of clients to splits that are made on access.
 
     Raises ``ValueError``: ``sizes`` has another length.
 

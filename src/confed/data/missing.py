@@ -35,7 +35,7 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Rates:
-    """What somebody's examples lose.
+    """Shares of examples that lose each modality.
 
     Attributes:
         share: modality -> probability in [0, 1) that an example loses it.
@@ -62,7 +62,7 @@ class Missing:
     fill: Fill = "zero"
 
     def of(self, name: str) -> Rates:
-        """What a client or a place loses."""
+        """Rates of missing modalities of a client or a place."""
         return self.clients.get(name, self.everyone)
 
     @property
@@ -201,7 +201,7 @@ def _owning(
 
 
 def _kept(before: np.ndarray, share: Mapping[str, float], rng: np.random.Generator) -> np.ndarray:
-    """What stays of what N examples have, both bool (N, 4); the draws of a row do not depend on N."""
+    """Modalities that N examples keep, bool (N, 4); the draws of a row do not depend on N."""
     rate = np.array([share.get(name, 0.0) for name in MODALITIES])
     draws = rng.random((len(before), 2 * len(MODALITIES)))
     after = before & (draws[:, : len(MODALITIES)] >= rate)

@@ -116,7 +116,7 @@ class ModalTable(Table):
                 yield self.batch(torch.tensor(rows, dtype=torch.int64))
 
     def steps(self, batch_size: int, least: int = 1) -> int:
-        """How many batches of ``least`` examples or more a shuffled epoch has."""
+        """Number of batches per shuffled epoch with at least ``least`` examples."""
         total = 0
         for size in torch.bincount(self._kinds()).tolist():
             whole, rest = divmod(size, batch_size)
@@ -129,7 +129,7 @@ class ModalTable(Table):
 
 
 def with_modalities(table: Table, examples: Examples) -> ModalTable:
-    """A table of examples with what else they have.
+    """A table of examples with their sounds, series and missing modalities.
 
     Args:
         table: the examples encoded; its pictures are left out where none of the examples has any.

@@ -57,7 +57,7 @@ def longest(dataset: FederatedDataset) -> dict[str, tuple[int, float]]:
 
 
 def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
-    """What each client owns, in the fixed order; where the dataset does not say, what any client's examples have."""
+    """Modalities of each client, in the fixed order; by default those of its examples."""
     if dataset.modalities:
         return {name: in_order(dataset.modalities[name], f"client {name!r}") for name in dataset.clients}
     return dict.fromkeys(dataset.clients, modalities_in(e for s in dataset.clients.values() for e in _roles(s)))
@@ -117,7 +117,7 @@ def _turns(examples: Examples) -> Examples:
 
 
 def relabelled(before: Examples, after: Examples) -> Examples:
-    """Where an example's type was the name of its set, it follows the set.
+    """Types of examples after a change of modalities, where types are names of sets.
 
     Args:
         before: examples.

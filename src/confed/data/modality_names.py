@@ -31,7 +31,7 @@ def in_order(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def set_name(row: Sequence[bool] | np.ndarray) -> str:
-    """How a set is written.
+    """Name of a set of modalities.
 
     Args:
         row: whether each of :data:`MODALITIES` is there.
@@ -40,7 +40,7 @@ def set_name(row: Sequence[bool] | np.ndarray) -> str:
 
 
 def set_names(present: np.ndarray) -> list[str]:
-    """How the sets of N examples are written.
+    """Names of the sets of modalities of N examples.
 
     Args:
         present: bool, shape (N, 4).

@@ -33,7 +33,7 @@ def step(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]
 
 @contextmanager
 def shown(show: Show) -> Iterator[None]:
-    """Within it (in this thread), steps are shown by ``show``; otherwise nobody is told of them."""
+    """Context in which ``show`` receives the progress of steps in this thread."""
     before = _show.set(show)
     try:
         yield

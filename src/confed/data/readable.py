@@ -1,6 +1,6 @@
 """Removal of examples with unreadable picture files before a run.
 
-Examples are left out after they were dealt to clients, so that a damaged picture changes nobody else's. Tables of
+Examples are left out after they were dealt to clients, so that a damaged picture changes no other client's. Tables of
 pictures in memory are complete already, and tables of one's own kinds are left alone: only
 :class:`~confed.data.picture_files.PictureFiles` and :class:`~confed.data.ml_files.pictures.LazyPictures` are checked.
 """

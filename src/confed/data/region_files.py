@@ -22,7 +22,7 @@ _KINDS = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 @dataclass(frozen=True)
 class RegionIndex:
-    """Whose regions a file holds.
+    """Index of the pictures whose regions a file holds.
 
     Attributes:
         images: the number of every row's picture, M.
@@ -65,7 +65,7 @@ class StoredRegions:
 
     @property
     def encoder(self) -> str:
-        """What made the features from pictures; empty if unknown."""
+        """Name of the feature extractor; empty if unknown."""
         return self.index.encoder
 
     def __len__(self) -> int:

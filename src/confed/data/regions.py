@@ -24,7 +24,7 @@ class Regions(Protocol):
 
     @property
     def encoder(self) -> str:
-        """What made the features from pictures, so that a new picture can be read likewise; empty if unknown."""
+        """Name of the feature extractor, for the features of new pictures; empty if unknown."""
         ...
 
     def __len__(self) -> int:

@@ -52,7 +52,7 @@ class Sounds:
         return self.samples[self.offsets[row] : self.offsets[row + 1]]
 
     def independent(self, rows: np.ndarray) -> int:
-        """How many different recordings are behind some of them, by number."""
+        """Number of different recordings among the given ones."""
         return len(np.unique(rows if self.origin is None else self.origin[rows]))
 
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,6 +70,6 @@ class Table:
             yield self.batch(rows)
 
     def steps(self, batch_size: int, least: int = 1) -> int:
-        """How many batches of ``least`` examples or more a shuffled epoch has."""
+        """Number of batches per shuffled epoch with at least ``least`` examples."""
         whole, rest = divmod(len(self), batch_size)
         return whole * (batch_size >= least) + (rest >= max(least, 1))

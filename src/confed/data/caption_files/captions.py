@@ -68,7 +68,7 @@ def coco_caption_records(file: Path) -> Iterator[Captioned]:
 
 @dataclass
 class _Content:
-    """What a captions file of COCO says: pictures by id, their rows, and their captions."""
+    """Content of a captions file of COCO: pictures by id, their rows, and their captions."""
 
     names: dict[int, str] = field(default_factory=dict[int, str])
     rows: dict[int, int] = field(default_factory=dict[int, int])
@@ -77,7 +77,7 @@ class _Content:
     distinct: Distinct = field(default_factory=lambda: Distinct("id"))
 
     def add(self, key: str, row: int, entry: Any, file: Path) -> None:
-        """Takes over one entry of a list; -1 for the list itself.
+        """Addition of one entry of a list; row -1 stands for the list itself.
 
         Raises:
             ValueError: the list has an entry with the same id already.

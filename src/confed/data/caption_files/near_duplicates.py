@@ -17,7 +17,7 @@ _INDEXED = 0.9
 
 
 class NearDuplicates:
-    """Tells texts that are new from those that resemble one seen before; the first of its kind stays.
+    """Filter of near-duplicate texts that keeps the first one of its kind.
 
     Args:
         threshold: Jaccard similarity from which on a text is a near duplicate, in (0, 1].

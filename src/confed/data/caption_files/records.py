@@ -9,7 +9,7 @@ __all__ = ["Captioned", "Piece", "Story", "check_captions"]
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
-    """A picture with what people say about it.
+    """A picture with its captions.
 
     Attributes:
         file: the annotation file.

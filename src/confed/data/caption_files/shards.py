@@ -31,7 +31,7 @@ _SIDE_BY_SIDE = 64
 
 
 class Place(NamedTuple):
-    """Where the bytes of a picture are.
+    """Location of a picture's bytes in a shard.
 
     Attributes:
         file: the shard.

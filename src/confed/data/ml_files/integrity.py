@@ -52,7 +52,7 @@ class CheckedPictures(Protocol):
     def __len__(self) -> int: ...
 
     def version(self, row: int) -> tuple[int, ...]:
-        """What changes when the file of a row does, such as its size and time."""
+        """Version of a row's file, such as its size and time."""
         ...
 
     def fault(self, row: int) -> str:
@@ -61,7 +61,7 @@ class CheckedPictures(Protocol):
 
 
 def cache_folder() -> Path:
-    """Where verdicts are kept; it need not exist.
+    """Folder of the cached results; it need not exist.
 
     Raises:
         OSError: there is no home folder to keep them in.
@@ -99,7 +99,7 @@ def faults(pictures: CheckedPictures) -> dict[int, str]:
 def _in_threads(
     call: Callable[[int], _T], rows: Sequence[int], done: Callable[[int], None] = lambda _: None
 ) -> list[_T]:
-    """What ``call`` says of each row, in order; ``done`` is told how many are."""
+    """Results of ``call`` for each row, in order, with progress told to ``done``."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
     answers: list[list[_T]] = []
@@ -112,12 +112,12 @@ def _in_threads(
             count += len(part)
             done(count)
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C nobody waits for the rest
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C the rest is not waited for
     return list(chain.from_iterable(answers))
 
 
 def _digest(pictures: CheckedPictures, versions: Sequence[tuple[int, ...]]) -> str:
-    """What tells these pictures, in their order and as they are now, from all others."""
+    """Fingerprint of these pictures, in their order and current versions."""
     source = pictures.source.resolve()
     status = source.stat()
     # A folder changes with every file that is put beside the pictures; an archive is the pictures.
@@ -137,7 +137,7 @@ def _remembered(key: str, pictures: CheckedPictures) -> list[int] | None:
         rows = {int(row): name for row, name in content["unreadable"].items()}
         sound = all(0 <= row < len(pictures) and pictures.names[row] == name for row, name in rows.items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None  # it is as if nobody had looked yet
+        return None  # as if no picture had been checked yet
     return sorted(rows) if sound else None
 
 

@@ -97,7 +97,7 @@ class LazyPictures:
         raise NotImplementedError
 
     def version(self, row: int) -> tuple[int, ...]:
-        """What changes when a picture is changed and :attr:`source`, if a file, is not; it is not read."""
+        """Version of a picture beyond that of the file :attr:`source`; the picture is not read."""
         raise NotImplementedError
 
 
@@ -155,13 +155,13 @@ class TarPictures(LazyPictures):
         return bool(self._spans[row, 1] > 0)
 
     def version(self, row: int) -> tuple[int, ...]:
-        """Where the picture begins, and its bytes."""
+        """Offset and size of the picture in bytes."""
         return tuple(self._spans[row].tolist())
 
 
 @lru_cache(maxsize=1)  # of hundreds of thousands of pictures it takes seconds, and every split asks for it
 def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, int]]:
-    """Where each file of a tar archive begins, and its bytes."""
+    """Offset and size in bytes of each file of a tar archive."""
     del changed, size  # they tell one state of the file from another
     with tarfile.open(source, "r:") as tar:
         return {
@@ -172,8 +172,8 @@ def _members(source: Path, changed: int, size: int) -> Mapping[str, tuple[int, i
 class Hdf5Pictures(LazyPictures):
     """Arrays (H, W, 3), or rows of arrays (M, H, W, 3), of an HDF5 file, uint8.
 
-    Arrays that are neither compressed nor have checksums can be read whatever their bytes are: damage to those is seen
-    by nobody.
+    Arrays that are neither compressed nor have checksums can be read whatever their bytes are: damage to those is not
+    detected.
 
     Raises:
         ValueError: as above, or h5py is not installed.

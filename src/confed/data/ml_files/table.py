@@ -103,7 +103,7 @@ class MultiLabelTable:
         return tuple(self.labels[value] for value in self.values[start:stop].tolist())
 
     def counts(self) -> np.ndarray:
-        """How many rows have each label, int64, shape (C,)."""
+        """Number of rows with each label, int64, shape (C,)."""
         return np.bincount(self.values, minlength=len(self.labels))
 
     def of_users(self) -> "UserRows":
@@ -178,7 +178,7 @@ class MultiLabelTable:
         return replace(self, labels=tuple(labels), values=_sorted_within(self.offsets, new[self.values]))
 
     def facts(self) -> dict[str, str]:
-        """What there is, in words, for a description of the dataset."""
+        """Description of the table in words, for facts of the dataset."""
         per_row, n = np.diff(self.offsets), len(self)
         facts = {
             "rows": f"{n} with {len(self.values) / max(n, 1):.2f} of {len(self.labels)} labels on average, "
@@ -326,7 +326,7 @@ def gather(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
     Returns:
         int64, shape (B + 1,), and int64, one position per value.
     """
-    # Not np.diff(offsets)[rows]: tens of thousands of users would each walk through everybody's rows.
+    # Not np.diff(offsets)[rows]: tens of thousands of users would each walk through all rows.
     starts = offsets[:-1][rows]
     lengths = offsets[1:][rows] - starts
     new = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

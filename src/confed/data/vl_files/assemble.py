@@ -19,7 +19,7 @@ __all__ = ["Amount", "Source", "assemble", "frequent_answers"]
 
 @dataclass(frozen=True)
 class Amount:
-    """How many examples of a role are kept, at random: the smallest of what is given.
+    """Limits on the number of examples of a role, drawn at random; the smallest applies.
 
     Attributes:
         count: at most so many.
@@ -165,7 +165,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class _Part:
-    """What is left of one dataset: the drawn records of its clients by role, and what goes for all of them."""
+    """Drawn records of one dataset: its clients' by role, and its common parts."""
 
     clients: Mapping[str, dict[str, list[Record]]]
     answers: tuple[str, ...]
@@ -264,7 +264,7 @@ def _first_pictures(records: Sequence[Record]) -> list[str]:
 
 
 def _seen(splits: Mapping[str, Split]) -> str:
-    """How many test pictures are training pictures, too: official splits are not everywhere disjoint in pictures."""
+    """Number of test pictures that are also training pictures, as some official splits are not disjoint."""
     trained = {client: set(split.train.image_index.ravel().tolist()) for client, split in splits.items()}
     anyone = set[int]().union(*trained.values())
     tested = {client: set(split.test.image_index.ravel().tolist()) for client, split in splits.items()}

@@ -127,7 +127,7 @@ def question_files(folder: Path, kind: Questions = "balanced") -> dict[str, list
 
 
 def _question_files_in(folder: Path) -> list[str]:
-    """What of GQA's questions there is, by name."""
+    """Files of GQA's questions that exist, by name."""
     bases = (folder, folder / "questions1.2", folder / "questions")
     return sorted(
         str(entry.relative_to(folder))

@@ -106,7 +106,7 @@ def _under(text: "Window", wanted: str) -> Iterator[tuple[int, Any]]:
 
 
 class Readable(Protocol):
-    """What a window reads from: an open binary file, or what counts or hashes one."""
+    """Protocol of sources: an open binary file, or a wrapper that counts or hashes one."""
 
     def read(self, size: int, /) -> bytes:
         """The next bytes, at most so many; none at the end."""
