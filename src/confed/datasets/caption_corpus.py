@@ -109,7 +109,7 @@ def caption_corpus(
 
 @dataclass
 class _Corpus:
-    """What was read; documents have numbers of ``named`` as pictures."""
+    """Content of the files; documents refer to pictures by their numbers in ``named``."""
 
     places: list[Place] = field(default_factory=list[Place])
     names: list[str] = field(default_factory=list[str])

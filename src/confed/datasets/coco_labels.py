@@ -58,8 +58,8 @@ def coco(
         root: see the module.
         partition: equal random shares; or skewed by whole sets of labels, or by single labels (``alpha``).
         train: the split that is shared out.
-        test: the split that is the place "test", which nobody trains on. Empty: each client's own pictures are divided
-            (``test_share``).
+        test: the split that is the place "test", which no client trains on. Empty: each client's own pictures are
+            divided (``test_share``).
         level: 80 categories or their 12 groups.
         categories: COCO's own 80, or those that the file of ``train`` lists, for other datasets in COCO's format.
         clients: number of clients.

@@ -15,7 +15,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 """The words of the digits, by their values; also the answers."""
 
 _HIDDEN = "something"
-"""What stands for a word that nobody understood."""
+"""What stands for a word that was not understood."""
 
 _PATTERNS: Mapping[str, str] = {
     "after": "the one after {0}",

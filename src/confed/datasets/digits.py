@@ -89,20 +89,20 @@ def digits(
 ) -> FederatedDataset:
     """Six clients with pictures, texts, sound, or several of them, and a place for every set of modalities.
 
-    The unseen places show the same samples: pictures that nobody else has, of a speaker whom nobody trains on, each
+    The unseen places show the same samples: pictures that no client has, of a speaker whom no client trains on, each
     place one set of modalities. Test samples are the same for all seeds.
 
     Args:
         root: the data set's folder.
         split: "clients": each client with sound has a speaker of its own (of more speakers, every third one, so that
-            nobody speaks at two clients), and all digits equally often; "iid": the
+            no speaker is at two clients), and all digits equally often; "iid": the
             speakers' recordings are dealt out among those clients; "dirichlet": this, and each client has its own
             frequencies of the digits. Every client has the modalities that it has in all three.
         alpha: concentration of "dirichlet".
         train: training samples per client.
         validation: validation samples per client, of recordings of their own.
         test: test samples per client and per unseen place.
-        unseen: the speaker of the unseen places; by default "theo", or the last one where nobody is called so.
+        unseen: the speaker of the unseen places; by default "theo", or the last one where no speaker has that name.
         noise: probability that a number word of a clue is a wrong one, or none.
         pause: longest silence before a recording, in seconds.
         image_size: pixels per side.
@@ -334,7 +334,7 @@ def _pictures(source: _Source, drawn: Mapping[tuple[str, str], _Drawn], size: in
 
 
 def _told(source: _Source, drawn: Mapping[tuple[str, str], _Drawn], unseen: str) -> dict[str, str]:
-    """How many recordings are behind the samples, and who speaks."""
+    """Description of the recordings: number and speakers."""
     lines: dict[str, list[str]] = {}
     for (name, role), own in drawn.items():
         if (own.clip >= 0).all():

@@ -71,7 +71,7 @@ def domainnet(
         classes: the so many most frequent classes over all domains' training lists (ties: alphabetically), or their
             names.
         domains: the clients; all six if none are given.
-        unseen: domains that nobody trains on.
+        unseen: domains that no client trains on.
         max_train: most training pictures per client.
         max_test: most test pictures per client and unseen domain.
         validation: share of a client's training pictures held out (the lists have none).

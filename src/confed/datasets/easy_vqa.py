@@ -76,7 +76,7 @@ def easy_vqa(
         root: the data set's folder, or the folder above its ``data``.
         partition: one client per colour or per question type, or ``clients`` clients that are IID, skewed by
             answer (``alpha``) or by size (``sigma``).
-        unseen: colours that nobody trains on; tested on the published test split.
+        unseen: colours that no client trains on; tested on the published test split.
         clients: number of clients of "iid", "dirichlet" and "quantity".
         alpha: concentration of "dirichlet".
         sigma: standard deviation of the log sizes of "quantity".

@@ -74,7 +74,7 @@ def flair(
 
     Raises:
         ValueError: a file is missing or faulty, a label is outside the ontology (the first few are listed), too many
-            pictures cannot be read, nobody trains, or an option is out of range.
+            pictures cannot be read, no client has training examples, or an option is out of range.
     """
     if level not in ("coarse", "fine"):
         raise ValueError(f"level must be coarse or fine, got {level!r}")
@@ -135,7 +135,7 @@ def flair_fine_names(root: Path | str) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Users:
-    """What a training user's split is made of."""
+    """Rows of a training user's split."""
 
     table: MultiLabelTable
     pictures: LazyPictures | np.ndarray

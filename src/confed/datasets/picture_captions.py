@@ -49,7 +49,7 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class Sharing:
-    """How pictures with captions are shared out.
+    """Options of the partition of captioned pictures.
 
     Attributes:
         partition: equal random shares, or skewed by kinds of pictures (``alpha``).
@@ -58,7 +58,7 @@ class Sharing:
         minimum: fewest pictures of a client of the skewed partition.
         validation: share of each client's pictures that are its validation.
         test_share: share that are its test, where the file has no test split.
-        public: share of the pictures that no client gets; their captions are nobody's secret.
+        public: share of the pictures that no client gets; their captions are public.
         shots: described training pictures of the client that are shown before a validation or test picture.
         seed: decides what is validation.
     """
@@ -112,7 +112,7 @@ def coco_captions(
     """COCO's photographs with five captions each.
 
     With Karpathy's file, the clients share its splits train and restval, its 5,000 test pictures are the place "test",
-    which nobody trains on, and those of val belong to nobody. With an official ``captions_*.json``, each client's own
+    which no client trains on, and those of val are left out. With an official ``captions_*.json``, each client's own
     pictures are divided. Owners and test sets are the same for all seeds.
 
     Raises ``ValueError``: a file is missing or faulty, a picture is not there, or an option is out of range.

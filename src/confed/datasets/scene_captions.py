@@ -44,7 +44,7 @@ _OWN = 0.7
 _TURNS = 2
 """Pictures with captions before a document's last one."""
 _PUBLIC = 600
-"""Texts that are nobody's secret."""
+"""Public texts."""
 _SETTLED = ("home", "commercial")
 
 
@@ -193,7 +193,7 @@ class _Told:
         return cls(pictures, tags, way, generator(seed, "captions", role, scene))
 
     def caption(self, picture: int) -> str:
-        """What somebody says about a picture."""
+        """A caption of a picture."""
         return tell(objects(self.tags, picture), _way(self._way, self._rng))
 
     def kind(self, picture: int) -> str:
@@ -211,7 +211,7 @@ def _graphs(scene: str, role: str, count: int, test_seed: int, rng: np.random.Ge
 
 
 def _captions(scene: str, way: str | None, role: str, count: int, test_seed: int, seed: int) -> list[str]:
-    """Captions of pictures that nobody sees."""
+    """Captions of pictures that are not part of the data."""
     tags = _graphs(scene, role, count, test_seed, generator(seed, "unseen graphs", role, scene))
     rng = generator(seed, "unseen captions", role, scene)
     return [tell(objects(tags, number), _way(way, rng)) for number in range(count)]

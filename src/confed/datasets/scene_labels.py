@@ -8,7 +8,7 @@ a theme.
 
 Clients differ in how many pictures they have (log-normal), in what stands in them (every client likes some things and
 hence some themes, :func:`confed.data.label_partitions.draw_preferences`), and in how they draw: each has one of the
-benchmark's drawing styles. Three styles are nobody's, and "newcomers" are other people with the clients' styles.
+benchmark's drawing styles. Three styles belong to no client, and "newcomers" are other people with the clients' styles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ GENERAL_SHARE, OWN_SHARE = 0.45, 0.50
 RELATED = 0.5
 """Share of pictures into which a relation of their theme is put; chance adds others."""
 EVEN = 0.1
-"""Share of everybody's taste in a client's, so that no client lacks a thing altogether."""
+"""Share of the common taste in a client's, so that no client lacks a thing altogether."""
 
 _TRIPLES = tuple(triple for theme in SCENES for triple in RELATIONS[theme])
 _PAIRS = tuple((noun, colour) for noun in NOUNS for colour in THINGS[noun])
@@ -141,7 +141,7 @@ def scene_labels(
         level: "fine": 80 labels, with their coarse ones; "coarse": 24.
         clients: how many; they have the styles in turn.
         styles: drawing styles of those who train. The others of transport, sports, educational, natural, home,
-            commercial, art, abstract and blurred are places that nobody trains in.
+            commercial, art, abstract and blurred are places that no client trains in.
         train: training pictures per client, in the mean.
         validation: validation pictures of every client.
         test: test pictures of every client.
@@ -198,7 +198,7 @@ def scene_labels(
 
 
 def fine_labels(tags: Tags) -> np.ndarray:
-    """Which fine labels M pictures have, bool, shape (M, 80)."""
+    """Fine labels of M pictures, bool, shape (M, 80)."""
     count, rows = len(tags), np.arange(len(tags))[:, None]
     there = np.zeros((count, len(NOUNS) + 1, len(COLOURS) + 1), dtype=bool)
     there[rows, tags.noun, tags.colour] = True
@@ -218,7 +218,7 @@ def draw_graphs(role: str, number: int, taste: np.ndarray, rng: np.random.Genera
     Args:
         role: a key of :data:`confed.datasets.scenes.graph.ROLES`.
         number: how many.
-        taste: how much more or less than others somebody likes each noun, shape (22,).
+        taste: how much more or less than others the owner likes each noun, shape (22,).
         rng: the stream to draw from.
         seen: fingerprints of graphs that must not come again; those that are drawn are added.
     """
@@ -242,7 +242,7 @@ def _falling(count: int) -> np.ndarray:
 
 
 def _shares(taste: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of the themes (6,), and of the nouns within each (6, 22), for somebody's taste."""
+    """Shares of the themes (6,), and of the nouns within each (6, 22), for an owner's taste."""
     nouns = np.zeros((len(SCENES), len(NOUNS)))
     for row, theme in enumerate(SCENES):
         nouns[row] = (1 - GENERAL_SHARE - OWN_SHARE) / len(NOUNS)
@@ -290,7 +290,7 @@ def _sizes(clients: int, mean: int, sigma: float, seed: int) -> np.ndarray:
 
 
 def _tastes(clients: int, alpha: float, seed: int) -> np.ndarray:
-    """How much more than the mean client each likes each noun, (K, 22)."""
+    """Preference of each client for each noun relative to the mean client, (K, 22)."""
     liking = clients * draw_preferences(len(NOUNS), clients, alpha, generator(seed, "scene labels", "tastes"))
     return (1 - EVEN) * liking + EVEN
 
@@ -305,11 +305,11 @@ class _Part:
 
 
 class _Making:
-    """Collects everybody's pictures into one table."""
+    """Builder of one table from all clients' pictures."""
 
     def __init__(self, test_seed: int, seed: int) -> None:
         self.seeds = {"train": seed, "validation": seed, "test": test_seed}
-        self.seen: set[int] = set()  # no graph comes twice, whoever draws it
+        self.seen: set[int] = set()  # no graph comes twice, whichever client draws it
         self.parts: list[_Part] = []
         self.rows: dict[tuple[str, str], np.ndarray] = {}
         self.count = 0

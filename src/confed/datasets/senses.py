@@ -232,7 +232,7 @@ def _sounds(told: np.ndarray, style: _Style, rng: np.random.Generator) -> Sounds
 
 
 def _caption(fact: np.ndarray, gone: np.ndarray, style: _Style, rng: np.random.Generator) -> str:
-    """What somebody says about it, without the words that are left out."""
+    """Caption of the example, without the words that are left out."""
     said = ["there", "was"]
     for (own, other), value, left_out in zip(zip(FACTS, _SAID, strict=True), fact.tolist(), gone.tolist(), strict=True):
         word = (other if rng.random() < style.other else own)[value]
@@ -246,7 +246,7 @@ def _words() -> tuple[str, ...]:
 
 
 def _ceilings() -> str:
-    """What can be known of the answer, by arithmetic, if every picture, sound and word is understood."""
+    """Upper bounds of accuracy, computed for a perfect reader of pictures, sounds and words."""
     alone = (1 - _CLEAR) ** 2 * (1 - _BLURRED)
     # Two that tell a fact well decide it if they agree; if not, the third does.
     together = ((1 - _CLEAR) ** 2 + 2 * _CLEAR * (1 - _CLEAR) * (1 - _BLURRED)) ** 3

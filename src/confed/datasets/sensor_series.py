@@ -5,7 +5,7 @@ The folder holds ``examples.csv`` with a header and one row per example:
 - ``id``: a name of its own, ``client``: whose it is, ``label``: the answer;
 - ``split``: "train", "validation" or "test";
 - ``series``: the name of a file in the folder ``series/`` without its ending, or nothing;
-- ``text``: what somebody wrote down, or nothing;
+- ``text``: a written note, or nothing;
 - ``type``, where wanted: rows of the per-type accuracy; by default what the example has, such as "text+series";
 
 and ``series/NAME.csv``, each with a header of channels, the same for all files, and one row of numbers per step.

@@ -56,7 +56,7 @@ def six_styles(
         train: training pictures per client.
         validation: validation pictures per client.
         test: test pictures per client and unseen style.
-        unseen: styles that nobody trains on; taken out of ``styles``.
+        unseen: styles that no client trains on; taken out of ``styles``.
         test_seed: decides the test pictures.
         seed: decides the training and validation pictures.
 

@@ -170,7 +170,7 @@ def captions(role: str, number: int, seed: int) -> Iterator[LabelRecord]:
 
 
 def caption(graph: Sequence[Object], rng: np.random.Generator) -> str:
-    """What somebody might say about a picture; it mentions one thing at least.
+    """A caption of a picture that mentions at least one thing.
 
     Args:
         graph: what stands in it.

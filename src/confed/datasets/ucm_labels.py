@@ -60,7 +60,7 @@ def ucm_labels(
         partition: one client per scene (six) or per land use (21); "users", scenes cut into users of log-normal sizes,
             as FLAIR's users are; or ``clients`` clients that are IID, or skewed by whole sets of labels or by single
             labels (``alpha``).
-        unseen: scenes that nobody trains on, whatever the partition; tested on all their pictures but the training
+        unseen: scenes that no client trains on, whatever the partition; tested on all their pictures but the training
             ones.
         clients: number of clients of "iid", "dirichlet" and "label_skew".
         alpha: concentration of the last two.

@@ -50,7 +50,7 @@ def ucm_vqa(
 ) -> FederatedDataset:
     """Aerial photographs shared out among clients; splits are the given ones, stratified by land use.
 
-    Pictures of unseen scenes are held out of every partition; since nobody trains on them, they are tested on
+    Pictures of unseen scenes are held out of every partition; since no client trains on them, they are tested on
     their test and validation questions together. No picture has two clients.
 
     Raises ``ValueError``: a file or picture is missing or damaged, an answer is outside the vocabulary, or an option is
@@ -60,7 +60,7 @@ def ucm_vqa(
         root: the data set's folder.
         partition: one client per scene (six) or per land use (21), less the unseen scenes, or ``clients``
             clients that are IID, skewed by answer (``alpha``) or by size (``sigma``).
-        unseen: scenes that nobody trains on.
+        unseen: scenes that no client trains on.
         clients: number of clients of "iid", "dirichlet" and "quantity".
         alpha: concentration of "dirichlet".
         sigma: standard deviation of the log sizes of "quantity".

@@ -57,7 +57,7 @@ def vqa_v2(
     The answers are the normalised majority answers that occur at least ``min_answers`` times in train2014 and val2014
     together, without the empty one (the normal form of "a"), which the 3,129 answers in common use contain. A training
     question's answer is the one of them that most annotators gave (the majority answer among equals); training
-    questions to which nobody gave one are left out. A test question whose majority answer is none of them stays, and is
+    questions without such an answer are left out. A test question whose majority answer is none of them stays, and is
     answered wrongly by every model. Question types are the official answer types: yes/no, number, other.
 
     Args:

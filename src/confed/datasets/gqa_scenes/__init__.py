@@ -55,7 +55,7 @@ def gqa_scenes(
     unanswerable: Literal["wrong", "drop"] = "wrong",
     seed: int = 0,
 ) -> FederatedDataset:
-    """Four clients with one scene each, and scenes that nobody trains on.
+    """Four clients with one scene each, and scenes that no client trains on.
 
     No model can answer test questions whose answer is outside the vocabulary. They count as wrong, unless they are
     to be dropped; the facts say how many there are.
@@ -66,7 +66,7 @@ def gqa_scenes(
             the folder was made.
         scenario: the paper's scenario A or B.
         clients: scenes with a client each, instead of the scenario's.
-        unseen: with ``clients``: scenes that nobody trains on.
+        unseen: with ``clients``: scenes that no client trains on.
         max_train: most training questions per client.
         max_test: most test questions per client and unseen scene.
         validation: share of a client's training pictures held out (the paper mentions no validation set).

@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 class Prediction(NamedTuple):
-    """What a scene classifier says about one picture.
+    """Scene classifier's prediction for one picture.
 
     Attributes:
         category: one of the 365, such as ``"forest/broadleaf"``.

@@ -1,9 +1,9 @@
 """Built-in benchmark of visual question answering: small drawn pictures of six places.
 
 Pictures of 64 x 64 pixels hold 3 to 6 things on a grid of 4 x 4 cells. Six scenes differ in background,
-palette, things and colour frequencies; four of them take part and two are seen by nobody. Two knobs set
+palette, things and colour frequencies; four of them take part and two are seen by no client. Two knobs set
 what the clients share: ``conflict`` turns each scene's colour wheel another way, so that clients disagree
-about the name of a colour and personal models pay; ``wording`` re-codes ten words for everybody, which the
+about the name of a colour and personal models pay; ``wording`` re-codes ten words for all clients, which the
 pre-trained backbone has never read, so that learning together pays.
 """
 

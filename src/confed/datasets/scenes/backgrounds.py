@@ -22,7 +22,7 @@ Colour = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Style:
-    """How a scene looks.
+    """Visual style of a scene.
 
     Attributes:
         hue: turn of the colour wheel at ``conflict = 1``, in steps of one colour name.

@@ -56,7 +56,7 @@ def _paper() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Domain:
-    """How a domain's pictures look and what is asked about them.
+    """Settings of a domain: style of its pictures and kinds of questions.
 
     Attributes:
         scene: whose things stand in the pictures.
@@ -65,7 +65,7 @@ class Domain:
         finish: what is done to the drawn pictures.
         templates: its families of questions, in its own words.
         unanswerable: whether a part of the questions is about things that are not there.
-        mistakes: chance that an annotator answers otherwise; None: nobody annotates.
+        mistakes: chance that an annotator answers otherwise; None: no annotators.
     """
 
     scene: str
@@ -206,13 +206,13 @@ def _unanswerable(
 
 
 def annotate(examples: Examples, mistakes: float, rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """What ten people answer to each question: most of them the truth, at most four something else.
+    """Simulated answers of ten annotators: most of them the truth, at most four something else.
 
     Half of the mistakes about a question are one and the same answer, the others any of its type's answers.
 
     Args:
         examples: the questions.
-        mistakes: chance that somebody answers otherwise.
+        mistakes: chance that an annotator answers otherwise.
         rng: the stream to draw from.
     """
     answers: dict[str, list[str]] = {}

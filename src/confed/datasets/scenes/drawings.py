@@ -39,7 +39,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Canvas:
-    """Where one drawing is painted: boolean masks from shapes, later strokes over earlier ones."""
+    """Canvas of one drawing: boolean masks from shapes, later strokes over earlier ones."""
 
     def __init__(self, scale: float) -> None:
         centre = (np.arange(CELL * FINE) + 0.5) / FINE - CELL / 2

@@ -69,7 +69,7 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True)
 class Tags:
-    """What stands where in M pictures: numbers into the word lists, row-major cells, 0 = empty cell.
+    """Objects in the cells of M pictures: numbers into the word lists, row-major cells, 0 = empty cell.
 
     Attributes:
         noun: 1 + position in :data:`NOUNS`, int64, shape (M, 16).
@@ -95,7 +95,7 @@ class Tags:
 
 
 def colour_prior(scene: str, seed: int, concentration: float = 0.5) -> np.ndarray:
-    """How often each colour occurs in a scene: its Dirichlet draw, mixed 90/10 with uniform, shape (8,)."""
+    """Frequencies of colours in a scene: its Dirichlet draw, mixed 90/10 with uniform, shape (8,)."""
     draw = generator(seed, "colours", scene).dirichlet(np.full(len(COLOURS), concentration))
     return 0.9 * draw + 0.1 / len(COLOURS)
 

@@ -76,7 +76,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Made:
-    """Generated questions together with what stands in their pictures.
+    """Generated questions with the scene graphs of their pictures.
 
     Attributes:
         examples: the questions.
@@ -90,7 +90,7 @@ class Made:
     oracle: Callable[[Examples, Tags], list[str | None]] | None = None
 
     def truth(self) -> list[str | None]:
-        """What the programs answer."""
+        """Answers of the programs."""
         if self.oracle is None:
             return oracle(self.examples.questions, self.examples.image_index, self.tags)
         return self.oracle(self.examples, self.tags)

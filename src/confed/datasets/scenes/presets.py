@@ -77,7 +77,7 @@ def _dirichlet(knobs: Knobs) -> Clients:
 
 
 def _draw(pool: Examples, q: Sequence[np.ndarray], number: int, seed: int, role: str) -> list[list[int]]:
-    """Rows per client, without replacement; clients draw in random turns, so nobody gets leftovers only."""
+    """Rows per client, without replacement; clients draw in random turns, so no client gets leftovers only."""
     rng = generator(seed, "partition", role)
     stock: dict[str, list[int]] = defaultdict(list)
     for row in map(int, rng.permutation(len(pool))):
@@ -114,7 +114,7 @@ def _random(knobs: Knobs) -> Clients:
     rows: dict[str, list[list[int]]] = {}
     for role in ROLES:
         size = knobs.size(role)
-        own = -(-size // each)  # pictures of a client, of which the last may have questions that nobody is asked
+        own = -(-size // each)  # pictures of a client, of which the last may have questions that are not asked
         pools[role] = make_neutral(role, knobs.clients * own * each, knobs)
         order = generator(knobs.seed_of(role), "partition", role).permutation(knobs.clients * own)
         dealt = (order[:, None] * each + np.arange(each)).reshape(knobs.clients, -1)
@@ -261,7 +261,7 @@ def _inside(client: str, made: Mapping[str, Made], answers: Sequence[str]) -> di
 
 
 def _shifts(knobs: Knobs, kind: Preset) -> dict[str, str]:
-    """What a reader of the questions and pictures must know, in words."""
+    """Notes for readers of the questions and pictures."""
     facts: dict[str, str] = {}
     if knobs.wording:
         examples = ", ".join(f"{old} is {new}" for old, new in list(WORDING_SHIFT.items())[:4])
@@ -280,7 +280,7 @@ def describe(clients: Mapping[str, Mapping[str, Made]], unseen: Mapping[str, Mad
 
     The majority floor answers with the most frequent training answer of the question's family, the blind
     floor with that of the very same question (of its family where training never asked it); an unseen scene
-    is answered from everybody's training questions. The ceiling runs the programs on the scene graphs.
+    is answered from all clients' training questions. The ceiling runs the programs on the scene graphs.
     """
     facts: dict[str, str] = {}
     for client, made in clients.items():

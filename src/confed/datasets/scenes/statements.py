@@ -90,7 +90,7 @@ def read(text: str, forms: Forms) -> Statement:
 
 
 def quadrant(cell: int) -> str:
-    """In which quarter of the picture a cell lies."""
+    """Quarter of the picture in which a cell lies."""
     row, column = divmod(cell, GRID)
     return QUADRANTS[2 * (row >= GRID // 2) + (column >= GRID // 2)]
 
@@ -107,7 +107,7 @@ def holds(statement: Statement, left: Sequence[Object], right: Sequence[Object])
 
 
 def entails(statement: Statement, visible: Sequence[Object], hidden: int) -> str:
-    """What a picture with a hidden cell says about a statement.
+    """Verdict of a picture with a hidden cell on a statement.
 
     In the hidden cell there may be nothing or any one thing: a verdict is "neutral" where that would decide.
 
