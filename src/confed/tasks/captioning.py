@@ -22,7 +22,7 @@ __all__ = ["Captioning", "Decoder"]
 
 
 class Decoder(Protocol):
-    """What turns tokens back into texts."""
+    """Protocol of tokenizers that decode tokens to texts."""
 
     def decode(self, tokens: Tensor) -> list[str]:
         """The texts of token ids, int64 (B, L)."""
@@ -138,7 +138,7 @@ class Captioning:
         return torch.zeros(size, device=right.device).index_add_(0, rows, right) / count.clamp_min(1)
 
     def written(self, output: Output, batch: Batch) -> list[dict[str, Any]]:
-        """What a model wrote about each picture: ``answer``, the caption, and ``cider``."""
+        """Written captions of each picture: ``answer``, the caption, and ``cider``."""
         captions, references = self._texts(output, batch)
         scores = self._cider(captions, references)
         return [{"answer": text, "cider": round(score, 4)} for text, score in zip(captions, scores, strict=True)]

@@ -241,7 +241,7 @@ class Contrastive:
 
 
 def same_answer_share(labels: Tensor, batch_size: int, rng: torch.Generator) -> float:
-    """Which share of the negatives of one epoch have the answer of the example they are negatives of.
+    """Share of false negatives in one epoch: negatives with the same answer as their example.
 
     Args:
         labels: a client's training labels, int64, shape (N,).

@@ -131,7 +131,7 @@ class Generation:
         return torch.zeros_like(weight).masked_scatter(weight > 0, written * weight[weight > 0]).sum(1)
 
     def _named(self, found: Mapping[str, _T]) -> dict[str, _T]:
-        """The same values under the metric's own name; a share of answers that anybody gave is no soft score."""
+        """The same values under the metric's own name; a share of answers that any annotator gave is no soft score."""
         old = self._ranked.metric
         if self.metric == old:
             return dict(found)

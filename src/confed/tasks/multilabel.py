@@ -184,7 +184,7 @@ class Multilabel:
         return _example_f1(hits, predicted, positives).float()
 
     def counts(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """What the metrics over classes are made of: counts that add up over batches, clients and processes.
+        """Counts for the metrics over classes, which add up over batches, clients and processes.
 
         Returns:
             On the host, int64: ``true_positives``, ``predicted`` and ``positives`` (C,), and ``bins`` (2, C, T - 1),
@@ -218,7 +218,7 @@ class Multilabel:
         }
 
     def scores(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """What exact average precision needs of every example (:func:`confed.metrics.multilabel.multilabel_metrics`).
+        """Scores and labels for exact average precision (:func:`confed.metrics.multilabel.multilabel_metrics`).
 
         Returns:
             On the host, each (B, C): probabilities in at least single precision, the labels and which of them are
@@ -229,7 +229,7 @@ class Multilabel:
         return _probabilities(logits).cpu(), truth.bool().cpu(), unknown.cpu()
 
     def records(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """What a final examination keeps of each example, on the host.
+        """Records of each example for the final evaluation, on the host.
 
         Returns:
             ``probabilities`` float32 and ``labels`` uint8, each (B, C).

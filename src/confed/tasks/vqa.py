@@ -167,7 +167,7 @@ class VQA:
         return self._score(logits.argmax(dim=1), self._judged_by(batch))
 
     def _judged_by(self, batch: Batch) -> Tensor:
-        """What the headline compares predictions with: labels (B,) or soft scores (B, C).
+        """Ground truth of the headline metric: labels (B,) or soft scores (B, C).
 
         Raises:
             ValueError: the batch lacks what the headline needs.
