@@ -130,7 +130,7 @@ def prepare(recipe: Recipe) -> tuple[Setup, RunData]:
 
 
 def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
-    """What is asked of models: the recipe's task on the data, and client or place -> its own where there are such.
+    """Tasks of a run: the recipe's task on the data, and tasks of single clients or places.
 
     Raises ``ValueError``: the task does not fit the model or the data.
     """
@@ -139,7 +139,7 @@ def tasks_of(recipe: Recipe, run_data: RunData) -> tuple[Task, dict[str, Any]]:
 
 
 def _builder(recipe: Recipe, run_data: RunData, task: Any, heads: Sequence[str]) -> Callable[[], nn.Module]:
-    """What makes the recipe's model.
+    """Factory of the recipe's model.
 
     Args:
         recipe: names the model and its options.
@@ -206,7 +206,7 @@ def _everyone(run_data: RunData, known: float) -> TableData:
 
 
 def _modalities(dataset: FederatedDataset | LabelDataset) -> tuple[str, ...] | dict[str, tuple[str, ...]]:
-    """What every client's examples contain, or client -> what its own do."""
+    """Modalities of all clients' examples, or of each client's."""
     if isinstance(dataset, FederatedDataset):
         return modalities_of(dataset) if is_modal(dataset) else ("image", "text")
     first = next(iter(dataset.clients.values())).train
@@ -256,7 +256,7 @@ def _reading(task: ComparesCaptions, run_data: RunData) -> Any:
     asked = [part for split in dataset.clients.values() for part in (split.validation, split.test)]
     parts = [*asked, *dataset.unseen.values()]
     captions = [own for part in parts for own in part.captions or ()]
-    # Where all examples are elsewhere, so is whoever compares a text with captions.
+    # Where all examples are at other sites, texts are compared with captions there.
     return task.reading(run_data.tokenizer, [("nothing",)] if dataset.elsewhere is not None else captions)
 
 
@@ -269,7 +269,7 @@ def _without_labels(table: Table, dataset: FederatedDataset) -> Table:
 
 
 def participation_of(run: Run, clients: Collection[str]) -> Participation:
-    """Who joins late and who leaves, of the clients that there are."""
+    """Participation of clients: late arrivals and departures."""
     return Participation(*({n: r for n, r in named.items() if n in clients} for named in (run.joins, run.leaves)))
 
 
@@ -301,7 +301,7 @@ def _without(run_data: RunData, names: Sequence[str]) -> RunData:
 
 
 def _fewer_labelled(run_data: RunData, names: Sequence[str]) -> RunData:
-    """Multi-label data without the named clients; nobody's data are made for it.
+    """Multi-label data without the named clients; no client's data are made for it.
 
     Raises:
         ValueError: the data are not multi-label.

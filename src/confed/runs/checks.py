@@ -51,7 +51,7 @@ _TASK_FOR = {"answers": "vqa", "captions": "captioning", "labels": "multilabel"}
 
 @dataclass(frozen=True)
 class Combination:
-    """What a recipe combines, as far as rules ask for it; "task" is empty before the task is known.
+    """Facts of a recipe's combination that rules ask for; "task" is empty before the task is known.
 
     Attributes:
         targets: what the examples of the data have.
@@ -74,7 +74,7 @@ class Combination:
 
     @property
     def writes(self) -> str:
-        """What the model writes: "answers", "captions" or nothing."""
+        """Output of a generative model: "answers", "captions" or nothing."""
         return "answers" if self.reads_answers else self.model_spec.writes
 
     @property
@@ -247,7 +247,7 @@ def public_data(
     unseen: Mapping[str, ClientData],
     owned: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
 ) -> tuple[ClientData | None, Mapping[str, ClientData]]:
-    """What every client holds besides its own, where the method needs that, and the unseen places that are left.
+    """Public data that the method needs at every client, and the remaining unseen places.
 
     Raises:
         ValueError: the method names no unseen place, the clients' answers are not the same, or a client has no

@@ -58,7 +58,7 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 def summarise_controls(
     setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What ``summary.json`` says under ``controls``; empty where no controls were tried.
+    """The section ``controls`` of ``summary.json``; empty where no controls were tried.
 
     Args:
         setup: the federation.
@@ -197,7 +197,7 @@ class _Floors:
         return self._learned["labels", owner]
 
     def _owner(self, view: str, place: str) -> str:
-        """Whose training data count; empty for all clients'."""
+        """Clients whose training data count; empty for all."""
         return place if place in self._dataset.clients and (view == "personal" or not self._alike) else ""
 
     def _answers(self, name: str, view: str, place: str, examples: Examples) -> list[str] | None:

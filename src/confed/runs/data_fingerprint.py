@@ -25,7 +25,7 @@ _MOST = 5
 
 
 def note_data(folder: RunFolder, run_data: RunData) -> None:
-    """Writes down which rows a new run has and which pictures it leaves out; nothing where no pictures are checked.
+    """Record of a new run's rows and unreadable pictures; nothing where no pictures are checked.
 
     Args:
         folder: the run's.
@@ -36,7 +36,7 @@ def note_data(folder: RunFolder, run_data: RunData) -> None:
 
 
 def check_same_data(folder: RunFolder, run_data: RunData) -> None:
-    """Compares the data with those that a run began with; of a run that wrote nothing down nothing is known.
+    """Check of the data against the record of the run's start, if there is one.
 
     Args:
         folder: the run's.

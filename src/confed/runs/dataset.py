@@ -51,7 +51,7 @@ class Source:
 
     @cached_property
     def whole(self) -> "Source":
-        """The same with what stands in for missing pictures; itself where none is missing."""
+        """The same source with stand-ins for missing pictures; itself where none is missing."""
         complete = impute(self.questions, self.fill) if self.modal else self.questions
         return self if complete is self.dataset else Source(complete, self.fill)
 

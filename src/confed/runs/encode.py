@@ -69,7 +69,7 @@ class RunData:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """What all pictures, sounds and series are like, as far as there are any.
+        """Shapes of pictures, sounds and series, as far as there are any.
 
         ``picture_size``: (H, W) in pixels; ``sample_rate``: of sounds; ``series_channels``: values per step.
         """
@@ -247,7 +247,7 @@ def _with_labels(dataset: LabelDataset, options: Mapping[str, Any], tokenizer: A
 
 
 def derived_options(name: str, region_width: int, words: Sequence[str], shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data decide about a model beside its answers, as far as its function takes it.
+    """Model options that follow from the data, as far as the model's function takes them.
 
     Args:
         name: the model's.
@@ -260,7 +260,7 @@ def derived_options(name: str, region_width: int, words: Sequence[str], shapes: 
 
 
 def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) -> dict[str, tuple[Tensor, Tensor]]:
-    """What a model that writes its answers learns where several people answered each question.
+    """Training targets of a generative model where several annotators answered each question.
 
     All answers that they gave, as in ALBEF (Li et al., NeurIPS 2021; its ``model_vqa.py``): each weighs the share of
     the people who gave it, also where it is not in the client's pool. Such an answer cannot be chosen, so that it is
@@ -314,7 +314,7 @@ def _answers_given(clients: Mapping[str, Examples], tokenizer: AnswerTokenizer) 
 
 
 def tokenizer_options(model: Mapping[str, Any], answers: Sequence[str] = ()) -> dict[str, Any]:
-    """What a model's tokenizer must agree with.
+    """Tokenizer options that must agree with the model's.
 
     Args:
         model: the section ``[model]``: the text length, and where a checkpoint or a vocabulary lies.

@@ -45,7 +45,7 @@ Job = tuple[Key, Mapping[str, Tensor], Mapping[str, Scalar]]
 
 @dataclass
 class Examination:
-    """What the final models did.
+    """Results of the final evaluation.
 
     Attributes:
         results: key -> metric values and the per-example tensors ``correct`` and ``prediction``.
@@ -74,7 +74,7 @@ def examine(
     subsets: bool = False,
     controls: bool = False,
 ) -> Examination:
-    """Tries the final models on all test examples.
+    """Evaluation of the final models on all test examples.
 
     Args:
         simulation: the finished federation.
@@ -153,7 +153,7 @@ def _models(
         own = None if state is None else state.tensors.get("personal")
         if own is None and setup.keep_personal:
             # A client that never took part has what the server would send it, and initial values where nothing is
-            # sent; a pooled run's one model is everybody's.
+            # sent; a pooled run's one model serves all clients.
             absent += [] if algorithm.traits.centralised or not algorithm.traits.has_personal else [name]
             found.personal[name] = common[name]
         elif own is not None:
@@ -194,7 +194,7 @@ def _with_less(
     trials = [(key[2], tensors, {"modalities": tried, "complete": True}) for key, tried, tensors in jobs]
     for (key, tried, _), message in zip(jobs, simulation.examine(trials, simulation.setup.rounds + 2), strict=True):
         count = len(message.tensors["correct"])
-        if count:  # what is asked for, such as a caption, is shown to nobody
+        if count:  # what is asked for, such as a caption, is not shown
             values = summarise(read_tallies(message.scalars, "examined"))
             found.subsets.setdefault((key[0], key[2]), {})[tried] = values, count
         _report(progress, simulation.setup, key[0], key[2], f" with {tried} only")
@@ -244,7 +244,7 @@ def _without_tests(names: Sequence[str]) -> str:
 
 
 def _on_personal(algorithm: Algorithm, same: bool, at_home: bool, many: bool) -> list[str]:
-    """Where personal models are tried: clients may have other answers (not ``same``), or there are too many."""
+    """Notes on personal models that are tried at home only: answers differ (not ``same``), or clients are many."""
     lines: list[str] = []
     if not algorithm.traits.has_personal:
         lines.append("the method makes no personal models: the global model is everybody's")

@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 def filter_of(algorithm: Algorithm) -> Filter | None:
-    """What ranks the method's answers; None if it is another method, compares all answers, or picks at random."""
+    """Answer filter of the method; None for other methods, and for filters that keep all or pick at random."""
     return algorithm.answer_filter if isinstance(algorithm, FiltersAnswers) else None
 
 

@@ -18,7 +18,7 @@ LOOKED_AT = 1000
 
 
 def warn_of_ignored(data: Mapping[str, Any], run: Run, run_data: "RunData") -> None:
-    """Warns of a number of clients that the data do not follow, of a cohort beyond them, and of missing test data.
+    """Warnings of an ineffective number of clients, of a cohort beyond it, and of missing test data.
 
     Args:
         data: the section ``[data]``.
@@ -50,7 +50,7 @@ def _say(text: str) -> None:
 
 
 def warn_of_long_texts(run_data: "RunData") -> None:
-    """Says how many different texts lose their end, whatever the dataset and the model.
+    """Warning that counts truncated texts.
 
     Args:
         run_data: the data, and the tokenizer that reads them.

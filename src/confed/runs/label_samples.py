@@ -51,12 +51,12 @@ class AtLabels:
 
     @torch.no_grad()
     def probabilities(self, batch: Batch) -> Tensor:
-        """Of every label, (B, C); 0 where a logit is NaN, as in evaluations."""
+        """Probabilities of labels, (B, C); 0 where a logit is NaN, as in evaluations."""
         return self.network(batch).logits.float().nan_to_num(-torch.inf, torch.inf, -torch.inf).sigmoid()
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> Tensor | None:
-        """How much each label looks at each place, (B, C, rows, columns), or at each token (B, C, L).
+        """Attention of each label to each place, (B, C, rows, columns), or to each token (B, C, L).
 
         The largest of each label is 1; None if the model does not say.
         """
@@ -72,7 +72,7 @@ class AtLabels:
 def look(
     at: AtLabels, batch: Batch, labels: Sequence[str], threshold: float, words: Sequence[Sequence[str]] | None = None
 ) -> list[dict[str, Any]]:
-    """What a model says of each example of a batch.
+    """Predictions and attention of a model for each example of a batch.
 
     Args:
         at: the model.

@@ -22,7 +22,7 @@ STEPS, CHANNELS = 128, 6
 
 
 def kept_sound(sounds: Sounds, row: int) -> dict[str, Any]:
-    """What a gallery keeps of a recording.
+    """Shortened recording for a gallery.
 
     Args:
         sounds: recordings.
@@ -42,7 +42,7 @@ def kept_sound(sounds: Sounds, row: int) -> dict[str, Any]:
 
 
 def kept_series(series: Series, row: int) -> dict[str, Any]:
-    """What a gallery keeps of a series.
+    """Shortened series for a gallery.
 
     Args:
         series: values of sensors.

@@ -21,7 +21,7 @@ Set = tuple[str, ...]
 
 
 def written(names: Sequence[str]) -> str:
-    """How a set is written, such as "image+text"."""
+    """Name of a set of modalities, such as "image+text"."""
     return "+".join(names)
 
 
@@ -59,7 +59,7 @@ def widest(places: Mapping[str, TableData]) -> list[str]:
 
 
 def restriction(data: TableData, owned: Sequence[str]) -> Mapping[str, Scalar] | None:
-    """How somebody else's examples are shown to a model, as scalars of the action ``examine``.
+    """Restriction of examples to a set of modalities, as scalars of the action ``examine``.
 
     What its owner does not have its model has never learned to read.
 

@@ -72,7 +72,7 @@ class PooledCounts:
         return {view: self._task.values(counts) for view, counts in sorted(self._counts.items())}
 
     def lines(self) -> dict[str, Any]:
-        """What the line of an evaluation says of it: nothing, if the task does not count."""
+        """Fields for the line of an evaluation in the history; empty if the task does not count."""
         return {"pooled": values} if (values := self.values()) else {}
 
 
@@ -94,7 +94,7 @@ def kept_probabilities(examined: Examination) -> dict[str, Tensor]:
 def summarise_labels(
     setup: Setup, run_data: RunData, examined: Examination, left: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of a multi-label run under ``multilabel``; empty for other runs.
+    """The section ``multilabel`` of ``summary.json``; empty for other runs.
 
     Args:
         setup: the federation.
@@ -213,7 +213,7 @@ def _per_class(scores: Tensor, truth: Tensor, names: Sequence[str], threshold: f
 def _together_counts(
     scores: Tensor, truth: Tensor, names: Sequence[str], train: np.ndarray, threshold: float
 ) -> dict[str, Any]:
-    """How many examples have both of two labels, by the truth and by what is predicted.
+    """Co-occurrence counts of labels, by the truth and by predictions.
 
     Returns:
         ``labels``, up to :data:`TOGETHER` of the C, the most frequent in training first (ties in their order);

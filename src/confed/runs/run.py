@@ -150,7 +150,7 @@ class Runner:
     # What is different where clients are on other machines ------------------------------------------------------
 
     def executor(self, workspace: Workspace) -> InProcess | Workers | Remote:
-        """Who computes replies."""
+        """Executor of the clients' actions."""
         return _answerer(self.setup, self.settings, workspace)
 
     def simulation(self, store: Store, executor: InProcess | Workers | Remote) -> Simulation:
@@ -226,7 +226,7 @@ class Runner:
         self._report(record.round, stage, text if stage == "training" else f"{stage}, {text}")
 
     def _spent(self, simulation: Simulation, record: RoundRecord) -> dict[str, Any]:
-        """What a round cost in privacy, where updates are noised."""
+        """Privacy cost of a round, where updates are noised."""
         if self.ledger is None or record.round > self.setup.rounds:
             return {}
         present, cohort = simulation.sample(record.round - 1)
@@ -246,7 +246,7 @@ class Runner:
         values = {view: {p: summarise(t) for p, t in places.items()} for view, places in views.items()}
         missing = {"unanswered": dict(simulation.unanswered)} if simulation.unanswered else {}
         if self.setup.algorithm.traits.centralised:
-            # One model serves everybody: it is each client's, and the global one.
+            # One model serves all clients: it is each client's, and the global one.
             own = {p: v for p, v in values["unseen"].items() if p in self.run_data.clients}
             unseen = {p: v for p, v in values["unseen"].items() if p in self.run_data.unseen}
             values = {"global": own, "personal": own, "unseen": unseen}

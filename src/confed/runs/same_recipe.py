@@ -25,7 +25,7 @@ INDIFFERENT = (
 
 
 def note_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Writes down what a run begins with.
+    """Record of a run's recipe and machine at its start.
 
     Args:
         folder: the run's.
@@ -36,7 +36,7 @@ def note_recipe(folder: RunFolder, recipe: Recipe) -> None:
 
 
 def check_same_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """Compares a recipe with the one that a run began with; of a run that wrote nothing down nothing is known.
+    """Check of a recipe against the record of the run's start, if there is one.
 
     Args:
         folder: the run's.
@@ -67,7 +67,7 @@ def differing_settings(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]
 
 
 def machine_note(folder: RunFolder) -> str:
-    """What to say where a run goes on with another instruction set or other libraries; else empty."""
+    """Note on a resumed run's different instruction set or libraries; empty without differences."""
     try:
         before: Any = json.loads(folder.begun_with.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -34,7 +34,7 @@ __all__ = ["answer", "fill", "gallery", "png"]
 
 
 def fill(workspace: Workspace, tensors: Mapping[str, Tensor]) -> None:
-    """Puts a model into the workspace: the initial values, then the given ones.
+    """Loading of a model into the workspace: the initial values, then the given ones.
 
     Raises:
         ValueError: a name the model does not have.

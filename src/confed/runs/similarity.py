@@ -17,7 +17,7 @@ EXAMPLES = 32
 def measure(
     folder: "RunFolder", workspace: "Workspace", run_data: "RunData", batch_size: int, count: int = EXAMPLES
 ) -> dict[str, Any] | None:
-    """What ``similarity.json`` holds, of a run that has written its models; None where the model does not answer so.
+    """Content of ``similarity.json`` for a run with stored models; None for models that are not contrastive.
 
     The examples are spread over the test data of the first client that has some.
 

@@ -166,7 +166,7 @@ def summarise_run(
 
 
 def _texts_cut(run_data: RunData) -> dict[str, Any]:
-    """How many different texts lose their end, and of how many; nothing where none does."""
+    """Number of truncated texts and of all different texts; nothing where none is truncated."""
     cut, texts = run_data.texts_cut
     return {"texts_cut": {"cut": cut, "texts": texts}} if cut else {}
 
