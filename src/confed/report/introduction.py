@@ -22,7 +22,7 @@ _WORDS = (
 
 
 def lead(study: Study) -> str:
-    """What was run, for somebody who was not there."""
+    """Introduction of a report: the methods, data and models that were run."""
     first = study.runs[0]
     taking_part = _taking_part(study)
     names = listed(taking_part) if len(taking_part) <= 8 else ""
@@ -64,7 +64,7 @@ def lead(study: Study) -> str:
 
 
 def clients(study: Study) -> int:
-    """How many there are: of very many a summary names some and counts the others."""
+    """Number of clients; of very many a summary names some and counts the others."""
     more = max((int(number(run.summary.get("more_clients")) or 0) for run in study.runs), default=0)
     return len(_taking_part(study)) + more
 
@@ -88,7 +88,7 @@ def _modal(study: Study) -> bool:
 
 
 def _things(study: Study) -> str:
-    """What a client has many of."""
+    """Plural name of the examples: "questions", "texts" or others."""
     if label_sections.labelled(study):
         return label_sections.unit(study)
     if caption_sections.captioned(study):
@@ -97,7 +97,7 @@ def _things(study: Study) -> str:
 
 
 def _exchanged(study: Study) -> str:
-    """What parties send each other.
+    """Description of the communication between parties.
 
     A method of which no parameter is sent sends activations, or what models say of common examples, or nothing at
     all: messages that only say that a client is done have a few bytes, too.
@@ -125,7 +125,7 @@ def _exchanged(study: Study) -> str:
 
 
 def _measured(study: Study) -> str:
-    """What is measured, and of which models."""
+    """Description of the measurements and the measured models."""
     if label_sections.labelled(study):
         return (
             "What is measured after the last round is how well the labels of test examples are told: by how a model "

@@ -187,7 +187,7 @@ def _tiles(study: Study) -> str:
 
 
 def _gaps(study: Study) -> list[str]:
-    """What is missing, in sentences."""
+    """Notes on missing results, in sentences."""
     lines = [*study.remarks, *study.failed]
     for run in study.runs:
         who = "This run" if study.single else f"{run.label}, seed {run.seed}:"

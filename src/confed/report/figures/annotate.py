@@ -171,7 +171,7 @@ def _settle(figure: "Figure") -> None:
 def _free(
     spot: tuple[float, ...], width: float, height: float, taken: Sequence[Box], limits: Box, scale: float
 ) -> tuple[tuple[float, float], Box]:
-    """Where a name fits: its centre relative to the point, and its box; the least crowded place if none is free."""
+    """Position of a name: its centre relative to the point, and its box; the least crowded one if none is free."""
     best: tuple[float, tuple[float, float], Box] | None = None
     for ring in range(1, 9):
         distance = (1 + 6 * ring) * scale

@@ -116,7 +116,7 @@ def precision_by_label(study: Study) -> Drawing | None:
 
 
 def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
-    """Of the examples with the row's label, the share that has the column's too, (K, K).
+    """Conditional frequency of labels: share of examples with the row's label that have the column's, (K, K).
 
     Args:
         counts: how many examples have both, on the diagonal how many have the label.
@@ -132,7 +132,7 @@ def shares(counts: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def co_occurrence(run: Run) -> Mapping[str, Any] | None:
-    """What a run's summary counts of pairs of labels; None if there is nothing, or no pair."""
+    """Co-occurrence counts in a run's summary; None if there is nothing, or no pair."""
     found: Any = run.summary.get("multilabel", {}).get("co_occurrence")
     return found if isinstance(found, Mapping) and len(found.get("labels", ())) > 1 else None
 

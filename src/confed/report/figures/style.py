@@ -54,7 +54,7 @@ _STAND_INS: Mapping[str, str] = {name: f"#0a0b{i:02x}" for i, name in enumerate(
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one thing looks in all drawings of a page.
+    """Style of one series in all figures of a page.
 
     Attributes:
         label: its name.
@@ -98,7 +98,7 @@ class Drawing:
     shaded: bool = False
 
     def inline(self) -> str:
-        """As an element of a page, with the page's colours and font."""
+        """The drawing as an element of a page, with the page's colours and font."""
         svg = self._save(_STAND_INS.__getitem__, "svg").decode()
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -109,12 +109,12 @@ class Drawing:
         return re.sub("|".join(names), lambda found: f"var(--{names[found.group()]})", svg).strip()
 
     def svg(self) -> bytes:
-        """As an SVG file."""
+        """The drawing as an SVG file."""
         svg = self._save(COLOURS.__getitem__, "svg").decode()
         return re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 sans-serif", svg).encode()
 
     def png(self, dpi: int = 110) -> bytes:
-        """As a PNG file on white."""
+        """The drawing as a PNG file on white."""
         from PIL import Image
 
         out = io.BytesIO()
@@ -150,7 +150,7 @@ class Drawing:
 
 
 def series_styles(study: Study) -> dict[str, SeriesStyle]:
-    """Method -> how it looks. Bounds are grey; they and methods beyond the number of hues are dashed."""
+    """Style of each method. Bounds are grey; they and methods beyond the number of hues are dashed."""
     found: dict[str, SeriesStyle] = {}
     rank = 0
     markers = list(_MARKERS)

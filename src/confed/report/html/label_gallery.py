@@ -60,7 +60,7 @@ def bar(label: str, probability: float, threshold: float, there: bool | None, be
         label: the name.
         probability: in [0, 1].
         threshold: from which probability on it is predicted.
-        there: whether it is there; None if nobody knows.
+        there: whether it is there; None if unknown.
         beside: HTML of a further cell.
     """
     predicted = probability >= threshold
@@ -153,7 +153,7 @@ def _strips(sample: Sample) -> list[Sample]:
 
 
 def _strip(sample: Sample, picture: str) -> str:
-    """How labels look at the example."""
+    """Attention of labels to the example."""
     entries = _strips(sample)
     if not entries:
         return ""

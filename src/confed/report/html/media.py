@@ -129,7 +129,7 @@ def _drawing(inner: str, what: str) -> str:
 
 
 def modalities_line(has: object, lacks: object) -> str:
-    """What a sample has and what it lacks, as HTML; empty where nothing is said of it."""
+    """Present and missing modalities of a sample as HTML; empty where unknown."""
     parts = [("has", _words(has)), ("lacks", _words(lacks))]
     text = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
     return f"<small class=has>{escape(text)}</small>" if text else ""

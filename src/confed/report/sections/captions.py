@@ -36,7 +36,7 @@ def section(study: Study) -> str:
 
 
 def measured(study: Study) -> str:
-    """What is measured, in a sentence."""
+    """Description of the measurements in a sentence."""
     abroad = " and of unseen places" if study.scenes else ""
     firsts = {study.labels[m]: study.of(m)[0].summary for m in study.methods}
     nobodys, note = all(map(without_global, firsts.values())), global_note(firsts)

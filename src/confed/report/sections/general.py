@@ -54,7 +54,7 @@ def tasks(study: Study) -> list[str]:
 
 
 def legend(study: Study) -> str:
-    """Which colour is which method, or for a run on its own which model."""
+    """Colour legend of methods, or of models for a single run."""
     own = () if nobody_has_own(study) else (PERSONAL,)
     shared = () if no_global(study) else (GLOBAL,)
     shown = (*own, *shared) if study.single else series_styles(study).values()
@@ -289,7 +289,7 @@ def _fairness(study: Study) -> str:
 
 
 def _hurt(own: BySeed, reference: BySeed) -> Cell:
-    """Who is worse off, in the mean over the seeds that both have for all clients; a dash if there is none."""
+    """Clients worse off than with a reference, in the mean over common seeds; a dash if there is none."""
     worse = hurting(own, reference)
     if worse is None:
         return Cell(formats.MISSING)

@@ -48,7 +48,7 @@ def labelled(study: Study) -> bool:
 
 
 def unit(study: Study) -> str:
-    """What an example is, in the plural: "pictures" or "texts"; "examples" where nothing tells."""
+    """Plural name of the examples: "pictures" or "texts"; "examples" where unknown."""
     samples = next((found for run in study.runs if (found := run.gallery())), [])
     kinds = {"texts" if "text" in sample else "pictures" for sample in samples if {"text", "image"} & set(sample)}
     return next(iter(kinds)) if len(kinds) == 1 else "examples"
@@ -197,7 +197,7 @@ def _every(study: Study, found: LabelScores) -> str:
 
 
 def _difference(found: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """How far the two maps are apart, in a sentence."""
+    """Difference between the two maps, in a sentence."""
     truth, predicted = shares(found["truth"]), shares(found["predicted"])
     both = np.isfinite(truth) & np.isfinite(predicted)
     never = int((np.asarray(found["predicted"]).diagonal() == 0).sum())

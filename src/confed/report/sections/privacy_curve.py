@@ -163,7 +163,7 @@ def _privacy(run: Run) -> Mapping[str, Any]:
 
 
 def _fixed(run: Run) -> str:
-    """What all rows of a curve have in common."""
+    """Common settings of all rows of a curve."""
     method = {**run.recipe.get("algorithm", {}), "privacy": bool(_privacy(run).get("distinct"))}
     return json.dumps([method, *(run.recipe.get(part) for part in ("model", "task", "data"))], default=str)
 

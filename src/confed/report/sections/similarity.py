@@ -67,7 +67,7 @@ class Similarity:
 
 
 def read(run: Run) -> Similarity | None:
-    """What a run measured; None without a sound file."""
+    """Measurements of a run; None without a valid file."""
     try:
         content = json.loads(RunFolder(run.folder).similarity.read_text(encoding="utf-8"))
         before, after = (np.asarray(content[when], dtype=np.float64) for when in ("before", "after"))

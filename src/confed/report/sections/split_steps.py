@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Span", "busy", "busy_table", "drawing", "section", "spans_of", "splitting", "traffic_table"]
 
 SHOWN = 60
-"""Spans in the drawing; how busy everybody was is of all that were written down."""
+"""Spans in the drawing; utilisation is of all that were written down."""
 
 WORDS: Mapping[str, str] = {
     "receive": "a client gets its part of the model",
@@ -45,7 +45,7 @@ class Span:
 
 
 def spans_of(run: Run) -> list[Span]:
-    """What a run wrote down of its first round, by start; none without a timeline."""
+    """Timeline of a run's first round, by start; none without records."""
     found: list[Span] = []
     try:
         lines = read_jsonl(RunFolder(run.folder).timeline)
@@ -119,7 +119,7 @@ def drawing(study: Study) -> Drawing | None:
 
 
 def busy_table(study: Study) -> Table | None:
-    """How busy every party was, in percent of the time written down, a row per method; None without timelines."""
+    """Utilisation of every party in percent of the recorded time, a row per method; None without timelines."""
     found = {method: spans for method, spans in _by_method(study).items() if spans}
     if not found:
         return None
@@ -193,7 +193,7 @@ def splitting(study: Study) -> list[str]:
 
 
 def section(study: Study) -> str:
-    """The timeline, how busy everybody was, and the bytes of a step."""
+    """The timeline, each party's utilisation, and the bytes of a step."""
     traffic, shares, picture = traffic_table(study), busy_table(study), drawing(study)
     html = ""
     if traffic is not None:

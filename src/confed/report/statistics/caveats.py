@@ -14,7 +14,7 @@ __all__ = ["remarks", "table_remarks"]
 
 
 def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
-    """What to know before reading differences, in whatever table they stand.
+    """Caveats of differences between methods, common to all tables.
 
     Args:
         found: the differences.
@@ -25,7 +25,7 @@ def remarks(found: Sequence[Difference], methods: Methods) -> list[str]:
 
 
 def table_remarks(found: Sequence[Difference], margin: float) -> list[str]:
-    """What holds for a table of these differences alone: its tests of equivalence, and what Holm corrects over.
+    """Caveats of one table of differences: its tests of equivalence, and the family of Holm's correction.
 
     Args:
         found: the differences.
@@ -41,7 +41,7 @@ def _on_tuning(methods: Methods) -> list[str]:
 
 
 def _on_seeds(found: Sequence[Difference]) -> list[str]:
-    """How far the tests over seeds carry."""
+    """Caveats of tests over seeds."""
     if not found:
         return ["No method shares a seed and a measure with the reference: nothing can be compared."]
     least, most = (choose(len(d.seeds) for d in found) for choose in (min, max))
@@ -69,7 +69,7 @@ def _on_seeds(found: Sequence[Difference]) -> list[str]:
 
 
 def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
-    """What the tests of equivalence say."""
+    """Interpretation of the tests of equivalence."""
     if not any(d.equivalence for d in found):
         return []
     points = f"{100 * margin:g} point" + ("" if margin == 0.01 else "s")
@@ -81,7 +81,7 @@ def _on_margin(found: Sequence[Difference], margin: float) -> list[str]:
 
 
 def _on_examples(found: Sequence[Difference]) -> list[str]:
-    """How far the tests over examples carry."""
+    """Caveats of tests over examples."""
     resampled = [d for d in found if d.over_examples]
     if not resampled:
         # Reasons for single pairs are said one by one.
@@ -103,7 +103,7 @@ def _on_examples(found: Sequence[Difference]) -> list[str]:
 
 
 def _on_refusals(found: Sequence[Difference], methods: Methods) -> list[str]:
-    """Which pairs were not tested, or not over examples, and why: one sentence per pair and reason."""
+    """Pairs that were not tested, or not over examples, with reasons: one sentence per pair and reason."""
     lines: list[str] = []
     for words, read in (("Not tested", _refused), ("No tests over examples", _unpaired)):
         pairs: dict[tuple[str, str, str], list[str]] = {}
@@ -125,7 +125,7 @@ def _unpaired(difference: Difference) -> str:
 
 
 def _on_families(found: Sequence[Difference]) -> list[str]:
-    """Among how many comparisons somebody may look for the best."""
+    """Note on multiple comparisons: the size of Holm's families."""
     references = dict.fromkeys(d.reference for d in found)
     families = [sum(d.measure == m and d.reference == r for d in found) for m in MEASURES for r in references]
     if max(families, default=0) < 2:
@@ -135,7 +135,7 @@ def _on_families(found: Sequence[Difference]) -> list[str]:
 
 
 def _on_methods(methods: Methods) -> list[str]:
-    """What is deployed, and which rows are bounds."""
+    """Deployed models, and rows that are bounds."""
     shown = {run.label: run.summary for runs in methods.values() for run in [*runs.values()][:1]}
     lines = [deployed_note(shown)] if all(map(is_shown, shown.values())) else []
     lines += filter(None, [personal_note(shown)])

@@ -35,7 +35,7 @@ __all__ = ["Comparison", "compare", "compare_runs"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """Result of :func:`compare`.
 
     Attributes:
         references: the methods that the others are compared with, one table each.
@@ -99,7 +99,7 @@ class Comparison:
         return extra_table(self.labels, self.against(reference), reference)
 
     def relative(self, own: str) -> Table:
-        """How much better one method is than each other one, client by client (figure 7 of Cao et al., 2025).
+        """Relative improvement of one method over each other one, per client (figure 7 of Cao et al., 2025).
 
         Raises ``ValueError``: the method is not among those with values for single clients.
         """

@@ -14,7 +14,7 @@ BySeed = Mapping[str, Mapping[int, float]]
 
 
 class Hurting(NamedTuple):
-    """Who is worse off.
+    """Clients that are worse off than with a reference.
 
     Attributes:
         found: the clients, in the mean over ``seeds``.
@@ -43,7 +43,7 @@ def by_seed(study: Study, method: str, key: str = "personal") -> dict[str, dict[
 
 
 def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
-    """Who is worse off than with the reference; None if the two share no seed, or not the same clients."""
+    """Clients worse off than with the reference; None if the two share no seed, or not the same clients."""
     every = [set(values) for values in (*own.values(), *reference.values())]
     seeds = sorted(set[int].intersection(*every)) if own.keys() == reference.keys() and every else []
     if not seeds:
@@ -54,7 +54,7 @@ def hurting(own: BySeed, reference: BySeed) -> Hurting | None:
 
 
 def reference_row(study: Study) -> str | None:
-    """What clients are measured against: the row of local training, else of FedAvg, that has results; or None."""
+    """Reference for clients: the row of local training, else of FedAvg, that has results; or None."""
     ended = {m: run.summary for m in study.methods for run in study.of(m) if run.complete}
     traits = {method: traits_of(summary) for method, summary in ended.items()}
     alone = [method for method, its in traits.items() if not its.communicates]

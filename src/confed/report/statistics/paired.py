@@ -328,7 +328,7 @@ def corrected(family: Sequence[Difference]) -> list[Difference]:
     """The same differences with Holm's correction within each kind of test.
 
     Args:
-        family: the comparisons among which somebody may look for the best.
+        family: the comparisons among which a reader may look for the best.
     """
 
     def adjusted(read: Callable[[Difference], float | None]) -> Mapping[str, float]:

@@ -46,7 +46,7 @@ def verdict(study: Study) -> str:
 
 
 def _sentence(labels: Mapping[str, str], words: str, means: Mapping[str, float], found: Sequence[Difference]) -> str:
-    """Who is best on one measure, by how much, whom the tests cannot tell from it, and with whom nothing is tested."""
+    """Best method on one measure: its lead, methods that tests cannot tell from it, and untested ones."""
     best, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
     start = f"Best {words}: {labels[best]} ({formats.percent(means[best])} %)"
     lead = f"{100 * (means[best] - means[second]):.1f} points ahead of {labels[second]}"

@@ -21,7 +21,7 @@ def mean_sd_cell(values: Sequence[float | None], mark: Mark = "") -> Cell:
 
 
 def marks(values: Sequence[float | None]) -> list[Mark]:
-    """Which values are best and second best, judged by the decimal shown, so that equals look equal.
+    """Best and second best values, judged by the decimals shown.
 
     Of two rows the second is the last, and is not marked.
     """

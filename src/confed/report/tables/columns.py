@@ -61,7 +61,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Context:
-    """What a table is about, by which columns decide whether they are shown.
+    """Context of a table, by which columns decide whether they are shown.
 
     Attributes:
         rows: the methods.

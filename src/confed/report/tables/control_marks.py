@@ -115,7 +115,7 @@ def blind_pair(runs: Iterable[Summary], others: Iterable[Summary], key: str) -> 
 
 
 def controls_note(methods: Iterable[Sequence[Summary]], keys: Sequence[str] = tuple(VIEWS)) -> list[str]:
-    """What the mark means, where one stands.
+    """Footnote on the mark, where a table has one.
 
     Args:
         methods: summaries of each method's runs.

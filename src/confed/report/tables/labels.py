@@ -69,7 +69,7 @@ def controls_key(runs: Sequence[Summary], view: str) -> str:
 
 
 def without_positives(shown: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> list[str]:
-    """How many classes have no positive test example, and what that does to means over classes; nothing if none.
+    """Note on the number of classes without positive test examples; nothing if there are none.
 
     Args:
         shown: the section ``multilabel`` of each run, and its values that are shown.

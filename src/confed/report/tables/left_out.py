@@ -34,7 +34,7 @@ def with_left_out(cells: Sequence[Cell], places: Sequence[str], summaries: Itera
 
 
 def left_out_note(summaries: Iterable[Summary]) -> list[str]:
-    """What the mark means, with the most examples that a client or place lacks in a run; nothing where none does."""
+    """Footnote on the mark, with the largest number of missing examples; nothing where none is missing."""
     most: dict[str, dict[str, int]] = {}
     for summary in summaries:
         for place, roles in _examples(summary).items():

@@ -118,7 +118,7 @@ def pair_table(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = 
 
 
 def difference_of_models(models: ModelStudies, pairs: Sequence[ModelPair], measure: str = OVERALL) -> Table:
-    """What the tests over models are of: a row per pair of methods, its difference for each model, in points."""
+    """Differences tested over models: a row per pair of methods, a difference per model, in points."""
     columns = (Column("first", words=True), Column("second", words=True))
     columns += tuple(Column(model, unit="points") for model in models.studies)
     rows = tuple(

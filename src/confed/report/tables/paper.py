@@ -66,7 +66,7 @@ def paper_table(study: Study) -> Table:
 
 
 def main_tables(study: Study) -> list[Table]:
-    """What is shown of a study first: :func:`paper_table`, of multi-label studies a table per level and view."""
+    """First tables of a study: :func:`paper_table`, of multi-label studies a table per level and view."""
     labelled = labelled_rows(study)
     return list(label_tables(labelled).values()) if labelled else [paper_table(study)]
 
@@ -136,7 +136,7 @@ def _notes(
 
 
 def _paper_names(recipe: str, rows: Mapping[str, str], done: Mapping[str, Sequence[Run]]) -> list[str]:
-    """What the FedVQA chapter calls the rows that it names otherwise; only for its own recipes."""
+    """Row names of the FedVQA chapter, for its own recipes."""
     if not recipe.startswith("fedvqa"):
         return []
     traits = {method: traits_of(runs[0].summary) for method, runs in done.items() if runs}

@@ -108,7 +108,7 @@ def improvement_cell(values: Sequence[float]) -> Cell:
 
 
 def relative_table(values: Values, labels: Mapping[str, str], own: str, metric: str) -> Table:
-    """What every method reaches at each client, and how much better one of them does, relative to it.
+    """Results of every method at each client, and the relative improvement of one of them.
 
     Args:
         values: of all methods; ``own`` is one of them.
@@ -189,7 +189,7 @@ def relative_drawing(values: Values, labels: Mapping[str, str], own: str) -> Dra
 
 
 def _height(shares: Mapping[str, Mapping[int, float]]) -> float:
-    """How far the bars of a panel reach."""
+    """Range of the bars of a panel."""
     moments = [_moments(list(values.values())) for values in shares.values()]
     return max(abs(middle) + sd for middle, sd in moments)
 

@@ -41,7 +41,7 @@ class Stage:
         study: the grid.
         comparison: of its methods.
         differences: method -> it against the first reference, with Holm's correction over all values and methods of the
-            sweep, as somebody may look for the best of them.
+            sweep, as a reader may look for the best of them.
     """
 
     point: Point
@@ -55,12 +55,12 @@ class Stage:
         return next(iter(self.point.settings.values()))
 
     def line(self, by: str) -> str:
-        """What tells its line from others in the figure; "" where there is one line per method."""
+        """Name of the value's line in the figure; "" where there is one line per method."""
         return self.point.settings.get(by, "")
 
     @property
     def clients(self) -> int:
-        """How many clients took part."""
+        """Number of clients that took part."""
         return len(self.study.clients)
 
     @property
@@ -71,7 +71,7 @@ class Stage:
 
     @property
     def measure(self) -> str:
-        """What is judged: a key of :data:`confed.report.statistics.paired.MEASURES`."""
+        """Measure that is compared: a key of :data:`confed.report.statistics.paired.MEASURES`."""
         return f"{judged(self.study)}_mean"
 
     def values(self, method: str) -> Mapping[int, float]:
@@ -79,7 +79,7 @@ class Stage:
         return self.comparison.values.get(self.measure, {}).get(method, {})
 
     def improvement(self, method: str) -> Mapping[int, float]:
-        """How much better a method is than the first reference, relative to it: seed -> mean over clients.
+        """Relative improvement of a method over the first reference: seed -> mean over clients.
 
         Empty where a client would be left out; :meth:`no_improvement` then says why.
         """
@@ -240,7 +240,7 @@ def _notes(found: Sequence[Stage]) -> list[str]:
 
 
 def _remarks(found: Sequence[Stage]) -> list[str]:
-    """How to read the tests: what holds for every value as it is, the rest with the values that it holds for."""
+    """Caveats of the tests, with the values for which they hold unless these are all."""
     of: dict[str, list[Stage]] = {}
     for stage in found:
         for text in dict.fromkeys(stage.comparison.remarks):
@@ -252,7 +252,7 @@ def _remarks(found: Sequence[Stage]) -> list[str]:
 
 
 def _by_text(said: Sequence[tuple[Stage, str]], stages: int) -> list[str]:
-    """What is said of each value; what is said of every one of them once."""
+    """Notes on the values; common ones appear once."""
     count = Counter(text for _, text in said)
     everywhere = [f"at every value: {text}" for text, times in count.items() if times == stages > 1]
     return everywhere + [f"{_named(stage)}: {text}" for stage, text in said if count[text] < stages or stages == 1]
@@ -264,7 +264,7 @@ def _named(stage: Stage) -> str:
 
 
 def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
-    """What is judged against the number of clients where this grows with the values, else against the values.
+    """Figure of a sweep, by the number of clients where this grows with the values, else by the values.
 
     Points are means over seeds, thin lines one standard deviation to either side; below each value is its budget of
     rounds. Where the sweep has a line for each value of another setting, the improvement relative to the reference that
@@ -315,7 +315,7 @@ def sweep_drawing(sweep: Sweep, found: Sequence[Stage]) -> Drawing:
 
 
 def _places(sweep: Sweep, found: Sequence[Stage]) -> tuple[list[float], list[str]]:
-    """Where the values stand on the axis, and what is written there."""
+    """Positions and labels of the values on the axis."""
     clients = [float(stage.clients) for stage in found]
     if not sweep.by and len(found) > 1 and clients == sorted(set(clients)):
         return clients, [str(stage.clients) for stage in found]
@@ -353,7 +353,7 @@ def _curve(axes: "Axes", at: Sequence[tuple[float, Sequence[float]]], series: Se
 
 
 def _styles(found: Sequence[Stage]) -> dict[str, SeriesStyle]:
-    """How each method with values looks, the same for all values of the setting."""
+    """Style of each method with values, the same for all values of the setting."""
     firsts = {m: stage.study.of(m)[0] for stage in reversed(found) for m in stage.study.methods if stage.values(m)}
     order = dict.fromkeys(method for stage in found for method in stage.study.methods if method in firsts)
     return series_styles(replace(found[0].study, runs=tuple(firsts[method] for method in order)))
