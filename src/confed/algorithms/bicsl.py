@@ -131,7 +131,7 @@ class BiCSL(Algorithm):
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def reports(self, action: str) -> Report:
-        """Besides the loss whether a client has sent its last batch of the round."""
+        """Reported scalars: the loss, and whether a client has sent its last batch of the round."""
         return {**super().reports(action), "done": Flag()}
 
     def rules(self, client: ClientInfo) -> Rules:
@@ -337,7 +337,7 @@ class BiCSL(Algorithm):
 
 
 def _same(v_apn: Tensor) -> Tensor:
-    """Which pairs of rows are equal, (B, B): equal answers, as the server can tell them without any label."""
+    """Pairs of equal rows, (B, B): equal answers, as the server can tell them without any label."""
     groups = cast("tuple[Tensor, Tensor]", torch.unique(v_apn.detach(), dim=0, return_inverse=True))  # pyright: ignore
     return same_answers(groups[1])
 

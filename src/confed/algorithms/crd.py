@@ -87,7 +87,7 @@ class CRD(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """As FedAvg; the banks, which the objective works on, go back to main memory."""
+        """FedAvg's local training; afterwards the memory banks go back to main memory."""
         reply = super().fit(client, message)
         if GROUP in client.state.tensors:
             client.state.tensors[GROUP] = {name: t.cpu() for name, t in client.state.tensors[GROUP].items()}

@@ -132,7 +132,7 @@ class FedDAT(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def effective_value(self, name: str) -> Any:
-        """As the method has it; temperature and beta that are not given have the preset's value, and alpha's."""
+        """Value of an option; by default temperature has the preset's value, and beta that of alpha."""
         value = super().effective_value(name)
         if value is None and name in ("temperature", "beta"):
             return TEMPERATURES[self.preset] if name == "temperature" else self.alpha
@@ -182,20 +182,20 @@ class FedDAT(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """As FedAvg; in its first round a client makes its own adapter."""
+        """FedAvg's local training; in its first round a client makes its own adapter."""
         if "private" not in client.state.tensors and self.local_init == "own":
             client.state.tensors["private"] = fresh_adapter(client, LOCAL)
         return super().fit(client, message)
 
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
-        """As FedAvg, with the adapters that ``inference`` names."""
+        """FedAvg's evaluation, with the adapters that ``inference`` names."""
         with adapters_of(client.model, "FedDAT").using(self._answering()):
             return super().evaluate(client, message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
-        """As FedAvg, with the adapters that ``inference`` names."""
+        """FedAvg's evaluation, with the adapters that ``inference`` names."""
         with adapters_of(client.model, "FedDAT").using(self._answering()):
             return super().examine(client, message)
 

@@ -104,7 +104,7 @@ class FedDC(Algorithm):
         return f"its correction is no mean of updates; set algorithm.correction to 'off', got {self.correction!r}"
 
     def reports(self, action: str) -> Report:
-        """Besides the loss what a client's change weighs in the gradient correction: 0 where it takes no part."""
+        """Reported scalars: the loss, and the weight of a client's change in the gradient correction (0 without it)."""
         return {**super().reports(action), "rate": Number(0, 1e12)}
 
     # Server ------------------------------------------------------------------------------------------------

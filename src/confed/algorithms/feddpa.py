@@ -124,7 +124,7 @@ class FedDPA(Algorithm):
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """In the sequential schedule asks every client to ``localise`` the final global adapter."""
+        """The action ``localise`` at every client after the last round, in the sequential schedule."""
         if self.schedule == "sequential":
             for _ in (yield [Call(c, "localise", self.broadcast(server, c)) for c in clients]):
                 pass
@@ -163,12 +163,12 @@ class FedDPA(Algorithm):
 
     @action
     def evaluate(self, client: Client, message: Message) -> Message:
-        """As FedAvg, with both adapters weighed for each input."""
+        """FedAvg's evaluation, with both adapters weighed for each input."""
         return super().evaluate(self._weighing(client), message)
 
     @action
     def examine(self, client: Client, message: Message) -> Message:
-        """As FedAvg, with both adapters weighed for each input."""
+        """FedAvg's evaluation, with both adapters weighed for each input."""
         return super().examine(self._weighing(client), message)
 
     def _with(self, client: Client, blend: Mapping[str, float]) -> Objective:
@@ -199,7 +199,7 @@ class FedDPA(Algorithm):
 
 
 class _Examples(nn.Module):
-    """What a client keeps of its examples.
+    """Stored representations of a client's examples.
 
     Args:
         count: S.

@@ -101,7 +101,7 @@ class FedDyn(Algorithm):
                 yield reply
 
         mean = self.average(server, noted())
-        # The sum over the cohort of theta - w; whoever did not answer kept its old h_k.
+        # The sum over the cohort of theta - w; clients that did not answer kept their old h_k.
         drift = {n: h + sum(answered) * (mean[n] - server.params[n]) for n, h in server.slots[DRIFT].items()}
         clients = server.clients or len(answered)
         params = mean | {n: mean[n] + h / clients for n, h in drift.items()}

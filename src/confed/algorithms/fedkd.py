@@ -83,7 +83,7 @@ class FedKD(Algorithm):
     compress_download: bool = True
 
     def energy(self, round: int, rounds: int) -> float:
-        """e(r): the share of a matrix's sum of squares that must be exceeded in a round, counted from 0."""
+        """Energy threshold e(r): share of a matrix's sum of squares to exceed in a round, counted from 0."""
         share = min((round + 1) / rounds, 1.0)
         low, high = sorted((float(self.energy_start), float(self.energy_end)))
         return min(max((1 - share) * self.energy_start + share * self.energy_end, low), high)
@@ -109,7 +109,7 @@ class FedKD(Algorithm):
         return "its clients send the factors of a compressed change, which can be neither clipped nor summed"
 
     def reports(self, action: str) -> Report:
-        """Besides the loss the share of energy that a client's compressed change keeps, e(r)."""
+        """Reported scalars: the loss, and the share of energy that a client's compressed change keeps, e(r)."""
         return {**super().reports(action), "energy": Number(*sorted((self.energy_start, self.energy_end)))}
 
     def rules(self, client: ClientInfo) -> Rules:
@@ -168,7 +168,7 @@ class FedKD(Algorithm):
                 yield replace(reply, message=Message(moved, reply.message.scalars))
 
     def _checked(self, energy: object) -> float:
-        """What a client says e(r) is.
+        """The share e(r) that a client reports.
 
         Raises:
             ValueError: it is no number between the method's bounds.

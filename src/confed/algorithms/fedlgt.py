@@ -24,17 +24,17 @@ always in evaluation mode.
 Label graph (the paper's future work). Where the model has one (``model.graph = true``), it is filled here. A client
 counts, while it trains in the first round it takes part in, how many of its n examples carry both labels of every pair,
 adds noise if asked to, and sends the counts divided by n, and n, in the graph's two tensors. The server's graph is the
-mean over all clients that have been counted so far, weighted by n: every client counts once, whoever takes part later,
-and before the first round ends the graph says that labels are independent. ``guidance = false`` has the graph without
-CA-MLE.
+mean over all clients that have been counted so far, weighted by n: every client counts once, even if it takes part
+again, and before the first round ends the graph says that labels are independent. ``guidance = false`` has the graph
+without CA-MLE.
 
 What the noise hides: N(0, s^2) on each of a client's C (C + 1) / 2 counts, which the server sees once per run. If no
 example has more than m labels, replacing one example by another moves the vector of counts by at most sqrt(m (m + 1))
 in the Euclidean norm, which is the sensitivity of this one release; a client's n examples together move it by at most
 n sqrt(C (C + 1) / 2). n itself is told, as in FedAvg, and the models that clients send are not noised: noise on the
 counts gives no privacy guarantee for the run as a whole. Here it is a function of the run's seed, so that runs can be
-repeated: whoever knows the seed can subtract it. Without noise a server sees how often each of a client's labels, and
-each pair, occurs.
+repeated: a party that knows the seed can subtract it. Without noise a server sees how often each of a client's labels,
+and each pair, occurs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -215,7 +215,7 @@ _NOTHING_KNOWN = (
 
 
 class _PairCounts:
-    """How many examples carry both labels of every pair, each example counted once however often it is seen.
+    """Co-occurrence counts of labels, with each example counted once.
 
     Args:
         total: number of the client's training examples.

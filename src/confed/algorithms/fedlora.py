@@ -84,7 +84,7 @@ _HELD, _HOLDERS, _LAST = "lora_held", "holders", "last_stack"
 
 @dataclass(frozen=True)
 class FedLoRA(Algorithm):
-    """FedAvg of LoRA's factors, or one of the better ways; heads stay at home.
+    """Federated LoRA with a choice of aggregation; answer heads are private.
 
     Attributes:
         preset: a variant by its name, which sets the next three; "" to choose them one by one.
@@ -227,7 +227,7 @@ class FedLoRA(Algorithm):
         return self.aggregate(server, replies)
 
     def broadcast(self, server: ServerState, client: ClientInfo) -> Message:
-        """What the client's model has, in the model's shapes: 0 beyond the client's rank, and D in full."""
+        """Parameters sent to a client, in the model's shapes: 0 beyond the client's rank, and D in full."""
         tensors = dict(super().broadcast(server, client).tensors)
         for name, dim in _factors(tensors):
             if client.id in self.ranks:
@@ -276,11 +276,11 @@ class FedLoRA(Algorithm):
         return replace(after, slots={**server.slots, _LAST: last, _HOLDERS: holders})
 
     def _addition(self, stacked: Factors, mean: Factors) -> Tensor:
-        """What a round adds to D: the mean update, or what the product of the mean factors lacks of it."""
+        """Increment of D in a round: the mean update, or its residual after the product of the mean factors."""
         return stacked[1] @ stacked[0] if self.aggregation == "stack" else residual(stacked, mean)
 
     def _own(self, client: ClientInfo, params: Params) -> dict[str, Tensor]:
-        """What the client sends: its rows of A and columns of B, and everything else that is shared but D."""
+        """Parameters that a client sends: its rows of A and columns of B, and all else that is shared but D."""
         shared = super().broadcast(ServerState(0, params), client).tensors
         return self._cut(client, {name: t for name, t in shared.items() if not name.endswith(f".{ADDED}")})
 
@@ -293,7 +293,7 @@ class FedLoRA(Algorithm):
         return cut
 
     def _download(self, server: ServerState, client: ClientInfo) -> Message:
-        """What is sent in a round: the client's part of what is shared, and how its D changes."""
+        """Message to a client in a round: its part of the shared parameters, and the change of D."""
         tensors = self._own(client, server.params)
         if not self._adds:
             return Message(tensors)

@@ -49,7 +49,7 @@ SCORES = "logits"
 
 @dataclass(frozen=True)
 class FedMD(Algorithm):
-    """Scores on public examples travel, models stay at home.
+    """Federated distillation through scores on public examples; models stay at their clients.
 
     Attributes:
         public: the unseen place whose examples are public.
@@ -198,7 +198,7 @@ class _Public:
                 yield batch
 
     def validation(self, batch_size: int) -> Iterator[Batch]:
-        """None."""
+        """No validation data."""
         yield from ()
 
     test = validation

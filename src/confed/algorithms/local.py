@@ -12,7 +12,7 @@ __all__ = ["LocalOnly"]
 
 @dataclass(frozen=True)
 class LocalOnly(Algorithm):
-    """Nothing is shared: the lower bound of every personal model."""
+    """Local-only training, the lower bound of personal models."""
 
     traits = Traits(
         label="Local only",

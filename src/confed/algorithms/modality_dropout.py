@@ -39,7 +39,7 @@ class ModalityDropout(Algorithm):
     rate: Annotated[float, BELOW_ONE] = 0.3
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model that needs all modalities."""
+        """Check that the model accepts missing modalities."""
         reads_absent(model, "Modality dropout")
         return self
 

@@ -69,7 +69,7 @@ class ModalityFill(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model that needs all modalities, and one that writes: its head reads no single vector.
+        """Check that the model accepts missing modalities and does not write captions.
 
         Raises:
             ValueError: the model writes captions, or needs all modalities.
@@ -121,7 +121,7 @@ class ModalityFill(Algorithm):
                         tokens.add({token: value}, count)
                 yield replace(reply, message=Message(rest, reply.message.scalars))
 
-        # Names that nobody sent keep the server's values.
+        # Names that no client sent keep the server's values.
         mean = tokens.result(self.average(server, noted()))
         stepped = self.server.step(server, mean)
         # A mean is no weight: the server's optimiser has no part in it.
@@ -205,7 +205,7 @@ class _Fusion(Slots):
         )
 
     def stand_in(self, name: str) -> Tensor:
-        """What fills the slot of a missing modality, (D,)."""
+        """Stand-in for a missing modality, (D,)."""
         if name in self.tokens:
             return cast(Tensor, self.tokens[name])
         if name in self.means:
@@ -213,7 +213,7 @@ class _Fusion(Slots):
         return self.dense.weight.new_zeros(self.width)
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """z, (B, D)."""
+        """Fused representation z, (B, D)."""
         like = next(iter(seen.values()))
         gaps = {name: self.stand_in(name).to(like.dtype).expand_as(like) for name in self.slots if name not in seen}
         return self.fused({**gaps, **seen})

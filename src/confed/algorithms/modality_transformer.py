@@ -74,7 +74,7 @@ class ModalityTransformer(Algorithm):
     )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model without maps that can be partly local.
+        """Check that the model's maps of modalities can be partly local.
 
         Raises:
             ValueError: the model's maps of modalities cannot be partly local.

@@ -46,7 +46,7 @@ MIDDLE = "shared_projection"
 
 @dataclass(frozen=True)
 class PFedMMA(Algorithm):
-    """Only the middle projections of the adapters travel.
+    """Federated averaging of the middle projections of adapters.
 
     Attributes:
         scale: alpha, the factor on what an adapter adds. MMA's is far below 1 because its adapters start with large
@@ -66,7 +66,7 @@ class PFedMMA(Algorithm):
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model without adapters."""
+        """Check that the model has adapters."""
         adapters_of(model, "pFedMMA")
         return self
 

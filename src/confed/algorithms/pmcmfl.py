@@ -16,7 +16,7 @@ Resolutions, ours:
 
 - r_m are the features of the backbone when it is given that modality alone (the authors' BEiT-3 reads both at once), so
   that every model works which takes batches without some modalities.
-- When an example whose class nobody tells lacks a modality, its slot holds sum over c of q_c p_m[c]; q is the softmax,
+- When an example of unknown class lacks a modality, its slot holds sum over c of q_c p_m[c]; q is the softmax,
   over a temperature, of the cosines between what is there and its own modality's prototypes.
 - Prototypes count every example the same; the authors weigh clients by their numbers of examples. How many examples of
   each class a client has is sent with its prototypes.
@@ -80,7 +80,7 @@ class PmcmFL(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Refuses a model that needs all modalities, and a task without one right answer."""
+        """Check that the model accepts missing modalities and that the task has one right answer."""
         reads_absent(model, "PmcmFL")
         feature_width(model, "PmcmFL")
         _labelled(task)
@@ -131,7 +131,7 @@ class PmcmFL(Algorithm):
         for name, count in counts.items():
             before = params[PROTOTYPES + name]
             mean = (sums[name] / count.clamp(min=1).unsqueeze(1)).to(before.dtype)
-            # A class that nobody of this cohort has keeps its prototype.
+            # A class that no client of this cohort has keeps its prototype.
             params[PROTOTYPES + name] = torch.where(count.unsqueeze(1) > 0, mean, before)
         return replace(server, round=server.round + 1, params=params)
 
@@ -211,7 +211,7 @@ class _Fusion(Slots):
         self.prototypes = nn.ParameterDict({name: torch.zeros(classes, width) for name in (*slots, FUSED)})
 
     def stand_in(self, name: str, seen: Mapping[str, Tensor], labels: Tensor | None) -> Tensor:
-        """What fills the slot of a missing modality, (B, D)."""
+        """Stand-in for a missing modality, (B, D)."""
         prototypes = self.prototypes[name].detach()
         if labels is not None:
             return prototypes[labels]
@@ -219,7 +219,7 @@ class _Fusion(Slots):
         return (torch.stack(q).mean(dim=0) @ prototypes.float()).to(prototypes.dtype)
 
     def forward(self, seen: Mapping[str, Tensor], labels: Tensor | None = None) -> Tensor:
-        """z, (B, D)."""
+        """Fused representation z, (B, D)."""
         filled = {name: seen[name] if name in seen else self.stand_in(name, seen, labels) for name in self.slots}
         return self.fused(filled)
 
@@ -233,7 +233,7 @@ def _fused(model: nn.Module, batch: Batch, labels: Tensor | None) -> tuple[dict[
 
 
 def _answer(model: nn.Module, batch: Batch) -> Output:
-    """The model's pass where nobody tells the classes."""
+    """Forward pass without known classes."""
     return _fused(model, batch, None)[1]
 
 

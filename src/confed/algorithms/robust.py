@@ -47,7 +47,7 @@ class Robust(Algorithm):
     malicious: Annotated[int, NOT_NEGATIVE] = 1
 
     def unsupported_reason(self, protection: Protection) -> str:
-        """What does not go with its rule."""
+        """Reason why a protection does not go with the rule."""
         if protection == "robust":
             return "the method has a rule of its own, algorithm.rule; or take fedavg"
         privacy = self.update_privacy

@@ -124,7 +124,7 @@ class SplitLearning(Algorithm):
         return "its clients send activations batch by batch; algorithm.privacy clips and noises these"
 
     def reports(self, action: str) -> Report:
-        """Besides the loss whether a client has sent its last batch of the round."""
+        """Reported scalars: the loss, and whether a client has sent its last batch of the round."""
         return {**super().reports(action), "done": Flag()}
 
     def rules(self, client: ClientInfo) -> Rules:
