@@ -57,7 +57,7 @@ def private_folder(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
-    """Removes what killed processes had begun to write, and nobody would ever finish.
+    """Removal of incomplete files of killed processes.
 
     Args:
         folder: where no other process is writing: this one has locked it.

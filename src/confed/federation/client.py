@@ -77,7 +77,7 @@ class Client:
         initial_private: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
         journal: what a site of a federation across machines remembers for good; None in the simulator.
-        signer: by what a site is known to other sites; None where nobody signs anything.
+        signer: by what a site is known to other sites; None where messages are not signed.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 

@@ -18,7 +18,7 @@ class Traits:
         centralised: one party holds all training data: a bound, which no table ranks.
         communicates: clients send something; False where each trains alone.
         has_global: there is a global model.
-        has_personal: clients keep models of their own; where they do not, the global one is everybody's.
+        has_personal: clients keep models of their own; where they do not, the global one serves all.
         private_heads: the global model answers with each client's private head, so places without one are not asked.
         splits: a client holds only a part of the model, and sends activations batch by batch.
         rows_up: kinds of rows that a client sends per example and step across the cut; 0 where nothing is split.

@@ -77,7 +77,7 @@ class UpdatePrivacy:
         delta: of the (epsilon, delta) that reports give; well below one over the number of clients.
         adjacency: what two neighbouring federations differ in: a client is another one ("replace"), or its updates
             are zero ("zero-out").
-        repeatable: noise is a function of the run's seed, so that a run can be repeated; whoever knows the seed can
+        repeatable: noise is a function of the run's seed, so that a run can be repeated; a party with the seed can
             subtract it. False: the operating system draws every number, as it does across machines in any case.
     """
 
@@ -126,7 +126,7 @@ class UpdatePrivacy:
             rng: for the noise, None for the operating system's; not drawn from where ``noise`` is 0. Names are drawn
                 in the order of ``sent``.
             changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
-            among: at the server, name -> the number of clients that share its noise; at the client nobody does.
+            among: at the server, name -> the number of clients that share its noise; at the client none do.
         """
         origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
         moved = {n: sent[n].double() - origins[n].double() for n in _floating(sent)}
@@ -158,7 +158,7 @@ class UpdatePrivacy:
                 return released
             for name in over:
                 kept = _rounded(sent[name], origins[name], moved[name], scale := scales[name] * (1 - slack))
-                if slack >= COARSE:  # nobody moves further than before rounding, so that neither does the whole
+                if slack >= COARSE:  # no client moves further than before rounding, so that neither does the whole
                     far = (kept.double() - origins[name].double()).abs() > (scale * moved[name]).abs()
                     kept = torch.where(far, origins[name], kept)
                 released[name] = kept
