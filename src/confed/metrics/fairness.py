@@ -39,7 +39,7 @@ class Hurt:
     Attributes:
         share: their share of all clients.
         clients: who they are, the most hurt first.
-        worst: the largest loss, 0 if nobody is hurt.
+        worst: the largest loss, 0 if no client loses.
         n: number of clients.
     """
 

@@ -144,7 +144,7 @@ def _chunks(resamples: int, width: int) -> list[int]:
 
 
 def bootstrap_of(difference: float, resampled: np.ndarray, n: int, confidence: float = 0.95) -> Bootstrap:
-    """Interval and p-value from differences that somebody else has resampled, of any statistic.
+    """Interval and p-value from resampled differences of any statistic.
 
     Raises ``ValueError``: there is no resample, or a confidence outside (0, 1).
 
