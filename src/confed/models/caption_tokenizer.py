@@ -143,7 +143,7 @@ def train_pieces(texts: Iterable[str], file: Path, size: int) -> int:
     Texts are read one after the other; at most a million of them, drawn by the library with a fixed seed, decide.
 
     Args:
-        texts: what to learn from: texts that are nobody's secret, such as a federation's public split.
+        texts: what to learn from: public texts, such as a federation's public split.
         file: the model file to write.
         size: number of pieces.
 

@@ -47,7 +47,7 @@ CHANNELS_PER_GROUP = 16
 
 
 class Constants(nn.Module):
-    """A module whose buffers are constants, which nobody needs to send; other modules' are running statistics."""
+    """A module whose buffers are constants, which need not be sent; other modules' are running statistics."""
 
 
 def constant_names(model: nn.Module) -> set[str]:
