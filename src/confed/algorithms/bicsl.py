@@ -101,7 +101,7 @@ class BiCSL(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Learns the servers' modules and the loss.
+        """Setup of the servers' modules and the loss.
 
         Raises:
             ValueError: the model is not in four parts, the task has no contrastive loss, or rows are to be noised that
@@ -284,7 +284,7 @@ class BiCSL(Algorithm):
 
     @action
     def receive(self, client: Client, message: Message) -> Message:
-        """Takes the averaged part and gets ready for the first batch."""
+        """Client action: reception of the averaged part before the first batch."""
         own = client.state.tensors.get("answers", {}) if self.own_answers else {}
         client.load({**message.tensors, **own})
         moments = client.state.tensors.get("moments") if self.keep_moments else None
@@ -293,7 +293,7 @@ class BiCSL(Algorithm):
 
     @action
     def step(self, client: Client, message: Message) -> Message:
-        """Applies the gradients of an earlier batch; replies with the activations of the next.
+        """Client action: update with an earlier batch's gradients; the reply has the next batch's activations.
 
         The scalar ``done`` of the reply says that there are no more batches, and that all gradients have come.
         """

@@ -32,7 +32,7 @@ class FedAvgFT(Algorithm):
     )
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Asks every client to ``personalise`` the final global model."""
+        """The action ``personalise`` at every client, on the final global model."""
         replies = yield [
             Call(c, "personalise", Message(self.broadcast(server, c).tensors, {"epochs": self.finetune_epochs}))
             for c in clients

@@ -39,7 +39,7 @@ class FedBN(Algorithm):
     traits = Traits(has_global=False, neutral="normalisation layers are never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the normalisation layers that the model trains.
+        """Setup of the normalisation layers that the model trains.
 
         Raises:
             ValueError: the model trains no normalisation layer.

@@ -139,7 +139,7 @@ class FedDAT(Algorithm):
         return value
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the shared adapter and the heads in the model.
+        """Setup of the shared adapter and the heads of the model.
 
         Raises:
             ValueError: the model has no adapters, or none of the name, or does not say what its head is.
@@ -259,7 +259,7 @@ class FedDAT(Algorithm):
         return {LOCAL: 1.0} if (self.inference, self.teacher) == ("both", "local") else blends[self.inference]
 
     def _hold_anchor(self, client: Client) -> None:
-        """Puts the values received into an adapter that is neither trained, nor stored, nor sent.
+        """Copy of the received values into an adapter that is neither trained, nor stored, nor sent.
 
         The workspace gets it with the first training and not in :meth:`add_modules`: the federation does not know its
         tensors, and what they held before means nothing.

@@ -204,7 +204,7 @@ class FedDC(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains against penalty and correction, then moves h_k and g_k."""
+        """Local training with penalty and correction, followed by updates of h_k and g_k."""
         shared = {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)}
         share = message.positive("share")
         client.load(shared)

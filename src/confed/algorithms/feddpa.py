@@ -53,7 +53,7 @@ LOCAL, EXAMPLES = "local", "feddpa_examples"
 
 @dataclass(frozen=True)
 class FedDPA(Algorithm):
-    """FedAvg of one adapter, beside which every client trains one of its own.
+    """FedAvg of one adapter, with a second, local adapter at every client.
 
     A round costs a client twice what plain averaging of adapters costs (iterative), or the same and one more training
     at the end (sequential).
@@ -88,7 +88,7 @@ class FedDPA(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the averaged adapter and the heads in the model.
+        """Setup of the averaged adapter and the heads of the model.
 
         Raises:
             ValueError: the model has no adapters, or none of the name, or does not say what its head is.
@@ -134,7 +134,7 @@ class FedDPA(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains the local adapter beside the global one (iterative, from the second round on), then the global one."""
+        """Local training: the local adapter (iterative schedule, from the second round on), then the global one."""
         if "private" not in client.state.tensors:
             client.state.tensors["private"] = fresh_adapter(client, LOCAL)
         client.load(message.tensors)
@@ -151,7 +151,7 @@ class FedDPA(Algorithm):
 
     @action
     def localise(self, client: Client, message: Message) -> Message:
-        """Trains the local adapter, alone, from the global one's values; sends nothing but the loss."""
+        """Training of the local adapter alone, from the global one's values; only the loss is sent."""
         client.load(message.tensors)
         start = {n.replace(f".{self.adapter}.", f".{LOCAL}."): value for n, value in client.incoming.items()}
         copy_into([client.tensors[n] for n in start], list(start.values()))
@@ -180,7 +180,7 @@ class FedDPA(Algorithm):
         return losses
 
     def _remember_examples(self, client: Client) -> None:
-        """Fills the rows with the present representations of S random training examples (zeros where it has fewer)."""
+        """Storage of the representations of S random training examples (zeros if the client has fewer)."""
         memory = client.tensors[f"{EXAMPLES}.features"]
         batch = to_device(next(iter(client.data.train(self.examples, client.rng("examples")))), memory.device)
         client.model.eval()

@@ -70,7 +70,7 @@ class FedDyn(Algorithm):
     )
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Notes which tensors are statistics of the data and no parameters."""
+        """Setup of the tensors that are statistics of the data and not parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
     # Server ------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class FedDyn(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains against the regulariser, then adds the move to h_k."""
+        """Local training with the regulariser, followed by the update of h_k."""
         client.load(message.tensors)
         drift = client.state.tensors.get(DRIFT) or self._zeros(client)
         loss = train(client, self._regularised(client, drift, self.alpha / message.positive("share")))

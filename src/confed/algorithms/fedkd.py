@@ -89,7 +89,7 @@ class FedKD(Algorithm):
         return min(max((1 - share) * self.energy_start + share * self.energy_end, low), high)
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Adds the mentor, a copy of the model; what the model does not train exists once."""
+        """Addition of the mentor, a copy of the model that shares its frozen parameters."""
         frozen = frozen_names(model)
         state = model.state_dict(keep_vars=True)
         mentor = copy.deepcopy(model, {id(t): t for name, t in state.items() if name in frozen})
@@ -119,7 +119,7 @@ class FedKD(Algorithm):
     # Server ------------------------------------------------------------------------------------------------
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Sends the model or its change, averages the clients' changes, compresses the result."""
+        """Round with compressed changes: download, averaging of the clients' changes, and compression."""
         replies = yield [Call(client, "fit", self._download(server, client)) for client in cohort]
         heard: dict[str, float] = {}
         after = self.aggregate(server, self._read(server, replies, heard))
@@ -146,7 +146,7 @@ class FedKD(Algorithm):
         return Message(own, {"round": server.round})
 
     def _read(self, server: ServerState, replies: Iterable[Reply], heard: dict[str, float]) -> Iterator[Reply]:
-        """Replies with the clients' models instead of compressed changes; one that cannot be read is an error.
+        """Replies with the clients' models in place of compressed changes; unreadable ones become errors.
 
         Args:
             server: the state that the clients started from.
@@ -182,7 +182,7 @@ class FedKD(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains mentor and mentee; keeps the mentor, as its personal model too; sends the mentee's change."""
+        """Local training of mentor and mentee; the mentor stays as personal model, the mentee's change is sent."""
         received = self._receive(client, message)
         client.load(received)
         loss = train(client, self.objective(client))
@@ -215,7 +215,7 @@ class FedKD(Algorithm):
         return received
 
     def objective(self, client: Client) -> Objective:
-        """L_t + L_s."""
+        """Sum of both distillation losses, L_t + L_s."""
         mentor = client.model.get_submodule(MENTOR)
 
         def losses(model: nn.Module, batch: Batch) -> Iterator[Tensor]:

@@ -66,7 +66,7 @@ COUNTED = "label graph"
 
 @dataclass(frozen=True)
 class FedLGT(Algorithm):
-    """FedAvg with CA-MLE. A round costs a client one pass more over its examples, without gradients.
+    """FedAvg with CA-MLE, at the cost of one more pass over the examples per round, without gradients.
 
     Attributes:
         preset: "paper" or "code"; see above.
@@ -90,7 +90,7 @@ class FedLGT(Algorithm):
     graph: str = ""
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the model's label graph.
+        """Setup of the model's label graph.
 
         Raises:
             ValueError: there is nothing to guide, as the model reads no label states or none are known in training;
@@ -169,7 +169,7 @@ class FedLGT(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains as FedAvg does; the first time a client takes part it also counts its labels for the graph."""
+        """FedAvg's local training; in its first round a client also counts its labels for the graph."""
         if not self.graph:
             return super().fit(client, message)
         client.load(message.tensors)

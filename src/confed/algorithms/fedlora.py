@@ -145,7 +145,7 @@ class FedLoRA(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the heads, and checks that the model has LoRA of sufficient rank.
+        """Setup of the heads, with a check that the model has LoRA of sufficient rank.
 
         Raises:
             ValueError: the model trains no LoRA factors, or a rank is too large.
@@ -171,7 +171,7 @@ class FedLoRA(Algorithm):
         return replace(self, head=private_head(model, self.head, "FedLoRA"))
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Gives every layer with LoRA the matrix D, where the aggregation adds to weights."""
+        """Addition of the matrix D to layers with LoRA, where the aggregation adds to weights."""
         if not self._adds:
             return
         tensors = named_tensors(model)
@@ -216,7 +216,7 @@ class FedLoRA(Algorithm):
         return 1.0 if self.weighting == "uniform" else float(reply.client.num_examples)
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Asks every client of the cohort to ``fit``; every message has the client's own rank."""
+        """Round of the action ``fit``, with messages in each client's own rank."""
         absent = sorted(set(self.ranks) - {client.id for client in cohort})
         if absent and not server.round and len(cohort) == server.clients:  # who may join later is not known here
             names = ", ".join(client.id for client in cohort)
@@ -312,7 +312,7 @@ class FedLoRA(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains from what was received; keeps what is private, and D; sends its part of what is shared."""
+        """Local training; private parameters and D stay, the client's part of shared ones is sent."""
         received = self._receive(client, message)
         client.load(received)
         if client.info.id in self.ranks:  # factors that are not shared have their initial values beyond the rank

@@ -77,7 +77,7 @@ class FedMD(Algorithm):
         return self.public
 
     def with_public_data(self, examples: int, answers: int) -> "FedMD":
-        """Remembers what shape scores of the public examples have."""
+        """Setup of the shape of scores on public examples."""
         told = replace(self)
         object.__setattr__(told, "scored", (examples, answers))
         return told
@@ -93,7 +93,7 @@ class FedMD(Algorithm):
     # Server ------------------------------------------------------------------------------------------------
 
     def round(self, server: ServerState, cohort: Sequence[ClientInfo]) -> Flow:
-        """Asks for scores, averages them, and hands the mean to those who gave some."""
+        """Round: collection of scores, averaging, and distillation from the mean at the clients that sent some."""
         expects = None
         if self.scored is not None:
             examples, answers = self.scored
@@ -141,7 +141,7 @@ class FedMD(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Digests the mean of the scores, then trains on the client's own examples."""
+        """Distillation from the mean of the scores, then training on the client's own examples."""
         client.load({})
         public = _Public(client, self._chosen(client), message.tensors[SCORES])
         train(replace(client, data=public), _digest, self.digest_epochs, order="digest")

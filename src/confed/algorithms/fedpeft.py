@@ -40,7 +40,7 @@ class FedPEFT(Algorithm):
     traits = Traits(private_heads=True, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the heads in the model."""
+        """Setup of the heads of the model."""
         return replace(self, head=private_head(model, self.head, "FedPEFT"))
 
     def rules(self, client: ClientInfo) -> Rules:

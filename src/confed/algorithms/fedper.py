@@ -33,7 +33,7 @@ class FedPer(Algorithm):
     traits = Traits(has_global=False, neutral="the head is never shared")
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the head in the model."""
+        """Setup of the head of the model."""
         return replace(self, head=private_head(model, self.head, "FedPer"))
 
     def rules(self, client: ClientInfo) -> Rules:

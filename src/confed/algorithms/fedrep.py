@@ -43,7 +43,7 @@ class FedRep(Algorithm):
     traits = Traits(has_global=False, neutral="the head is never shared", search={"head_epochs": (1, 2)})
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the head in the model."""
+        """Setup of the head of the model."""
         return replace(self, head=private_head(model, self.head, "FedRep"))
 
     def rules(self, client: ClientInfo) -> Rules:
@@ -58,7 +58,7 @@ class FedRep(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains the head, then the body; keeps the one and sends the other."""
+        """Local training of the head, which stays, then of the body, which is sent."""
         client.load(message.tensors)
         with _still(client, Scope.SHARED):
             train(client, self.objective(client), self.head_epochs, order="order of the head")
@@ -70,7 +70,7 @@ class FedRep(Algorithm):
 
 @contextmanager
 def _still(client: Client, scope: Scope) -> Generator[None]:
-    """Parameters of that scope are not trained inside the block."""
+    """Context in which parameters of a scope are not trained."""
     parameters = [client.tensors[n] for n in client.names(scope) if client.tensors[n].requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -83,7 +83,7 @@ class ModalityFill(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Puts the fusion, with what stands in, between backbone and head."""
+        """Insertion of the fusion, with stand-ins, between backbone and head."""
         slots = modalities_of(named_tensors(model))
         model.add_module(FUSION, _Fusion(slots, feature_width(model, "Fill-in"), self.kind, rng))
         # A partial object refers to the copy where the model is copied.
@@ -132,7 +132,7 @@ class ModalityFill(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains, and sends beside the weights what concerns the stand-ins."""
+        """Local training; the reply has the weights and the statistics of stand-ins."""
         client.load(message.tensors)
         slots, read = _fusion(client.model).slots, Counter[str]()
         loss = train(client, _counting(client, slots, read))

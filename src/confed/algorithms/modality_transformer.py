@@ -49,7 +49,7 @@ class _PartlyLocal(Protocol):
     """A model whose maps ``embed.<m>.shared`` can get a local part ``embed.<m>.local``."""
 
     def personalise_maps(self, lam: float) -> None:
-        """Adds the local maps, with the values of the shared ones."""
+        """Addition of the local maps, with the values of the shared ones."""
         ...
 
 
@@ -87,7 +87,7 @@ class ModalityTransformer(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Gives every map its local part.
+        """Addition of a local part to every map.
 
         Raises:
             ValueError: the model's maps of modalities cannot be partly local.
@@ -108,7 +108,7 @@ class ModalityTransformer(Algorithm):
         return {name.replace(SHARED, LOCAL): t for name, t in maps.items()}
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Asks every client to fine-tune the final model on its own examples."""
+        """Fine-tuning of the final model at every client, on its own examples."""
         if not self.finetune_epochs:
             return server
         replies = yield [

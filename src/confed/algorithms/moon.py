@@ -56,7 +56,7 @@ class MOON(Algorithm):
     projection: bool = True
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Checks that the width of the features can be read off the model's answer head.
+        """Check that the width of the features can be read off the model's answer head.
 
         Raises ``ValueError``: there is a projection to make, and the model does not say where its answer head is.
         """
@@ -65,7 +65,7 @@ class MOON(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Adds the projection."""
+        """Addition of the projection."""
         if self.mu and self.projection:
             width = feature_width(model, "MOON")
             layers = _linear(width, width, rng), nn.ReLU(), _linear(width, WIDTH, rng)
@@ -90,7 +90,7 @@ class MOON(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains as FedAvg does, and keeps the result for the next round's contrast."""
+        """FedAvg's local training, whose result is kept for the next round's contrast."""
         reply = super().fit(client, message)
         if self.mu:
             # The upload is a copy of what was trained: it is kept as it is, without another copy.

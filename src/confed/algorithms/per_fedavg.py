@@ -68,7 +68,7 @@ class PerFedAvg(Algorithm):
         return look_ahead(client, self.alpha, hessian=self.variant == "hf", delta=self.delta)
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """Asks every client to ``personalise`` the final global model."""
+        """The action ``personalise`` at every client, on the final global model."""
         return (yield from adapt_everywhere(self, server, clients)) if self.adapt_steps else server
 
     @action

@@ -71,7 +71,7 @@ class PFedMMA(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Puts the projections S between the two matrices of every adapter.
+        """Insertion of the projections S between the two matrices of every adapter.
 
         Their initial values are those of the authors' code: N(0, 2 / r), biases 0.
         """

@@ -87,7 +87,7 @@ class PmcmFL(Algorithm):
         return self
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Puts the fusion, with the prototypes, between backbone and head."""
+        """Insertion of the fusion, with the prototypes, between backbone and head."""
         head = model.get_submodule(head_name(model))
         answers = [p for p in head.parameters() if p.ndim == 2][-1].shape[0]
         slots = modalities_of(named_tensors(model))
@@ -157,7 +157,7 @@ class PmcmFL(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains, makes the prototypes of the client's own examples, and sends them beside the weights."""
+        """Local training; the reply has the weights and the prototypes of the client's examples."""
         client.load(message.tensors)
         loss = train(client, self.objective(client))
         client.remember()

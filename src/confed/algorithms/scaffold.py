@@ -71,7 +71,7 @@ class Scaffold(Algorithm):
     statistics: tuple[str, ...] = field(default=(), kw_only=True)
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Notes which tensors are statistics of the data and no parameters."""
+        """Setup of the tensors that are statistics of the data and not parameters."""
         return replace(self, statistics=tuple(name for name, _ in model.named_buffers()))
 
     # Server ------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Scaffold(Algorithm):
 
     @action
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains with the corrected gradient, renews c_k, and sends its change beside the weights.
+        """Local training with the corrected gradient; the reply has the weights and the change of c_k.
 
         Raises:
             ValueError: the model's buffers are unknown because :meth:`configure` was not called.

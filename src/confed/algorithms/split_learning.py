@@ -89,7 +89,7 @@ class SplitLearning(Algorithm):
     # Before anything runs ----------------------------------------------------------------------------------
 
     def configure(self, model: nn.Module, task: Task) -> Self:
-        """Finds the answer head, and learns the server's layers.
+        """Setup of the answer head and the server's layers.
 
         Raises:
             ValueError: the model does not name its answer head or has several, the loss is not one over answers, or
@@ -113,7 +113,7 @@ class SplitLearning(Algorithm):
         return method
 
     def add_modules(self, model: nn.Module, rng: torch.Generator) -> None:
-        """Puts the server's layers between the features and the answer head."""
+        """Insertion of the server's layers between the features and the answer head."""
         width = feature_width(model, "Split learning")
         top = model.get_submodule(self.head)
         model.set_submodule(self.head, _Head(_layers(width, self.hidden, rng), top))
@@ -253,14 +253,14 @@ class SplitLearning(Algorithm):
 
     @action
     def receive(self, client: Client, message: Message) -> Message:
-        """Takes the averaged part and gets ready for the first batch."""
+        """Client action: reception of the averaged part before the first batch."""
         client.load(message.tensors)
         Half(client, self._bottom).keep(client)
         return Message()
 
     @action
     def step(self, client: Client, message: Message) -> Message:
-        """Applies the gradients of the last batch; replies with h of the next, or with ``done``."""
+        """Client action: update with the last batch's gradients; the reply has h of the next one, or ``done``."""
         half = Half.of(client, self._bottom)
         if message.tensors:
             half.learn(message.tensors, client)
@@ -270,7 +270,7 @@ class SplitLearning(Algorithm):
 
     @action
     def top(self, client: Client, message: Message) -> Message:
-        """The client's last layer on the server's z; replies with dL/dz."""
+        """Client action: the client's last layer on the server's z; the reply has dL/dz."""
         half = Half.of(client, self._bottom)
         step, batch = half.current
         z = message.tensors["z"].to(half.device).requires_grad_()
@@ -285,7 +285,7 @@ class SplitLearning(Algorithm):
 
     @action
     def send(self, client: Client, message: Message) -> Message:
-        """The trained part, for the auxiliary server."""
+        """Client action: upload of the trained part to the auxiliary server."""
         loss = Half.of(client, self._bottom).close(client)
         return client.upload(loss=loss)
 

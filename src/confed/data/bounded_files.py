@@ -37,12 +37,12 @@ _UNPACKING = (zlib.error, lzma.LZMAError)
 
 
 def most_pixels() -> int:
-    """Pixels that a picture may have: 64 million, or what ``CONFED_MOST_PIXELS`` says."""
+    """Largest number of pixels of a picture: 64 million, or ``CONFED_MOST_PIXELS``."""
     return _bound("CONFED_MOST_PIXELS", _PIXELS)
 
 
 def most_array_bytes() -> int:
-    """Bytes that one array may take in memory: 8 GiB, or what ``CONFED_MOST_ARRAY_BYTES`` says."""
+    """Largest size of an array in memory in bytes: 8 GiB, or ``CONFED_MOST_ARRAY_BYTES``."""
     return _bound("CONFED_MOST_ARRAY_BYTES", _BYTES)
 
 

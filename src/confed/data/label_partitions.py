@@ -137,7 +137,7 @@ def users_within(
     sigma: float = 1.0,
     largest: int = 40,
 ) -> Owners:
-    """Cuts groups (scenes) into users with few rows each, as the users of FLAIR have.
+    """Division of groups (scenes) into users with few rows each, as in FLAIR.
 
     User sizes are log-normal, rounded, at least 1 and at most ``largest``; a group's last user takes what is left.
 

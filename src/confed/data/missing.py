@@ -72,7 +72,7 @@ class Missing:
 
 
 def missing_of(section: object, where: str = "data.missing") -> Missing:
-    """Checks a section ``data.missing``.
+    """Validated options of a section ``data.missing``.
 
     Args:
         section: its keys: modalities with rates, ``when``, ``fill``, and clients with tables of rates and ``when``.

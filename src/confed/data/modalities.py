@@ -64,7 +64,7 @@ def modalities_of(dataset: FederatedDataset) -> dict[str, tuple[str, ...]]:
 
 
 def check_ownership(dataset: FederatedDataset) -> None:
-    """Checks what clients are said to own against what their examples have.
+    """Check of the declared modalities of clients against those of their examples.
 
     Raises:
         ValueError: an unknown modality or client, a client of which nothing is said, a modality that a client owns

@@ -168,7 +168,7 @@ def mirror(
     groups: Sequence | np.ndarray | None = None,
     other_groups: Sequence | np.ndarray | None = None,
 ) -> Owners:
-    """Deals a second table (the test split) so that every client's label mix follows its share of the first.
+    """Partition of a second table (the test split) with each client's label distribution of the first.
 
     Of each class a client gets its share of the first table's groups, rounded up or down at random
     (systematic sampling); every client gets at least one group.

@@ -95,7 +95,7 @@ def empty_table(count: int, size: int) -> np.ndarray:
 
 
 def fill_table(table: np.ndarray, pictures: Iterable[np.ndarray], first: int = 0) -> None:
-    """Writes pictures into consecutive rows of a table, resized to its pictures' size.
+    """Storage of pictures in consecutive rows of a table, resized to its pictures' size.
 
     Args:
         table: uint8, shape (M, S, S, 3), changed in place.

@@ -28,7 +28,7 @@ _Files = PictureFiles | LazyPictures
 
 
 def leave_out_unreadable(dataset: FederatedDataset) -> FederatedDataset:
-    """Leaves out the examples of all roles that show a picture which cannot be read; warns of them in one line.
+    """Removal of examples with unreadable pictures from all roles, with a warning in one line.
 
     All pictures of a table are checked, not only those of the examples at hand, so that the verdict serves every seed.
     Where no region features come with the pictures, tables are made anew without those that were left out.

@@ -88,7 +88,7 @@ class StoredRegions:
 def write_regions(
     file: Path, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], precision: str = "float16"
 ) -> None:
-    """Writes a file row by row, so that any number of pictures fits; it and its index appear only when complete.
+    """Writing of a region file row by row, for any number of pictures; it and its index appear only when complete.
 
     Args:
         file: where to; the index goes beside it.
@@ -136,7 +136,7 @@ def write_regions(
 def _write_rows(
     out: BinaryIO, index: RegionIndex, rows: Iterable[tuple[np.ndarray, np.ndarray]], kind: np.dtype, first: int
 ) -> None:
-    """Writes the rows of both tables, of which the first begins at the byte ``first``.
+    """Writing of the rows of both tables, of which the first begins at the byte ``first``.
 
     Raises:
         ValueError: the pictures are not as many as announced, shapes are wrong, or a feature is beyond float16.

@@ -70,7 +70,7 @@ GLOSSARY: Mapping[str, str] = {
 
 
 def write_report(folder: Path) -> Path:
-    """Writes ``report.html`` into a run or a study folder.
+    """Export of ``report.html`` to the folder of a run or study.
 
     What is missing, as after an interrupted run, is named in the report and left out.
 

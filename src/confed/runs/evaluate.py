@@ -166,7 +166,7 @@ def _models(
 
 
 def _report(progress: Progress, setup: Setup, model: str, place: str, how: str = "") -> None:
-    """Reports that one model was evaluated on the test data of one client or unseen place."""
+    """Progress report of one model's evaluation at one client or unseen place."""
     text = f"evaluated the {model} model on {place}{how}"
     progress(RunProgress(setup.rounds, setup.rounds, "evaluated", text))
 
@@ -178,7 +178,7 @@ def _with_less(
     run_data: RunData,
     progress: Progress,
 ) -> None:
-    """Tries models at home with every set of modalities."""
+    """Evaluation of models at their own client with every set of modalities."""
     broad = widest(run_data.unseen)
     jobs: list[tuple[Key, str, Mapping[str, Tensor]]] = []
     for key, tensors, _ in at_home:
@@ -207,7 +207,7 @@ def _with_controls(
     run_data: RunData,
     progress: Progress,
 ) -> None:
-    """Tries models at home with other examples' inputs, and with blank pictures."""
+    """Evaluation of models at their own client under control conditions."""
     views: dict[str, list[Job]] = {}
     for job in at_home:
         views.setdefault(job[0][0], []).append(job)

@@ -33,7 +33,7 @@ def ledger_of(algorithm: Algorithm, run: RunSection, history: Sequence[Mapping[s
 
 
 def line_of(ledger: PrivacyLedger, round: int, asked: Sequence[str], present: int) -> dict[str, Any]:
-    """Enters a round into the ledger; its field in the history: who was asked, and the epsilon of each so far."""
+    """Ledger entry of a round, and its field in the history: the clients asked, with the epsilon of each so far."""
     ledger.add(round, asked, present)
     epsilon = {name: ledger.epsilon(name) for name in asked}
     return {FIELD: {"asked": list(asked), "present": present, "epsilon": epsilon}}

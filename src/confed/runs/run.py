@@ -42,7 +42,7 @@ __all__ = ["Runner", "load_data", "load_run", "prepare", "run"]
 
 @alone
 def run(recipe: Recipe, root: Path, *, resume: bool = False, progress: Progress = ignore) -> dict[str, Any]:
-    """Runs a single-run recipe into a folder, or continues one.
+    """Execution of a single-run recipe into a folder, or its continuation.
 
     Raises ``CorruptCheckpoint``: there are checkpoints and none is sound.
 
@@ -191,7 +191,7 @@ class Runner:
         return servers, 0
 
     def _after(self, simulation: Simulation, record: RoundRecord) -> None:
-        """Writes down a round, evaluates and checkpoints where it is time."""
+        """Record of a round, with evaluation and checkpoint where due."""
         check_held(self.folder.root)
         self.folder.append(
             self.folder.metrics,

@@ -158,7 +158,7 @@ def coco_categories(file: Path) -> dict[str, str]:
 
 
 def _instances(file: Path, crowds: bool) -> _Instances:
-    """Reads the three lists in one pass, in whatever order they stand.
+    """Content of the three lists, read in one pass in any order.
 
     Raises:
         ValueError: the file is missing, or lacks one of the three lists.

@@ -237,7 +237,7 @@ def drop_unreadable(
     check: Check = "decoded",
     hold: int = 0,
 ) -> tuple[MultiLabelTable, LazyPictures | np.ndarray]:
-    """Leaves out the rows whose pictures cannot be read, unless there are too many of them; warns how many there are.
+    """Removal of rows with unreadable pictures, with a warning, or an error if there are too many.
 
     Raises ``ValueError``: more than ``at_most`` cannot be read (the message names the first one), the share is outside
     [0, 1], the check is unknown, or there is nothing at ``source``.
@@ -285,7 +285,7 @@ def drop_unreadable(
 
 
 def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float) -> None:
-    """Warns of some of M pictures that cannot be read, or refuses them.
+    """Warning of unreadable pictures, or an error if there are too many.
 
     Raises:
         ValueError: more than the share ``at_most`` cannot be read.
@@ -297,7 +297,7 @@ def _speak_of(lost: Mapping[int, str], count: int, source: Path, at_most: float)
 
 
 def _read_into(held: np.ndarray, pictures: LazyPictures) -> dict[int, str]:
-    """Fills a table (M, S, S, 3) with all pictures; why some cannot be read, by their rows."""
+    """Decoding of all pictures into a table (M, S, S, 3); the result has errors by row."""
     lost: dict[int, str] = {}
     for row in range(len(pictures)):
         try:

@@ -29,7 +29,7 @@ class PackedTexts(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "PackedTexts":
-        """Packs texts one by one; they are never in memory together."""
+        """Packed texts of an iterator, which are never in memory together."""
         content, ends = bytearray(), array("q", [0])
         for text in texts:
             content += text.encode("utf-8", "surrogatepass")

@@ -285,7 +285,7 @@ class _Pictures:
         self._table: PictureFiles | None = None
 
     def add(self, records: Sequence[Record], places: Sequence[str]) -> None:
-        """Looks for the pictures of these questions.
+        """Search for the pictures of these questions.
 
         Raises:
             ValueError: some are in none of the places; names the first, and how many there are.

@@ -67,7 +67,7 @@ class Record:
 
 
 class Distinct:
-    """Raises an error where an identifier comes twice.
+    """Check of identifiers for duplicates.
 
     Args:
         what: what it identifies, for messages ("question_id").

@@ -102,7 +102,7 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
 
 
 def write_predictions(file: Path, predictions: Iterable[tuple[str, Prediction]], *, append: bool = False) -> None:
-    """Writes predictions as :func:`read_predictions` reads them, probabilities with six digits."""
+    """Writing of predictions for :func:`read_predictions`, with probabilities of six digits."""
     with file.open("a" if append else "w", encoding="utf-8", newline="\n") as text:
         if not append:
             text.write("image,category,confidence\n")

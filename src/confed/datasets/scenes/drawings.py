@@ -49,7 +49,7 @@ class Canvas:
         self.tint, self.grey = self.alpha.copy(), self.alpha.copy()
 
     def paint(self, ink: str, *masks: Mask) -> None:
-        """Fills the masks with an ink."""
+        """Filling of the masks with an ink."""
         for mask in masks:
             self.tint[mask], self.grey[mask] = INKS[ink]
             self.alpha[mask] = 1.0
@@ -90,7 +90,7 @@ class Canvas:
         return self.ellipse(x, y, rx, ry, turn) & ~self.ellipse(x, y, rx - width, ry - width, turn)
 
     def outline(self) -> None:
-        """Adds a dark rim around everything painted so far, equally thick at every size."""
+        """Dark outline of everything painted so far, equally thick at every size."""
         reach = round(OUTLINE * FINE)
         solid, grown = np.pad(self.alpha > 0, reach), np.zeros(self.alpha.shape, dtype=bool)
         side = self.alpha.shape[0]

@@ -255,7 +255,7 @@ def oracle(
 
 
 class Balance:
-    """Counts answers and refuses the ones that would tilt a family.
+    """Balance of answers within each family of questions.
 
     Binary families alternate (so neither answer passes 52 % from 25 questions on), also per argument and its
     position, within two, so that "are there more red things ..." does not give the answer away where red is
@@ -284,7 +284,7 @@ class Balance:
         return True
 
     def add(self, program: Program, answer: str, times: int = 1) -> None:
-        """Counts a question that was asked; ``times=-1`` takes it back."""
+        """Count of a question that was asked; ``times=-1`` removes it."""
         self.families[program.family] += times
         self._answers[program.family][answer] += times
         for position, word in enumerate(program.arguments):

@@ -159,7 +159,7 @@ def propose_about_one(family: str, whole: Sequence[Object], hidden: int, rng: np
 
 
 class Even:
-    """Refuses answers that would tilt a family: none exceeds its share by more than one, per argument by two.
+    """Balance of answers in a family: none exceeds its share by more than one, per argument by two.
 
     Args:
         answers: how many answers a family has.

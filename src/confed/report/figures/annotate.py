@@ -163,7 +163,7 @@ def at_points(figure: "Figure", axes: "Axes", points: Mapping[str, End], palette
 
 
 def _settle(figure: "Figure") -> None:
-    """Computes the layout, once: what is added later moves nothing."""
+    """One-time computation of the layout; later additions move nothing."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

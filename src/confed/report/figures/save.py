@@ -35,7 +35,7 @@ FIGURES: Mapping[str, Callable[[Study], Drawing | None]] = {
 
 
 def save_figures(folder: Path, out: Path | None = None, methods: Sequence[str] = ()) -> list[Path]:
-    """Writes the drawings of a report as ``NAME.png`` and ``NAME.svg``; those that have no data are left out.
+    """Export of a report's figures as ``NAME.png`` and ``NAME.svg``, without those that have no data.
 
     Args:
         folder: a run or study folder.

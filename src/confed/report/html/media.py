@@ -36,7 +36,7 @@ class Recording:
     """
 
     def __init__(self, text: str) -> None:
-        """Reads it.
+        """Reader of a WAV file.
 
         Raises:
             ValueError: it is no such file.

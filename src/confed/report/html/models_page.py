@@ -41,7 +41,7 @@ def load_models(root: Path, models: Mapping[str, str], headline: str = "") -> Mo
 def write_models(
     root: Path, models: Mapping[str, str], references: Sequence[str] | None = None
 ) -> tuple[ModelStudies, list[Path]]:
-    """Writes ``models.md``, ``.csv``, ``.tex`` and the CSV files of the tests, and ``report.html``, into a folder.
+    """Export of ``models.md``, ``.csv``, ``.tex``, the CSV files of the tests and ``report.html`` to a folder.
 
     Raises ``ValueError``: no finished run, or an unknown reference.
 

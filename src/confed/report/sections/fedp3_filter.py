@@ -97,7 +97,7 @@ def section(study: Study) -> str:
 
 
 def write_figure(folder: Path, target: Path | None = None) -> list[Path]:
-    """Writes the figure of a study as PNG and SVG.
+    """Export of the figure of a study as PNG and SVG.
 
     Args:
         folder: the study.

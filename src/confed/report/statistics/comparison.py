@@ -171,7 +171,7 @@ def compare(
     margin: float = MARGIN,
     headline: str = "",
 ) -> Comparison:
-    """Compares methods over the runs in some folders.
+    """Comparison of methods over the runs in some folders.
 
     Args:
         folders: run folders and study folders, also mixed. Runs of one algorithm with other hyper-parameters
@@ -197,7 +197,7 @@ def compare_runs(
     margin: float = MARGIN,
     headline: str = "",
 ) -> Comparison:
-    """Compares methods over runs that were read already; see :func:`compare`.
+    """Comparison of methods over loaded runs; see :func:`compare`.
 
     Raises:
         ValueError: a reference is not among the methods, the margin is not positive, or an unknown headline.

@@ -94,7 +94,7 @@ class ModelStudies:
 
 
 def model_studies(studies: Mapping[str, Study], headline_key: str = "") -> ModelStudies:
-    """Reads what the studies of several models have in common.
+    """Common methods and results of the studies of several models.
 
     Args:
         studies: label of a model -> its study.

@@ -133,7 +133,7 @@ def table(study: Study) -> Table | None:
 
 
 def write(folder: Path) -> None:
-    """Writes the table as CSV into a folder; nothing where no matrix was made."""
+    """Export of the table as CSV to a folder; nothing without a matrix."""
     found = table(load(folder))
     if found is not None:
         write_atomically(folder / f"{FILE}.csv", to_csv(found).encode())

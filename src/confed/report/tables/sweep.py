@@ -411,7 +411,7 @@ def _method_results(stage: Stage, method: str) -> dict[str, Any]:
 
 
 def figures(root: Path, sweep: Sweep, found: Sequence[Stage]) -> list[Path]:
-    """Writes the drawing as PNG and SVG into ``figures/`` of the sweep's folder."""
+    """Export of the figure as PNG and SVG to ``figures/`` of the sweep's folder."""
     drawing = sweep_drawing(sweep, found)
     folder = root / "figures"
     folder.mkdir(exist_ok=True)
@@ -422,7 +422,7 @@ def figures(root: Path, sweep: Sweep, found: Sequence[Stage]) -> list[Path]:
 
 
 def write_sweep(root: Path) -> tuple[Table, list[Path]]:
-    """Writes a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``.
+    """Export of a sweep's table (``table.md``, ``.csv``, ``.tex``), figure, and ``results.json``.
 
     Raises ``ValueError``: no value has a finished run.
 

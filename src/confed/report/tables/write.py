@@ -12,7 +12,7 @@ __all__ = ["write_tables"]
 
 
 def write_tables(folder: Path, references: Sequence[str] | None = None, margin: float = 0.01) -> list[Path]:
-    """Writes a study's tables beside its runs: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
+    """Export of a study's tables to its folder: ``table`` (the paper's) and ``compare``, as .md, .csv and .tex.
 
     The comparison's tests per client and its extras are in ``compare.md`` and ``compare.tex`` too, and as CSV in
     files of their own. Where examples have several modalities there is ``modalities``. Multi-label studies have
