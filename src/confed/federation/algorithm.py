@@ -109,7 +109,7 @@ class Algorithm(Evaluation):
     # Where tensors live ------------------------------------------------------------------------------------
 
     def rules(self, client: ClientInfo) -> Rules:
-        """Where each tensor lives for this client: ordered globs, first match wins."""
+        """Scopes of tensors for a client: ordered globs, first match wins."""
         return {"*": Scope.SHARED}
 
     def initial_private(self, shared: Params) -> Params:
@@ -133,12 +133,12 @@ class Algorithm(Evaluation):
         return self.aggregate(server, replies)
 
     def finish(self, server: ServerState, clients: Sequence[ClientInfo]) -> Flow:
-        """What happens once, after the last round, with all clients; nothing by default."""
+        """Actions with all clients after the last round; none by default."""
         yield from ()
         return server
 
     def broadcast(self, server: ServerState, client: ClientInfo) -> Message:
-        """What a client receives: the shared tensors it takes part in."""
+        """Message to a client: the shared tensors that it takes part in."""
         foreign = unowned(server.params, client.modalities)
         scopes = layout(server.params, self.rules(client), frozen=foreign, partial=True)
         return Message(pick(server.params, scopes, Scope.SHARED))

@@ -49,7 +49,7 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
 
 
 def versions(client: "Client") -> int:
-    """How many versions of a training example there are in a round."""
+    """Number of versions of a training example in a round."""
     return 2 if client.local.augment == "flip" else 1
 
 

@@ -106,7 +106,7 @@ class Client:
         return generator(self.seed, self.round, self.info.id, purpose)
 
     def noise(self, purpose: str) -> torch.Generator | None:
-        """Where noise that hides something comes from (see :func:`confed.federation.randomness.normal`).
+        """Generator of noise for privacy (see :func:`confed.federation.randomness.normal`).
 
         As :meth:`rng` in the simulator, whose runs are repeatable; None, the operating system, at a site of a
         federation across machines: the other parties know the seed.

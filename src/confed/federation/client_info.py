@@ -7,7 +7,7 @@ __all__ = ["ClientInfo"]
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """What a server may know about a client before it asks.
+    """Description of a client that a server has before any message.
 
     Attributes:
         id: unique name.

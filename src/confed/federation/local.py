@@ -14,7 +14,7 @@ Augment = Literal["none", "flip"]
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains in one round; the same for every method that is compared.
+    """Options of local training in one round, common to all compared methods.
 
     Attributes:
         epochs: passes over the client's examples per round.

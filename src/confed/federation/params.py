@@ -14,7 +14,7 @@ Params = Mapping[str, Tensor]
 
 
 class Scope(StrEnum):
-    """Where a tensor lives."""
+    """Scope of a tensor: shared, private, frozen or at a server."""
 
     SHARED = "shared"  # sent both ways and aggregated
     PRIVATE = "private"  # trained on the client, stored there, never sent

@@ -20,7 +20,7 @@ Tally = Mapping[str, tuple[float, float]]
 
 
 class Output(NamedTuple):
-    """What every model returns; both are always present.
+    """Output of every model; both fields are always present.
 
     Attributes:
         logits: scores of the answers, labels or choices, shape (B, C).
@@ -37,7 +37,7 @@ Forward = Callable[[Batch], Output]
 
 @runtime_checkable
 class Task(Protocol):
-    """What is asked of a model: one loss to train and a tally to report.
+    """Protocol of tasks: a loss to train and a tally to report.
 
     A task may name, in an attribute ``head``, which of a model's heads answers it (``answers`` for questions over
     an answer vocabulary).
@@ -63,7 +63,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class SingleLabel(Protocol):
-    """What a task also offers where an example may have one right class; some distillation losses need it."""
+    """Protocol of tasks with one right class per example, which some distillation losses need."""
 
     @property
     def single_label(self) -> bool:
@@ -77,10 +77,10 @@ class SingleLabel(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """What a task also offers whose headline metrics are no means over examples, such as means over classes."""
+    """Protocol of tasks whose headline metrics are no means over examples, such as means over classes."""
 
     def counts(self, output: Output, batch: Batch) -> Mapping[str, Tensor]:
-        """What the metrics are made of, on the host; counts of batches, clients and processes add up."""
+        """Counts for the metrics, on the host; those of batches, clients and processes add up."""
         ...
 
     def values(self, counts: Mapping[str, Tensor]) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Counting(Protocol):
         ...
 
     def records(self, output: Output, batch: Batch) -> Mapping[str, Tensor]:
-        """What a final examination keeps of each example, on the host, each with first dimension B."""
+        """Records of each example for the final evaluation, on the host, each with first dimension B."""
         ...
 
 
@@ -125,7 +125,7 @@ class ClientData(Protocol):
 
 @runtime_checkable
 class Controllable(Protocol):
-    """What a client's data also offer where test examples can be shown with something else in a modality's place."""
+    """Protocol of client data with control conditions of test examples."""
 
     def controlled_test(self, batch_size: int, control: str, rng: torch.Generator) -> Iterable[Batch]:
         """Test batches in the order of :meth:`ClientData.test`, with the inputs of a control condition.

@@ -52,7 +52,7 @@ LOSS = Number(-1e12, 1e12)
 
 @runtime_checkable
 class Measured(Protocol):
-    """What a task offers that says which metrics its tallies hold."""
+    """Protocol of tasks that declare the metrics of their tallies."""
 
     @property
     def measures(self) -> Mapping[str, tuple[float, float]]:
@@ -62,7 +62,7 @@ class Measured(Protocol):
 
 @runtime_checkable
 class Counted(Protocol):
-    """What a task offers besides that counts (:class:`confed.federation.protocols.Counting`)."""
+    """Protocol of tasks with counts (:class:`confed.federation.protocols.Counting`) that declare their shapes."""
 
     @property
     def count_shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -46,7 +46,7 @@ Rule = Literal["clip", "median", "trimmed", "krum", "multi_krum"]
 
 @dataclass(frozen=True)
 class RobustMean:
-    """What takes the place of the mean of the clients' models.
+    """Robust replacement of the mean of the clients' models.
 
     Attributes:
         rule: how replies are put together.
@@ -68,7 +68,7 @@ class RobustMean:
 
     @property
     def needed(self) -> int:
-        """How many replies the rule needs."""
+        """Number of replies that the rule needs."""
         kin = max(self.malicious + 3, self.selected or 1)
         return {"clip": 1, "median": 1, "trimmed": 2 * self.malicious + 1, "krum": self.malicious + 3}.get(
             self.rule, kin

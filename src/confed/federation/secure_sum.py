@@ -30,7 +30,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class SecureSum:
-    """How updates are summed behind masks.
+    """Options of secure aggregation.
 
     Attributes:
         bits: of the integers that travel; 32 takes FedAvg's bytes, 64 twice as many.

@@ -73,7 +73,7 @@ class ClientState:
 
 
 class Store(Protocol):
-    """Where clients' states are kept."""
+    """Store of clients' states."""
 
     def begin(self, version: int) -> None:
         """States saved from now on belong to this version: the number of rounds finished when it is over."""

@@ -60,5 +60,5 @@ class Traits:
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
 
     def stated(self) -> dict[str, Any]:
-        """What a run's ``summary.json`` states of its method."""
+        """Traits of a method for a run's ``summary.json``."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_CLASS}

@@ -171,7 +171,7 @@ class UpdatePrivacy:
         return {n: torch.zeros_like(t) if _is_change(n, changes) else t for n, t in names.items()}
 
     def _scales(self, updates: Mapping[str, Tensor]) -> dict[str, float]:
-        """What each tensor's update is multiplied by, at most 1."""
+        """Clipping factor of each tensor's update, at most 1."""
         if not updates:
             return {}
         squares = {name: float(d.square().sum()) for name, d in updates.items()}

@@ -95,7 +95,7 @@ class Cider:
 
 
 def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """What BLEU-4 of captions is made of; adds up over batches, clients and processes.
+    """Counts for BLEU-4 of captions, which add up over batches, clients and processes.
 
     Args:
         captions: N.

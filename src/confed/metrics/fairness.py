@@ -11,7 +11,7 @@ __all__ = ["Clients", "Hurt", "across_clients", "hurt"]
 
 @dataclass(frozen=True)
 class Clients:
-    """How evenly a metric is spread over clients; larger values are better.
+    """Spread of a metric over clients; larger values of the metric are better.
 
     Attributes:
         mean: mean over clients, each counted once.

@@ -25,7 +25,7 @@ _AT_ONCE = 1 << 22  # draws held at a time: 16 MiB
 
 
 def draws(examples: int, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[np.ndarray]:
-    """How often each example is drawn, in blocks of resamples.
+    """Bootstrap counts of each example, in blocks of resamples.
 
     Args:
         examples: N, their number.

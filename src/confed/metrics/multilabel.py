@@ -57,7 +57,7 @@ _BLOCK = 1 << 22  # entries handled at once: 16 MiB in single precision
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """What precision and recall are made of, per class; counts of disjoint examples add up.
+    """Counts for precision and recall per class; those of disjoint examples add up.
 
     Attributes:
         true_positives: entries that are predicted and positive, int64, shape (C,).

@@ -106,7 +106,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def answer_counts(annotations: Sequence[Sequence[str]], answers: Sequence[str]) -> Tensor:
-    """How many annotators gave each answer of the vocabulary.
+    """Number of annotators who gave each answer of the vocabulary.
 
     Args:
         annotations: B lists, one normalised answer per annotator.

@@ -7,7 +7,7 @@ __all__ = ["UsesPublicData"]
 
 @runtime_checkable
 class UsesPublicData(Protocol):
-    """What a method with public data also offers; :attr:`confed.federation.client.Client.public` has them."""
+    """Protocol of methods with public data; :attr:`confed.federation.client.Client.public` has them."""
 
     def public_place(self) -> str:
         """Name of the unseen place that is public, and so counts as unseen no longer."""
