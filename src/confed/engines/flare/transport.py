@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as the transport: requests and replies are calls of FLARE's Collab API, and what a job says of them.
+"""Transport over NVIDIA FLARE: requests and replies are calls of FLARE's Collab API.
 
 FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. What travels in a call
 is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which
@@ -205,12 +205,12 @@ class SiteEndpoint:
 
 
 def _error(text: str) -> list[bytes]:
-    """A reply that says what went wrong before there was anybody to answer."""
+    """A reply with an error from before the site could answer."""
     return [Answer("", text, False, 0.0).to_bytes(), seal(Message())]
 
 
 def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
-    """Writes what FLARE is to run: the classes at the server and at the sites, all of them installed there.
+    """FLARE's job files: the classes at the server and at the sites, all of them installed there.
 
     Args:
         folder: is made; its name is the job's.
