@@ -52,7 +52,7 @@ __all__ = ["CutPrivacy", "first_of_each", "refuse_mixing"]
 
 @dataclass(frozen=True)
 class CutPrivacy:
-    """What happens to rows before they cross the cut; nothing by default.
+    """Protection of rows that cross the cut of split learning; none by default.
 
     Attributes:
         clip: largest L2 norm of an example's row of activations, or None for no limit.
@@ -114,7 +114,7 @@ class CutPrivacy:
 
 
 def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
-    """Refuses noise behind layers in which the examples of a batch meet: their epsilon would be of no single row.
+    """Check that no layer before the noise mixes the examples of a batch: its epsilon would be of no single row.
 
     Args:
         privacy: what is done at the cut.
