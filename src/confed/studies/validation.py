@@ -108,7 +108,7 @@ def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[s
     """The metric that selects multi-label configurations, of the view that the method is judged by.
 
     Raises:
-        ValueError: the method has no such view, or the view no such metric.
+        ValueError: there are no validation examples, or the view has no such metric.
     """
     from confed.results.headline import VALIDATION
 
