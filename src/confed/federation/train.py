@@ -41,7 +41,7 @@ Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 
 
 def epoch_steps(client: "Client") -> int:
-    """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
+    """Number of batches that :func:`train`, which has put the model into its mode, takes in one epoch."""
     size = client.local.batch_size
     # Data whose batches are of one kind each, out of several kinds, have more of them than their number says.
     counted = getattr(client.data, "steps", None)
