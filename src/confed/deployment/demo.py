@@ -77,7 +77,7 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
     try:
         for name, (command, folder) in commands.items():
             with (folder / "log.txt").open("ab") as log:
-                # In sessions of their own: Ctrl-C is this process's to handle, which then ends them.
+                # In separate sessions: this process handles Ctrl-C, and then ends them.
                 running[name] = subprocess.Popen(
                     command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                 )

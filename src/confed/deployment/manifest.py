@@ -1,7 +1,7 @@
 """A federation's signed manifest: its sites and their public keys, and digests of its recipe, card and wheel file.
 
 The coordinator signs it with the key of the authority that the sites trust (``ca.crt``, with FLARE
-``startup/rootCA.pem``), and every site checks it before it takes part, so that nobody on the way can give it another
+``startup/rootCA.pem``), and every site checks it before it takes part, so that no party on the way can give it another
 recipe or other members. Beside ``federation.json`` lies ``federation.json.sig``, in base64 the signature of a fixed
 heading and of the file's bytes: ECDSA with SHA-384 by a key on P-384, or RSA-PSS with SHA-384 by FLARE's.
 """

@@ -1,7 +1,7 @@
 """Provisioning of a federation across machines: certificates, keys, a folder for every party, and instructions.
 
 The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
-who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
+who it is with its own key, whose public half is on the server's list. Private halves are made here for
 convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
 The authority also signs what the parties rely on, the recipe, the card and the list of sites
 (:mod:`confed.deployment.manifest`).

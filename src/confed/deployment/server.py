@@ -114,7 +114,7 @@ def run_server(
     # Sample questions are shown from clients' data, which a server does not have.
     recipe = recipe.with_run(gallery=0, workers=1)
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
-        # A round that is done again would show a second model with other noise, which nobody counts.
+        # A round that is done again would show a second model with other noise, which no ledger counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, run_data = prepare(recipe)
     absent = list(run_data.unseen) if run_data.dataset.elsewhere is not None else []

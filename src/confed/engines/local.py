@@ -296,9 +296,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         """
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
-        if (
-            algorithm.traits.has_global and not algorithm.traits.private_heads
-        ):  # no head of its own answers in an unseen place
+        if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]

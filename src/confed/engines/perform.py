@@ -101,7 +101,7 @@ class Members:
 class Workspace:
     """One model that all clients of a process take turns in.
 
-    Between the calls of a session a client has a workspace of its own (:meth:`session`): a second model that shares
+    Between the calls of a session a client has a separate workspace (:meth:`session`): a second model that shares
     its frozen tensors with the first, so that several clients can be in the middle of a round at once.
 
     Args:
@@ -179,7 +179,7 @@ class Setup:
     Attributes:
         algorithm: the method.
         population: the clients.
-        task: loss and tally of every client and place that has none of its own.
+        task: loss and tally of every client and place without an entry in ``tasks``.
         local: how clients train.
         build: makes the model with its initial values; called once per process.
         rounds: rounds of the run.

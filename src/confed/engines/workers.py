@@ -53,7 +53,7 @@ class Workers:
         self._homes: dict[str, int] = {}
         self._round = -1
         self._closed = False
-        # Forking is safe while this process has started no thread pool and no CUDA context of its own.
+        # Forking is safe while this process has started neither a thread pool nor a CUDA context.
         self._context = multiprocessing.get_context("fork")
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
         self._workers = [self._start(number) for number in range(count)]

@@ -102,7 +102,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
                 continue
             batch = to_device(cpu_batch, device)
             if scheduled:
-                # Fine-tuning after the last round has a schedule of its own.
+                # Fine-tuning after the last round has a separate schedule.
                 during = client.round < client.rounds
                 factor = local.factor((client.round + step / steps) / client.rounds if during else step / steps)
                 for group in optimizer.param_groups:

@@ -75,7 +75,7 @@ def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: 
 
     Wang, Balle and Kasiviswanathan, "Subsampled Rényi differential privacy and analytical moments accountant", AISTATS
     2019, theorem 27, for neighbours in which one client is replaced by another (the sensitivity is twice the norm).
-    Of cohorts that are nearly everybody the bound without sampling, of a client that is in all of them, is the smaller
+    Of cohorts of nearly all clients the bound without sampling, of a client that is in all of them, is the smaller
     one; both hold, and the smaller counts.
 
     Args:

@@ -2,7 +2,7 @@
 
 A server chooses the model that it has evaluated and how often. Exact sums over a site's examples tell it what it wants
 to know of them: a model that always gives one answer counts that answer. What updates may cost (``--epsilon``) says
-nothing of that, so that a site has rules of its own, which no server and no recipe sets.
+nothing of that, so that a site has its own rules, which no server and no recipe sets.
 
 **Noise.** Of N examples, the sums S_1 to S_k of k metrics are released, each of values in [0, 1] per example; all else
 is left out (losses, parts by question type, counts of labels):

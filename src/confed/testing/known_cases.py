@@ -44,7 +44,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     model, task = setup.build(), setup.task
     tables = [c.tables[0] for c in clients.values()]
     alike = all(table.columns.keys() == tables[0].columns.keys() for table in tables)
-    # Of what reads one modality, everybody are those who have it.
+    # For tensors that read one modality, all clients are those that have it.
     owners = dict[str, int]()
     for batch in [concatenate_tables(tables)] if alike else tables:
         whole = next(iter(batch.batches(10_000)))

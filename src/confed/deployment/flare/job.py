@@ -1,7 +1,7 @@
 """Objects that FLARE makes in its job processes: the server's and the site's part of a recipe's run.
 
 A job names these classes and gives them nothing. What to run, and where its files lie, each party has written into a
-file of its own in the folder ``local`` of its FLARE workspace, so that neither recipes nor paths travel.
+separate file in the folder ``local`` of its FLARE workspace, so that neither recipes nor paths travel.
 """
 
 import fcntl

@@ -95,7 +95,7 @@ class SupervisedProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            # In a session of its own: Ctrl-C is handled by the process that started it.
+            # In a separate session: Ctrl-C is handled by the process that started it.
             process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         self._note.write_text(str(process.pid), encoding="utf-8")
         self.starts += 1
@@ -128,7 +128,7 @@ class SupervisedProcess:
 
 def _end(process: psutil.Process) -> None:
     """End of a process and of its children."""
-    # FLARE's jobs are in sessions of their own, so that a signal to ours would miss them.
+    # FLARE's jobs are in separate sessions, so that a signal to ours would miss them.
     with suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
         for member in family:

@@ -1,8 +1,8 @@
 """Supervision of a federation over FLARE: starts the server, submits the job, and submits it again when FLARE ends it.
 
-FLARE ends a whole job when one process of it dies, and gives a running job back to nobody who lost it. A run of ours
-survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led in a
-process that FLARE starts (:class:`confed.deployment.flare.job.FlareServer`); this one watches it.
+FLARE ends a whole job when one process of it dies, and never gives a running job back to a site that lost it. A run of
+confed survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led
+in a process that FLARE starts (:class:`confed.deployment.flare.job.FlareServer`); this one watches it.
 """
 
 import io

@@ -132,7 +132,7 @@ class ConnectionTable:
         """A place for a connection from an address; None where there is none.
 
         Where all places are taken, the oldest connection makes room over which no site has signed a request within the
-        time of grace: of the same address where that has its share, of any where all have theirs. Nobody else does.
+        time of grace: of the same address where that has its share, of any where all have theirs.
         """
         now, address = self._clock(), _network(host)
         known = now - self._known.get(address, -KNOWN) < KNOWN

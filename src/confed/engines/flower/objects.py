@@ -83,7 +83,7 @@ class PieceStore(ObjectStore):
     which paths can multiply beyond what any site has sent.
 
     Args:
-        root: a folder of its own, which must be there; None keeps contents in memory.
+        root: an existing folder for the pieces alone; None keeps contents in memory.
     """
 
     def __init__(self, root: Path | None = None) -> None:

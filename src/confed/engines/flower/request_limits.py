@@ -37,7 +37,7 @@ class WholeBody:
         except ValueError as error:
             return await _refused(413, str(error), scope, receive, send)
         if body is None:
-            return None  # nobody is there any more
+            return None  # the connection has ended
         waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:

@@ -176,7 +176,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
 
 
 def _store(waiting: Path | None) -> PieceStore:
-    if waiting is not None:  # what a process that was killed has left there is nobody's
+    if waiting is not None:  # leftovers of a process that was killed
         shutil.rmtree(waiting, ignore_errors=True)
         private_folder(waiting)
     return PieceStore(waiting)
@@ -361,7 +361,7 @@ class SuperLinkGrid(Grid):
             if object_id in wanted:
                 content = part.deflate()
                 self._state.store_object(self._run_id, session, object_id, content)
-                if self._store.size([object_id]) != len(content):  # Flower notes the error in a log of its own
+                if self._store.size([object_id]) != len(content):  # Flower notes the error in its log
                     self.notices.add("this server", "a request could not be stored, and was not sent")
                     self.forget(message.metadata.message_id)
                     return ""

@@ -88,7 +88,7 @@ class Site:
             limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
         signer: keys by which sites know each other: the site takes part in secure aggregation only with members whose
-            keys are signed; None where nobody signs.
+            keys are signed; None without signatures.
         over: called when the server says that the run is over.
         final: given the final values of what this client receives, and its state, when the server has the final models
             evaluated; returns where they are kept, or "".
@@ -270,7 +270,7 @@ class Site:
             )
             return
         try:
-            store = DirectoryStore(self.store.root)  # one of its own, which removes nothing
+            store = DirectoryStore(self.store.root)  # a separate one, which removes nothing
             store.begin(request.base)
             self._kept = self._final(message.tensors, store.load(self.client.id))
         except Exception as error:

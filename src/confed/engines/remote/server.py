@@ -74,7 +74,7 @@ class Remote:
 
     Attributes:
         bounds: as given.
-        shortened: client -> what was done to its update, as it went too far; whoever reads it empties it.
+        shortened: client -> what was done to its update, as it went too far; readers empty it.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
         sites: who is there.
     """
@@ -105,7 +105,7 @@ class Remote:
         self.sites = SiteRegistry(transport, common_ground, self.timeouts, self._limits, audit, progress)
         self.kept: Sequence[int] = (0,)
         self._spool, self._judge = spool, judge
-        if spool is not None:  # what a process that was killed has left there is nobody's
+        if spool is not None:  # leftovers of a process that was killed
             shutil.rmtree(spool, ignore_errors=True)
             private_folder(spool)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)

@@ -22,16 +22,16 @@ server and give theirs of both, 2 t > n + c keeps it from collecting both; c is 
 (:attr:`confed.federation.secure_sum.SecureSum.colluders`). At most n - t clients may drop out: of three none, of four
 and five one.
 
-**The same plan for everybody.** Who sends what, t, k and the bits behind the point are the plan, which the server
+**The same plan for all members.** Who sends what, t, k and the bits behind the point are the plan, which the server
 announces. A client takes part if it is what its own recipe says. Masks and seals are made with the plan's digest: among
 clients that were told different plans no mask cancels and no seal opens.
 
 **Once.** A client takes each step once with the same keys, in the same words, and gives the same for them: its shares
 lie on polynomials that follow from its seal key (HKDF), and a second vector behind the same masks does not leave. Seals
-have nonces of their own all the same. A round that is done again begins with new keys.
+have separate nonces all the same. A round that is done again begins with new keys.
 
 **Several vectors.** Not every client sends every tensor. Tensors with the same senders are a *block*: a vector of its
-own with a b_u of its own, masked between its senders only. A block has at least three of them, or the round is
+own with a separate b_u, masked between its senders only. A block has at least three of them, or the round is
 refused; where fewer than three are left at the end, no client gives the shares of its b_u, and its sum stays hidden.
 A block of few senders among many members has few masks: told different survivors, every member could give away the key
 of another of its senders, and t shares of all of them come together (11 members, a block of 4, and t = 7 are enough).

@@ -38,7 +38,7 @@ def actions(
     Args:
         fit: the method's action, with noise where there is some.
         changes: globs of tensors that the update holds as changes.
-        weigh: a client's weight in the mean. With a weight of its own choice a server could lift one client's update
+        weigh: a client's weight in the mean. With a freely chosen weight a server could lift one client's update
             out of the sum.
         options: of the client's own recipe, which a server's plan must agree with.
     """

@@ -1,6 +1,6 @@
 """Signatures on the public keys of secure aggregation's members, by keys that a server does not hand out.
 
-A server that carries the members' public keys could put keys of its own in their place and read every update. Against
+A server that carries the members' public keys could put its own keys in their place and read every update. Against
 that a site signs the keys that it draws for a sum, together with the sum's plan, with the key by which it is known in
 the federation, and shares its secrets with members only whose keys are signed likewise (Bonawitz et al., CCS 2017, the
 variant for active adversaries). Whom a key belongs to says the list that the coordinator gave the site when the
