@@ -70,8 +70,9 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
 
     Args:
         recipe: the recipe.
-        wanted: names with commas between them, "all" among them for the recipe's table, or for every registered method
-            where it has none; None for its table, its study's methods, or its one method: the first that there is.
+        wanted: names with commas between them, "all" among them for the recipe's table, for its study's methods where
+            it has no table, or for every registered method where it has neither; None for its table, its study's
+            methods, or its one method: the first that there is.
 
     Raises:
         ValueError: no name at all.
@@ -82,7 +83,8 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
         return recipe.table or recipe.methods or (recipe.sections["algorithm"]["name"],)
     names: dict[str, None] = {}
     for name in filter(None, map(str.strip, wanted.split(","))):
-        names |= dict.fromkeys((recipe.table or algorithms.names()) if name == "all" else [name])
+        everything = recipe.table or recipe.methods or algorithms.names()
+        names |= dict.fromkeys(everything if name == "all" else [name])
     if not names:
         raise ValueError(f"methods must name at least one method, got {wanted!r}")
     return tuple(names)
