@@ -278,7 +278,7 @@ def sign(
     ] = Path("ca.key"),
     card: Annotated[Path | None, typer.Option(help="A new card, handed to all parties.")] = None,
 ) -> None:
-    """Sign recipe, card and list of sites again, after one of them changed; sites refuse what nobody signed."""
+    """Sign recipe, card and list of sites again, after one of them changed; sites refuse what is not signed."""
     from confed.deployment.manifest import MANIFEST, SIGNATURE
     from confed.deployment.provision import sign_again
 
@@ -306,7 +306,7 @@ def demo(
     engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
-    """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
+    """Run a whole federation on this machine: server and sites in separate processes, with TLS, keys and sockets."""
     if engine is Engine.flare:
         from confed.cli.federation_flare import need_flare
 
