@@ -60,21 +60,13 @@ def faulty(path: Path, allowed: set[str], found: list[str]) -> list[str]:
     return [] if any(module(path).startswith(part) for part in allowed) else found
 
 
-NOT_YET_DESCRIBED = {"deployment/", "engines/", "prepare/"}
-"""Packages with arguments that are described by "it" or "they"; the list only shrinks."""
-
-NOT_YET_PLAIN = {"deployment/", "engines/"}
-"""Packages with words from building and bookkeeping; the list only shrinks."""
-
-
 def test_arguments_are_described() -> None:
-    found = {module(path): faulty(path, NOT_YET_DESCRIBED, EMPTY.findall(path.read_text())) for path in FILES}
+    found = {module(path): EMPTY.findall(path.read_text()) for path in FILES}
     assert not {name: words for name, words in found.items() if words}
 
 
 def test_packages_are_not_called_rooms() -> None:
-    plain = SCENERY | NOT_YET_PLAIN
-    found = {module(p): faulty(p, plain, [m[0] for m in METAPHORS.finditer(prose(p))]) for p in FILES}
+    found = {module(p): faulty(p, SCENERY, [m[0] for m in METAPHORS.finditer(prose(p))]) for p in FILES}
     assert not {name: words for name, words in found.items() if words}
 
 

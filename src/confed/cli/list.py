@@ -1,4 +1,4 @@
-"""Verbs that show what there is: list, doctor."""
+"""Verbs that list and diagnose: list, doctor."""
 
 import json
 from collections.abc import Mapping

@@ -34,8 +34,7 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
     Data with an attribute ``fixed`` that is true stay as they are: something that belongs to each example, such as
     others' scores of it, was computed from it.
 
-    Raises ``ValueError``: mirroring is asked for and the model reads regions of pictures, which were made from these as
-    they are.
+    Mirroring for a model that reads regions, which were made from the pictures as they are, is a ValueError.
 
     Args:
         client: whose examples.

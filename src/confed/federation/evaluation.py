@@ -97,7 +97,7 @@ def _test_batches(client: Client, control: str) -> Iterable[Batch]:
     """Test examples as they are, or with the inputs of a control condition.
 
     Raises:
-        ValueError: a control condition is asked for and the data offer none.
+        ValueError: the data offer no control conditions.
     """
     if not control:
         return client.data.test(client.local.eval_batch_size)

@@ -18,7 +18,7 @@ __all__ = ["AT_LEAST_ONE", "BELOW_ONE", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Ra
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a field may be.
+    """Range of a numeric field.
 
     Attributes:
         low: the least value.
@@ -59,9 +59,9 @@ BELOW_ONE = Range(0, 1, below=True)
 
 
 def check_fields(instance: Any, where: str) -> None:
-    """Refuses a dataclass's values that its fields' types and ranges do not allow.
+    """Check of a dataclass's values against the types and ranges of its fields.
 
-    Raises ``ValueError``: a value is out of its range; the message has its name, the range and the value.
+    The first such value is a ValueError with its name, what is expected and what came.
 
     Args:
         instance: of a dataclass, whose ``__init__`` takes its fields.
@@ -72,7 +72,7 @@ def check_fields(instance: Any, where: str) -> None:
 
 
 def check_value(value: Any, hint: Any, where: str) -> None:
-    """Refuses a value that a type hint, with ranges, does not allow; of other types than numbers only a Literal's.
+    """Check of a value against a type hint with ranges; of other types than numbers only a Literal's.
 
     Raises:
         ValueError: names it, says what is expected and what came.

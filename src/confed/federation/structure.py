@@ -1,4 +1,4 @@
-"""Structure that methods need of a model: answer heads, feature width and adapters.
+"""Structure of a model as methods ask for it: answer heads, feature width, adapters.
 
 A model says so in its attributes: ``answer_head``, the name of the submodule that turns features into answers;
 ``heads_of_tasks``, where it has several, the submodule of each (``{"answers": "classifier", "nlvr2": "heads.nlvr2"}``);

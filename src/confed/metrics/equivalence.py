@@ -47,7 +47,7 @@ class Equivalence:
 
 
 def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:
-    """Tests whether the paired difference a - b is smaller than a margin, both ways.
+    """Equivalence test (TOST): whether the paired difference a - b is smaller than a margin, both ways.
 
     Equal differences have no spread: the interval is then a point, and the p-values are 0 or 1.
 

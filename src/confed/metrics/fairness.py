@@ -1,4 +1,4 @@
-"""Fairness among clients: spread, worst client, and clients worse off than with a baseline."""
+"""Fairness over clients: spread, worst client, and clients that would be better off otherwise."""
 
 import math
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ class Clients:
 
 @dataclass(frozen=True)
 class Hurt:
-    """Clients who do worse than with a reference.
+    """Clients that do worse than with a reference.
 
     Attributes:
         share: their share of all clients.
         clients: who they are, the most hurt first.
-        worst: the largest loss, 0 if no client loses.
+        worst: the largest loss, 0 if no client is hurt.
         n: number of clients.
     """
 
@@ -52,7 +52,7 @@ class Hurt:
 def across_clients(values: Mapping[str, float]) -> Clients:
     """Mean, spread and worst of one metric over clients.
 
-    Raises ``ValueError``: there are no clients, or a value is not finite.
+    No clients, and values that are not finite, are a ValueError.
 
     Args:
         values: client -> value, larger is better.

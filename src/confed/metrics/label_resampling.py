@@ -1,4 +1,4 @@
-"""Bootstrap of multi-label metrics that are no means over examples: C-AP and O-F1.
+"""Bootstrap over test examples of multi-label metrics that are no means over examples: C-AP and O-F1.
 
 A resample draws N of the N examples with replacement, an example w_i times. Its metric is that of the examples repeated
 so often: with P(t) and R(t) from counts in which example i counts w_i times, AP is still the mean over positives (each
@@ -59,7 +59,7 @@ def resampled_class_precision(
 ) -> np.ndarray:
     """Mean over classes of average precision (C-AP), of every resample.
 
-    Raises ``ValueError``: shapes differ, or a score is NaN.
+    Different shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: shape (N, C); any real scores, larger for likelier entries.
@@ -89,7 +89,7 @@ def resampled_overall_f1(
 ) -> np.ndarray:
     """F1 over all entries (O-F1), of every resample.
 
-    Raises ``ValueError``: shapes differ, or a score is NaN.
+    Different shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: shape (N, C).
@@ -146,7 +146,7 @@ def _checked(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """The positives (N, C), after checks.
 
     Raises:
-        ValueError: shapes differ, or a score is NaN.
+        ValueError: the shapes differ, or a score is NaN.
     """
     if scores.ndim != 2 or scores.shape != truth.shape:
         raise ValueError(f"scores and truth must have one shape (N, C), got {scores.shape} and {truth.shape}")

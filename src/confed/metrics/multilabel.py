@@ -92,7 +92,7 @@ class LabelCounts:
     def summary(self, undefined: Undefined = "zero") -> dict[str, float]:
         """``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R`` and ``O-F1``; what has nothing to count is 0.
 
-        Raises ``ValueError``: ``undefined`` is unknown.
+        An unknown ``undefined`` is a ValueError.
         """
         per_class = [mean_over_classes(values, self.positives, undefined) for values in (self.precision, self.recall)]
         hits = self.true_positives.sum()
@@ -169,9 +169,9 @@ def label_counts(
 
 
 def average_precision(scores: Array, truth: Array) -> float:
-    """AP of one class.
+    """Average precision (AP) of one class.
 
-    Raises ``ValueError``: the shapes differ, or a score is NaN.
+    Different shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: any real scores, larger for likelier entries, shape (N,).
@@ -185,9 +185,9 @@ def average_precision(scores: Array, truth: Array) -> float:
 
 
 def class_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> np.ndarray:
-    """AP of every class.
+    """Average precision (AP) of every class.
 
-    Raises ``ValueError``: a shape is wrong, or a score is NaN.
+    Wrong shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: shape (N, C).
@@ -211,11 +211,11 @@ def class_average_precision(scores: Array, truth: Array, mask: Array | None = No
 
 
 def overall_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> float:
-    """AP of all entries as one class; as :func:`class_average_precision`, over all classes at once.
+    """Average precision (AP) of all entries as one class; otherwise as :func:`class_average_precision`.
 
     Exact: all scores are sorted once, in a copy of their own size. 0 without positives.
 
-    Raises ``ValueError``: a shape is wrong, or a score is NaN.
+    Wrong shapes, and scores that are NaN, are a ValueError.
     """
     values, positive, counted = _arrays(scores, truth, mask)
     flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
@@ -241,7 +241,7 @@ def multilabel_metrics(
     over the classes that have positives among the unknown entries (``undefined="omit"`` with a mask) but everything
     else over all entries; here the mask holds for all eight.
 
-    Raises ``ValueError``: faults as in :func:`label_counts`, or ``undefined`` is unknown.
+    Arguments that :func:`label_counts` refuses, and an unknown ``undefined``, are a ValueError.
 
     Args:
         probabilities: shape (N, C).
@@ -329,6 +329,8 @@ def flair_metrics(
 
     AP is that of :func:`binned_average_precision`; an entry is predicted where its probability is above one half;
     every class counts, those without positives with 0.
+
+    Arguments that :func:`bin_counts` refuses are a ValueError.
     """
     bins = bin_counts(probabilities, truth, mask, thresholds=thresholds)
     values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
@@ -366,7 +368,7 @@ def _arrays(
     """All three as NumPy arrays of one shape, without copies where possible.
 
     Raises:
-        ValueError: a shape is wrong.
+        ValueError: the shapes differ, have another number of dimensions, or are empty.
     """
     first, second = _array(scores), _array(truth)
     third = None if mask is None else _array(mask)
@@ -401,6 +403,6 @@ def _blocks(count: int, width: int) -> Iterator[slice]:
 
 
 def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
-    """Quotient part / whole in double precision, 0 where whole is 0."""
+    """Ratio of part and whole in double precision, 0 where whole is 0."""
     a, b = np.broadcast_arrays(np.asarray(part, np.float64), np.asarray(whole, np.float64))
     return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)

@@ -47,7 +47,7 @@ class Bootstrap:
 def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95) -> Bootstrap:
     """Paired bootstrap over examples.
 
-    Raises ``ValueError``: no pairs, unequal sizes, fewer than one resample, or a confidence outside (0, 1).
+    No pairs, unequal sizes, fewer than one resample, and a confidence outside (0, 1) are a ValueError.
 
     Args:
         a: one score per example.
@@ -144,9 +144,9 @@ def _chunks(resamples: int, width: int) -> list[int]:
 
 
 def bootstrap_of(difference: float, resampled: np.ndarray, n: int, confidence: float = 0.95) -> Bootstrap:
-    """Interval and p-value from resampled differences of any statistic.
+    """Interval and p-value from differences that were resampled elsewhere, of any statistic.
 
-    Raises ``ValueError``: there is no resample, or a confidence outside (0, 1).
+    No resample, and a confidence outside (0, 1), are a ValueError.
 
     Args:
         difference: what was observed.

@@ -1,4 +1,4 @@
-"""Stratified paired tests of differences that are means over places.
+"""Stratified paired tests over examples, of a difference that is a mean over places with separate examples.
 
 The tables' values are means over clients, whatever number of test questions a client has, and so is what is tested
 here: with d_ki the difference of example i of place k, its mean over seeds where there are several,
@@ -70,8 +70,8 @@ def stratified_bootstrap(
 ) -> tuple[Bootstrap, Bootstrap | None]:
     """Bootstrap of D over examples within places, and over seeds and examples.
 
-    Raises ``ValueError``: no place or no example, other numbers of seeds, an infinite value, a place of which a seed
-    has no example, fewer than one resample, or a confidence outside (0, 1).
+    No place or no example, other numbers of seeds, an infinite value, a place of which a seed has no example, fewer
+    than one resample, and a confidence outside (0, 1) are a ValueError.
 
     Args:
         strata: K places; examples in columns, seeds in rows, as many for each place.
@@ -117,6 +117,8 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
 
     Counted exactly where different sizes of differences leave few enough outcomes, else from random signs, of which the
     observed ones count as one draw.
+
+    Arguments that :func:`stratified_bootstrap` refuses are a ValueError.
 
     Args:
         strata: as for :func:`stratified_bootstrap`; seeds are averaged.
