@@ -83,8 +83,7 @@ def allowing_code(modules: Sequence[str] = ()) -> Iterator[None]:
 def allowed_code() -> tuple[str, ...]:
     """The modules that recipes may name here: those of this process, and those of the user's settings.
 
-    Raises:
-        ValueError: the settings file cannot be read.
+    A settings file that cannot be read is a ValueError.
     """
     return (*_listed(os.environ.get(ALLOWED, "")), *_settings())
 
@@ -98,7 +97,11 @@ def _settings_file() -> Path:
 
 
 def _settings() -> list[str]:
-    """The user's own list; nobody else's file is looked at."""
+    """The list in the user's own settings; no other file is read.
+
+    Raises:
+        ValueError: the file is not readable TOML, or its ``allow_code`` is no list of names.
+    """
     file = _settings_file()
     if not file.is_file():
         return []

@@ -192,7 +192,7 @@ def test_the_defences_that_audits_try() -> None:
 
 def finished(row: str, seed: int, accuracy: float, privacy: dict[str, Any], method: str = "bicsl") -> Run:
     recipe = {"algorithm": {"name": method, "privacy": privacy}, "run": {"rounds": 5}, "local": {"epochs": 2}}
-    summary = {"global_seen_mean": accuracy, "metric": "accuracy"}
+    summary = {"algorithm": method, "global_seen_mean": accuracy, "metric": "accuracy"}
     return Run(Path(row), row, method, seed, summary, recipe)
 
 
@@ -246,6 +246,8 @@ def test_the_report_and_the_figures_of_a_noised_study_have_the_curve(
         recipe = place / "recipe.toml"
         split = f'name = "bicsl"\n[algorithm.privacy]\n{noise}'
         recipe.write_text(recipe.read_text().replace(f'name = "{row}"\n', split))
+        summary = place / "summary.json"
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"algorithm": "bicsl"}))
     monkeypatch.setattr(privacy_curve, "available", lambda: True)
     monkeypatch.setattr(privacy_curve, "epsilon", lambda noise, releases, delta: math.inf if noise == 0 else 10 / noise)
     html = render(load(tmp_path))

@@ -296,7 +296,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(finished: Path) -> None:
+def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim = open_victim(finished)
     questions = draw_questions(victim, 12, seed=0)
     assert questions.names == draw_questions(victim, 12, seed=0).names
@@ -304,7 +306,9 @@ def test_a_server_that_keeps_a_part_leaves_the_attacker_to_guess(finished: Path)
     settings = Trojan(eps=4, steps=2)
     (known,) = attack_victim(victim, questions, settings)
     assert known.threat == "whole model"
-    partly = attack_victim(replace(victim, method="bicsl"), questions, settings)
+    method = type(victim.setup.algorithm)
+    monkeypatch.setattr(method, "traits", replace(method.traits, splits=True))
+    partly = attack_victim(victim, questions, settings)
     assert [row.threat for row in partly] == ["activations", "own head", "whole model"]
     for row in (known, *partly):
         assert torch.equal(row.correct["clean"], known.correct["clean"])

@@ -360,7 +360,9 @@ def test_questions_that_share_no_answer_with_their_pool(tmp_path: Path):
     file = tmp_path / "clove/json/function/fcl_mmf_object_val.json"
     rows = [row | {"answer": "far", "answers": ["far"] * 10} for row in json.loads(file.read_text())]
     write(file, rows)
-    message = r"object: none of the 60 test questions has an answer of the pool of 3.*'far' \(.*val\.json, row 0\)"
+    message = (
+        r"object: none of the 60 test questions has an answer of the answer set of 3.*'far' \(.*val\.json, row 0\)"
+    )
     with pytest.raises(ValueError, match=message):
         feddat_function(tmp_path, clients=("object",))
     write(tmp_path / "clove/json/function/fcl_mmf_object_train.json", [])

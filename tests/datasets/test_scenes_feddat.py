@@ -367,7 +367,7 @@ def test_pools_of_the_most_frequent_answers():
         ({"preset": "task", "test": 0}, "test must be at least 1, got 0"),
         (
             {"preset": "function", "pools": 2, "train": 2, "validation": 1},
-            r"no (validation|test) question of client 'object' has an answer in its pool of 2",
+            r"no (validation|test) question of client 'object' has an answer in its answer set of 2",
         ),
     ],
 )

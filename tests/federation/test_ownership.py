@@ -128,7 +128,7 @@ def test_unseen_places_are_sent_all_that_any_client_owns() -> None:
     table = modal_clients(3, (6,), [("image", "text", "audio")])["client-0"]
     setup = replace(toy_setup(FedAvg(), rounds=1, kind="modalities"), observers={"all": TableData(*table.tables)})
     records, _, simulation = run(setup)
-    assert simulation.observer("all") == ClientInfo("all", 0, ("image", "text", "audio"))
+    assert simulation.observer("all") == ClientInfo("all", 0, ("image", "text", "audio"), "answers")
     views = simulation.evaluate(records[-1].servers, 1, split="test")
     shared = simulation.shared(records[-1].servers, simulation.observer("all"))
     model = setup.model()
@@ -140,7 +140,7 @@ def test_unseen_places_are_sent_all_that_any_client_owns() -> None:
 
 def test_places_where_modalities_are_not_told_apart() -> None:
     plain = toy_setup(LocalOnly(), rounds=1)
-    assert Simulation(plain, MemoryStore()).observer("place") == ClientInfo("place", 0)
+    assert Simulation(plain, MemoryStore()).observer("place") == ClientInfo("place", 0, head="answers")
     none = replace(
         toy_setup(FedAvg(), rounds=1, kind="modalities"),
         population=Members(modal_clients(0, (8,), [("text",)]), ("text",)),

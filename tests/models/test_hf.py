@@ -225,3 +225,21 @@ def test_questions_that_are_too_long_and_answers_that_cannot_be_learned_are_name
         tokenizer.answers(["red", ""])
     assert tokenizer.decode(tokenizer.answers(["light green"])[:, 1:]) == ["light green\n"]
     assert np.array_equal(tokenizer(["a"])[1][0].numpy(), np.ones(len(tokenizer(["a"])[1][0])))
+
+
+def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    from confed.cli import main
+    from confed.models.hf.description import describe
+
+    found = describe("tiny:llava", peft=Finetuning(rank=2))
+    model, _ = built("llava", peft=Finetuning(rank=2))
+    learning = [value for value in model.parameters() if value.requires_grad]
+    assert found["learning"]["values"] == f"{sum(value.numel() for value in learning):,}"
+    assert found["learning"]["sent per round and client"].startswith(f"{sum(v.nbytes for v in learning) / 1000:.3g} kB")
+    assert found["learning"]["layers"].startswith("14: model.language_model.layers.0.mlp.down_proj, ")
+    plain, _ = tiny("llava")
+    assert found["model"]["values"] == f"{sum(value.numel() for value in plain.parameters()):,}"
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "model"])
+    assert ended.value.code == 2
+    assert "confed doctor takes nothing, or model SOURCE; got 'model' alone" in capsys.readouterr().err

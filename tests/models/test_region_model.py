@@ -14,6 +14,7 @@ from confed.engines.local import InProcess, Members, Simulation, simulate
 from confed.engines.perform import Setup, Workspace
 from confed.federation.local import Local
 from confed.federation.protocols import Output
+from confed.federation.specs import model_spec
 from confed.federation.state import MemoryStore
 from confed.models import create_model, create_tokenizer
 from confed.models.ban import BAN
@@ -526,7 +527,7 @@ def test_initial_values_copies_and_other_values(name):
 
 def test_the_functions_say_what_they_read():
     for name in (*MINIS, *PUBLISHED):
-        assert models[name].reads == "regions"
+        assert model_spec(models[name]).reads == "regions"
         tokens, mask = create_tokenizer(name, ("what", "is"))(["What is?"])
         assert tokens.shape == mask.shape == (1, 14)
 

@@ -60,7 +60,7 @@ def made(root: Path, recipe: Recipe, *options: str, sites: Sequence[str] = SITES
 def test_a_federation_gives_the_simulators_results(tmp_path: Path, recipe: Recipe) -> None:
     root = tmp_path / "demo"
     said: list[str] = []
-    demonstrate(recipe, root, len(SITES), said.append)
+    demonstrate(recipe, root, len(SITES), lambda event: said.append(getattr(event, "text", "")))
     assert any("all processes have ended" in text for text in said)
     same_as_simulated(recipe, root)
     assert not (root / "server" / "state" / "models" / "personal").exists()

@@ -93,7 +93,7 @@ def test_a_run_survives_a_killed_job_a_killed_site_and_a_killed_server(tmp_path:
 
 def test_the_demo_gives_the_simulators_results(tmp_path: Path) -> None:
     recipe, said = recipe_of("fedavg", 'run.without=["both"]'), list[str]()
-    demonstrate(recipe, tmp_path / "demo", 2, said.append, "flare")
+    demonstrate(recipe, tmp_path / "demo", 2, lambda event: said.append(getattr(event, "text", "")), "flare")
     assert any("all processes have ended" in text for text in said)
     assert any("handed in job" in line for line in said)
     same_as_simulated(recipe, tmp_path / "demo")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,13 +202,14 @@ def test_the_display_has_a_line_per_process_on_a_terminal_and_per_job_elsewhere(
 # Rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_means_the_table_or_every_method(tmp_path: Path) -> None:
+def test_all_means_the_table_or_the_rows_or_every_method(tmp_path: Path) -> None:
     recipe = load_recipe("fedvqa_scenes")
     assert rows_of(recipe, "all") == recipe.table == rows_of(recipe, None)
     assert len(recipe.table) == 15
     assert recipe.with_rows(recipe.table).methods == recipe.table  # every row is sound
     bare = load_recipe("fedvqa_scenes", ["study.table=[]"])
-    assert rows_of(bare, "all") == tuple(algorithms.names())
+    assert rows_of(bare, "all") == bare.methods
+    assert rows_of(replace(bare, methods=()), "all") == tuple(algorithms.names())
     assert rows_of(bare, None) == ("local", "fedavg", "fedprox", "fedp3", "central")
     assert rows_of(bare, "fedavg, local,fedavg") == ("fedavg", "local")
     with pytest.raises(ValueError, match="at least one method, got ' ,'"):

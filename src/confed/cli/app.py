@@ -1,4 +1,4 @@
-"""The application that every verb hangs on, the entry point, and how verbs speak to the terminal."""
+"""Application with all verbs, its entry point, and output to the terminal."""
 
 import json
 import math
@@ -84,11 +84,10 @@ Json = Annotated[
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: errors become one line on standard error and an exit code, warnings a line each.
 
+    It always ends with a SystemExit that has the exit code.
+
     Args:
         arguments: of the command; those of the process by default.
-
-    Raises:
-        SystemExit: always, with the exit code.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     with _terminable() as asked:
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """Within it a process that is asked to end, as batch systems and service managers do, stops as with Ctrl-C.
+    """Termination signals, as of batch systems and service managers, handled like Ctrl-C within the ``with`` block.
 
     Yields:
         A list that holds the signal once it has come.
@@ -121,7 +120,7 @@ def _terminable() -> Iterator[list[int]]:
 
 
 def _code(given: Sequence[str]) -> int:
-    """Carries out a command; its exit code."""
+    """Execution of a command; its exit code."""
     try:
         with _spoken_warnings(), shown(_step), allowing_code():
             return _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
@@ -134,7 +133,7 @@ def _code(given: Sequence[str]) -> int:
 
 @contextmanager
 def _spoken_warnings() -> Iterator[None]:
-    """Within it a warning is one line, without the place in the program, and each text is said once."""
+    """Warnings as single lines without the place in the program, each text once, within the ``with`` block."""
     said: set[str] = set()
 
     def speak(message: Warning | str, *place: object) -> None:
@@ -218,7 +217,7 @@ def _permission() -> Any:
             ),
         ] = None,
     ) -> None:
-        """Nothing; it carries the option."""
+        """Carrier of the option; does nothing."""
 
     command: Any = typer.main.get_command(carrier)
     return next(parameter for parameter in command.params if parameter.name == "allow_code")
@@ -229,7 +228,7 @@ _ALLOWED: list[str] = []
 
 
 def _failure(error: Exception) -> int:
-    """Says in one line what went wrong, and returns the exit code; a fault of the program is raised again."""
+    """One-line message about an error; returns the exit code. A fault of the program is raised again."""
     usage: Any = error  # typer's errors about arguments are those of whichever click it brings
     if hasattr(usage, "format_message"):
         context = getattr(usage, "ctx", None)
@@ -299,7 +298,14 @@ def options(
 
 @contextmanager
 def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
-    """Says how to go on after Ctrl-C and after a full disk: with ``confed resume``, or as ``again`` says."""
+    """Advice after Ctrl-C and after a full disk: to go on with ``confed resume``, or as ``again`` says.
+
+    Raises:
+        typer.Exit: after Ctrl-C.
+        ValueError: a damaged checkpoint.
+        RuntimeError: the disk is full.
+        OSError: any other error of the disk, unchanged.
+    """
     import errno
 
     from confed.federation.checkpoint import CorruptCheckpoint

@@ -1,4 +1,4 @@
-"""What there is (methods, models, ... runs), and what a dataset holds."""
+"""Listings of methods, models, tasks, datasets, recipes and runs, and descriptions of datasets."""
 
 import inspect
 import json
@@ -31,7 +31,7 @@ LISTED = 100
 
 
 def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> list[dict[str, Any]]:
-    """What there is of one kind, a row each with the same keys.
+    """Entries of one kind, a row each with the same keys.
 
     Args:
         kind: one of :data:`KINDS`.
@@ -112,7 +112,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _time(comment: str) -> str:
-    """How long ``confed run`` takes on two cores: the line "# Time: ..." at a recipe's head, where it was measured."""
+    """Duration of ``confed run`` on two cores: the line "# Time: ..." at a recipe's head, where it was measured."""
     line = re.search(r"^# Time: (.+)$", comment, re.MULTILINE)
     return line[1] if line else "not measured"
 
@@ -206,7 +206,7 @@ def describe(name: str, options: Sequence[str] = (), out: Path | None = None) ->
         ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
         ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
         and ``series``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data answers are labels, and questions
-        pictures or texts; the first clients have rows of their own.
+        pictures or texts; the first clients have a row each.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
@@ -262,7 +262,7 @@ def _parts(dataset: "FederatedDataset") -> "Iterable[tuple[str, str, Examples]]"
 
 
 def _modal_row(examples: "Examples") -> dict[str, Any]:
-    """What examples have, and how many different recordings and series."""
+    """Modalities of examples, and the number of different recordings and series."""
     from confed.data.examples import presence
     from confed.data.modalities import MODALITIES
     from confed.data.modality_names import set_names
@@ -296,7 +296,11 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
 
 
 def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
-    """As :func:`describe`, of multi-label data."""
+    """Description of a multi-label dataset, as :func:`describe`.
+
+    Raises:
+        ValueError: a sheet is asked for of texts.
+    """
     parts: list[tuple[str, str, LabelExamples]] = []
     for name, _ in zip(dataset.clients, range(LISTED), strict=False):
         split = dataset.clients[name]

@@ -131,7 +131,7 @@ def compare(
 
 
 def _places(folders: Sequence[str]) -> list[Path]:
-    """The folders, with those of several models taken apart into their studies."""
+    """Folders of studies; a folder of several models gives the studies in it."""
     from confed.results.folder import is_study
     from confed.studies.models import is_backbones, read_backbones
 
@@ -143,7 +143,7 @@ def _places(folders: Sequence[str]) -> list[Path]:
 
 
 def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
-    """The tables of several studies as one, where each has a backbone of its own and the same clients."""
+    """Tables of several studies as one: one backbone for each study, and the same clients for all."""
     from dataclasses import replace
 
     from confed.report.tables.paper import paper_table
@@ -158,7 +158,7 @@ def _by_backbone(folders: Sequence[Path], headline: str) -> "Table | None":
 
 
 def _by_model(folders: Sequence[str], headline: str) -> "ModelStudies | None":
-    """A folder of several models, or several studies of which each has a model of its own."""
+    """A folder of several models, or several studies with one model each."""
     from confed.report.html.models_page import load_models
     from confed.report.statistics.over_models import model_studies
     from confed.report.tables.traffic import backbone
@@ -176,7 +176,7 @@ def _by_model(folders: Sequence[str], headline: str) -> "ModelStudies | None":
 
 
 def _other_data(studies: "Sequence[Study]") -> str:
-    """Why the studies are not of the same data; "" if they may be."""
+    """Reason why the studies cannot be of the same data; "" if they may be."""
     from confed.report.statistics.comparable import other_data
 
     firsts = [study.runs[0] for study in studies]
@@ -235,7 +235,7 @@ def _compare_recipe(
 
 
 def finish_grid(folder: Path, workers: int | None, as_json: bool) -> None:
-    """Runs what a grid lacks, prints its tables, and writes them and the report into its folder.
+    """Execution of the missing cells of a grid, with its tables printed and written into its folder with the report.
 
     How its methods are judged stands in its index.
 
@@ -323,7 +323,7 @@ def _cell(folder: Path, name: str) -> Path:
 
 
 def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
-    """Why -> the cells; all seeds of a refused method give one line."""
+    """Reason -> its cells; all seeds of a refused method give one line."""
     found: dict[str, list[str]] = {}
     for cell, text in errors.items():
         found.setdefault(text, []).append(cell)

@@ -1,4 +1,4 @@
-"""The part of ``confed compare`` that runs the same methods with several models."""
+"""Grids over several models: the part of ``confed compare`` behind ``--models``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,11 +57,9 @@ def compare_models(
 
 
 def finish_models(root: Path, workers: int | None, as_json: bool) -> None:
-    """Runs what is missing, model by model, and writes and prints the tables.
+    """Execution of the missing runs, model by model, with the tables written and printed.
 
-    Raises:
-        ValueError: not one run could be made, or another process works in the folder.
-        typer.Exit: a run failed on the way, or Ctrl-C.
+    No run at all and another process in the folder are a ValueError; a failed run and Ctrl-C end with a typer.Exit.
     """
     from confed.system.folder_lock import exclusive
 
@@ -113,15 +111,14 @@ def _finish(folder: Path, references: tuple[str, ...], margin: float, workers: i
 
 
 def show_models(root: Path, as_json: bool, errors: Mapping[str, str] | None = None) -> None:
-    """Writes and prints the tables of several models, of what is there.
+    """Tables of several models, of the finished runs, written and printed.
+
+    No finished run is a ValueError.
 
     Args:
         root: the folder of all grids.
         as_json: print JSON and nothing else.
         errors: "model/method/seed-n" -> why that run is not there.
-
-    Raises:
-        ValueError: no finished run.
     """
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Verbs that try finished runs on new data: evaluate."""
+"""Verbs that evaluate finished runs on other data: evaluate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +42,7 @@ def evaluate(
 
 
 def _next(root: Path) -> Path:
-    """The first folder 1, 2, ... that is not there."""
+    """The first of the folders 1, 2, ... that does not exist."""
     number = 1
     while (root / str(number)).exists():
         number += 1

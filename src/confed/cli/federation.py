@@ -26,7 +26,7 @@ app.add_typer(federation_app, name="federation")
 
 
 class Engine(StrEnum):
-    """Whose network carries the messages."""
+    """Library that carries the messages."""
 
     flower = "flower"
     flare = "flare"
@@ -278,7 +278,7 @@ def sign(
     ] = Path("ca.key"),
     card: Annotated[Path | None, typer.Option(help="A new card, handed to all parties.")] = None,
 ) -> None:
-    """Sign recipe, card and list of sites again, after one of them changed; sites refuse what nobody signed."""
+    """Sign recipe, card and list of sites again, after one of them changed; sites refuse what is not signed."""
     from confed.deployment.manifest import MANIFEST, SIGNATURE
     from confed.deployment.provision import sign_again
 
@@ -306,7 +306,7 @@ def demo(
     engine: Chosen = Engine.flower,
     as_json: Json = False,
 ) -> None:
-    """All of it on this machine: a server and sites in processes of their own, with TLS and keys, over sockets."""
+    """Run a whole federation on this machine: server and sites in separate processes, with TLS, keys and sockets."""
     if engine is Engine.flare:
         from confed.cli.federation_flare import need_flare
 
@@ -354,7 +354,9 @@ def _single(source: str, overrides: list[str], method: str | None) -> "Recipe":
 def check_signed(
     folder: Path, authority: Path, recipe: str, card: Path | None, site: str, public: str = ""
 ) -> "Manifest":
-    """Checks that the coordinator signed this site's recipe, card and key.
+    """Check of the coordinator's signature of this site's recipe, card and key.
+
+    What is not signed is a ValueError that says what to do.
 
     Args:
         folder: where the signed manifest is.
@@ -366,9 +368,6 @@ def check_signed(
 
     Returns:
         What was signed, with the public keys of all sites.
-
-    Raises:
-        ValueError: it did not; says what to do.
     """
     from confed.deployment.manifest import check_site, public_half, verified
 
@@ -389,7 +388,11 @@ def _certificate(path: Path) -> bytes:
 
 
 def need_flower() -> None:
-    """Raises ValueError where Flower is not installed."""
+    """Check that Flower is installed.
+
+    Raises:
+        ValueError: Flower is missing; says how to install it.
+    """
     from importlib.util import find_spec
 
     if find_spec("flwr") is None:
@@ -398,7 +401,7 @@ def need_flower() -> None:
 
 @contextmanager
 def _private() -> Iterator[None]:
-    """Files and folders that are made within it are their owner's alone."""
+    """Files and folders with access for their owner only, within the ``with`` block."""
     before = os.umask(0o077)
     try:
         yield
@@ -408,7 +411,7 @@ def _private() -> Iterator[None]:
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and the end that a service manager asks for take the site off the line in good order.
+    """Orderly end of a site on Ctrl-C and on the signal of a service manager.
 
     Raises:
         typer.Exit: afterwards, with the code of the signal, 130 or 143, as of all commands.

@@ -1,4 +1,4 @@
-"""``confed federation card``: what a server must know of data that it does not hold."""
+"""``confed federation card``: data card for a server that holds no examples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""The verbs of a federation across machines where FLARE is the transport."""
+"""Verbs of a federation across machines over FLARE."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def serve(
     recipe: "Recipe", kit: Path | None, sites: Path | None, state: Path, timeouts: "Timeouts", wait: float, whole: bool,
     as_json: bool, bounds: "Bounds",
 ) -> None:  # fmt: skip
-    """Leads a federation: ``confed server --engine flare``.
+    """Server of a federation over FLARE: ``confed server --engine flare``.
 
     Args:
         recipe: a single-run recipe.
@@ -32,6 +32,9 @@ def serve(
         whole: evaluate split methods too.
         as_json: print nothing but the result.
         bounds: how much one site may count.
+
+    Raises:
+        ValueError: ``--tls`` is no kit of a FLARE server.
     """
     need_flare()
     from confed.cli.federation_status import StatusPage
@@ -56,7 +59,7 @@ def join(
     recipe: "Recipe", kit: Path, private: Path, site: str, stop: "threading.Event", epsilon: float | None, once: bool,
     evaluations: str | None = None,
 ) -> None:  # fmt: skip
-    """Takes part in a federation: ``confed client --engine flare``.
+    """Site of a federation over FLARE: ``confed client --engine flare``.
 
     Args:
         recipe: the federation's, with this site's data.
@@ -78,7 +81,7 @@ def join(
 
 
 def check_names(federation: "Federation") -> None:
-    """Raises ValueError where a site's name is none that FLARE takes."""
+    """Check that FLARE accepts the names of all sites."""
     need_flare()
     from confed.deployment.flare.provision import check_names
 
@@ -86,7 +89,7 @@ def check_names(federation: "Federation") -> None:
 
 
 def provision(folder: Path, federation: "Federation") -> None:
-    """Makes the folders of a federation: ``confed federation new --engine flare``."""
+    """Folders of a federation over FLARE: ``confed federation new --engine flare``."""
     need_flare()
     from confed.deployment.flare.provision import provision_flare
 
@@ -94,7 +97,11 @@ def provision(folder: Path, federation: "Federation") -> None:
 
 
 def need_flare() -> None:
-    """Raises ValueError where FLARE is not installed."""
+    """Check that FLARE is installed.
+
+    Raises:
+        ValueError: FLARE is missing; says how to install it.
+    """
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:

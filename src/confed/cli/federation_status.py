@@ -1,4 +1,4 @@
-"""What a server shows while it leads: who is connected, the round, what each site is doing, bytes."""
+"""Status display of a server: connected sites, the round, what each site is doing, and bytes."""
 
 import time
 from collections.abc import Mapping

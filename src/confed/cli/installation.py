@@ -1,4 +1,4 @@
-"""What is installed: versions, processors, memory, GPUs and packaged weights."""
+"""Diagnosis of the installation: versions, processors, memory, GPUs and packaged weights."""
 
 import os
 import platform

@@ -1,6 +1,7 @@
-"""Verbs that show what there is: list, doctor."""
+"""Verbs that list and diagnose: list, doctor."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,10 @@ def list_things(
 
 @app.command()
 def doctor(
+    what: Annotated[
+        str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')
+    ] = None,
+    source: Annotated[str | None, typer.Argument(help="Of model: a hub name, a folder, or tiny:FAMILY.")] = None,
     server: Annotated[
         str | None, typer.Option(help="At a site: the server that is to be joined, HOST:PORT. Looks at all it takes.")
     ] = None,
@@ -55,7 +60,17 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join."""
+    """Versions, threads, memory, GPUs, what is missing and how to get it; with --server, what a site needs to join.
+
+    `confed doctor model SOURCE`: family, parts, what LoRA would train, bytes per round, memory.
+    """
+    if what is not None:
+        if what != "model" or source is None:
+            raise ValueError(f"confed doctor takes nothing, or model SOURCE; got {what!r}{'' if source else ' alone'}")
+        from confed.models.hf.description import describe
+
+        _sections(describe(source), as_json)
+        return
     if server is not None:
         terms = [f"card={json.dumps(str(card.resolve()))}"] if card is not None else []
         authority, given = None if insecure else ca, [*(data or []), *terms]
@@ -63,7 +78,10 @@ def doctor(
         return
     from confed.cli.installation import diagnose
 
-    findings = diagnose()
+    _sections(diagnose(), as_json)
+
+
+def _sections(findings: Mapping[str, Mapping[str, str]], as_json: bool) -> None:
     if as_json:
         print_json(findings)
         return

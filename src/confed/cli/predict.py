@@ -87,7 +87,11 @@ def predict(
 
 
 def _caption(folder: Path, image: Path | None, client: str | None, shared: bool, as_json: bool) -> None:
-    """What a model that writes captions says of a picture."""
+    """Caption of a picture by a model that writes captions.
+
+    Raises:
+        ValueError: there is no picture.
+    """
     from confed.inference.predict_captions import predict_caption
 
     if image is None:
@@ -110,7 +114,7 @@ def _labels(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """What a model that gives labels says of a picture or a text."""
+    """Labels of a picture or a text by a multi-label model."""
     from confed.inference.predict_labels import predict_labels
 
     looks = page is not None or as_json
@@ -172,7 +176,7 @@ def export(
 
 
 def _run_of(folder: Path, client: str | None = None) -> tuple[Path, str | None]:
-    """The run to ask, and whose model: in a site's private folder the site's own, if there is one."""
+    """The run and the client whose model answers: in a site's private folder the site's own, if there is one."""
     from confed.deployment.site_models import site_of
     from confed.inference.predict import FinishedRun, run_of
 

@@ -18,7 +18,7 @@ __all__ = ["Display", "escape"]
 
 
 def escape(text: str) -> str:
-    """Text of others as markup that a terminal shows and does not obey: titles, names of clients, what went wrong."""
+    """Markup that shows a text of others unchanged: titles, names of clients, errors."""
     return markup(visible(text))
 
 

@@ -115,11 +115,9 @@ def sweep(
 
 
 def finish_sweep(root: Path, workers: int | None, as_json: bool) -> None:
-    """Runs what a sweep lacks, value by value, and writes and prints its table.
+    """Execution of the missing runs of a sweep, value by value, with its table written and printed.
 
-    Raises:
-        ValueError: not one run could be made, or another process works in the folder.
-        typer.Exit: a run failed on the way, or Ctrl-C.
+    No run at all and another process in the folder are a ValueError; a failed run and Ctrl-C end with a typer.Exit.
     """
     from confed.system.folder_lock import exclusive
 
@@ -178,5 +176,5 @@ def _finish(root: Path, workers: int | None, as_json: bool) -> None:
 
 
 def _finished(folder: Path) -> set[Path]:
-    """The runs of a grid that have come to their end."""
+    """Finished runs of a grid."""
     return set(folder.glob("*/seed-*/summary.json"))

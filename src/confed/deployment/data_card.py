@@ -1,4 +1,4 @@
-"""Cards of recipes: written from the data of a place that may see them, united, and led from in place of data."""
+"""Data cards of recipes: made from the data, merged over sites, and used in place of the data."""
 
 import json
 from collections.abc import Sequence
@@ -20,15 +20,14 @@ CARD = "card"
 def card_of_recipe(recipe: Recipe) -> Card:
     """The card of a recipe's data.
 
-    Raises:
-        ValueError: the data are faulty.
+    Faulty data are a ValueError.
     """
     data = recipe.sections["data"]
     return card_of(load_dataset(json.dumps(data, default=str), recipe.run.seed), str(data["name"]))
 
 
 def write_card(card: Card, out: Path) -> None:
-    """Writes a card.
+    """Write a card to a file.
 
     Raises:
         ValueError: there is a file already that says something else; runs may go on with it.
@@ -42,14 +41,13 @@ def write_card(card: Card, out: Path) -> None:
 def merge_cards(files: Sequence[Path]) -> Card:
     """One card for the data of several sites; see :func:`confed.data.card_files.merged`.
 
-    Raises:
-        ValueError: a file is no card, or the cards contradict each other.
+    A file that is no card, and cards that contradict each other, are a ValueError.
     """
     return merged([read_card(file) for file in files])
 
 
 def with_card(recipe: Recipe, file: Path) -> Recipe:
-    """The recipe as a server without data leads it: the card takes the place of its section ``[data]``.
+    """A recipe for a server without data: the card takes the place of the section ``[data]``.
 
     Raises:
         ValueError: the file is no card, or one of other data than the recipe's.

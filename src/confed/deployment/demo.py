@@ -1,4 +1,4 @@
-"""A whole federation on this machine: real processes, TLS, keys and sockets, taken down when it is over."""
+"""Demonstration of a whole federation on this machine: processes, TLS, keys and sockets, removed when it is over."""
 
 import json
 import os
@@ -23,14 +23,14 @@ Party = subprocess.Popen[bytes]
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
-    """The commands of a founded federation's server and sites, and where each is run.
+    """Commands of a federation's server and sites, and the folder of each.
 
     Args:
         root: what :func:`confed.deployment.provision.provision` made.
@@ -56,7 +56,7 @@ def parties(root: Path, port: int) -> dict[str, tuple[Sequence[str], Path]]:
 
 
 def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
-    """The same of a federation over FLARE, whose kits know the port.
+    """Commands of a FLARE federation's server and sites, whose kits know the port; see :func:`parties`.
 
     Args:
         root: what :func:`confed.deployment.flare.provision.provision_flare` made.
@@ -71,13 +71,13 @@ def flare_parties(root: Path) -> dict[str, tuple[Sequence[str], Path]]:
 
 @contextmanager
 def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict[str, Party]]:
-    """Runs commands for as long as the ``with`` block lasts; what each says goes to ``log.txt`` where it is run."""
+    """Processes that run for as long as the ``with`` block lasts; their output goes to ``log.txt`` in their folders."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     running: dict[str, Party] = {}
     try:
         for name, (command, folder) in commands.items():
             with (folder / "log.txt").open("ab") as log:
-                # In sessions of their own: Ctrl-C is this process's to handle, which then ends them.
+                # In separate sessions: this process handles Ctrl-C, and then ends them.
                 running[name] = subprocess.Popen(
                     command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                 )
@@ -97,7 +97,7 @@ def started(commands: Mapping[str, tuple[Sequence[str], Path]]) -> Iterator[dict
 def demonstrate(
     recipe: Recipe, root: Path, sites: int, progress: Progress, engine: Literal["flower", "flare"] = "flower"
 ) -> dict[str, Any]:
-    """Founds a federation of the first clients of a recipe's data, and runs it to its end.
+    """Demonstration of a federation of the first clients of a recipe's data, to the end of its run.
 
     Args:
         recipe: a single-run recipe.

@@ -1,4 +1,4 @@
-"""What a site finds out before it joins a federation: the server, certificates, clock, versions, disk, and its data.
+"""Checks of a site before it joins a federation: server, certificates, clock, versions, disk, and its data.
 
 Every finding says what to do where something is wrong. Nothing is sent but a signed question for the server's version.
 """
@@ -38,10 +38,10 @@ SOON = 14
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        what: it.
+        what: the thing that was checked.
         mark: whether a run can go on with it: yes; yes, but mind it; no.
         text: what was found.
         advice: what to do; empty where there is nothing to do.
@@ -57,7 +57,7 @@ class Finding:
 
 
 def check_server(server: str, key: Path, ca: Path | None) -> list[Finding]:
-    """Whether this site can reach a server and would be let in.
+    """Check that this site can reach a server and is on its list.
 
     Args:
         server: ``HOST:PORT``.
@@ -175,7 +175,7 @@ def _about(host: str, port: int, key: Path, ca: Path | None) -> Iterator[Finding
 
 
 def check_signature(ca: Path, key: Path, site: str, recipe: str, card: Path | None) -> list[Finding]:
-    """Whether the coordinator signed what this site has: its recipe, its card, and its key under its name.
+    """Check of the coordinator's signature of the recipe, the card, and this site's key under its name.
 
     Args:
         ca: the certificate of the authority that this site trusts; the signed manifest lies beside it.
@@ -204,7 +204,7 @@ def check_signature(ca: Path, key: Path, site: str, recipe: str, card: Path | No
 def check_data(
     source: str | Path, site: str, private: Path, data: Sequence[str] = (), progress: Progress = ignore
 ) -> list[Finding]:
-    """Whether this site has what a recipe needs: its examples, their pictures and answers, and room on its disk.
+    """Check of the data that a recipe needs: the site's examples, their pictures and answers, and disk space.
 
     Args:
         source: the recipe.
@@ -239,7 +239,7 @@ def check_data(
 
 
 def _examples(dataset: FederatedDataset | LabelDataset, site: str, role: str, examples: Any) -> Iterator[Finding]:
-    """One role's examples: how many, whether their pictures can be read, and whether their answers are known."""
+    """Check of one role's examples: their number, whether pictures can be read, and whether answers are known."""
     count = len(examples)
     if not count:
         advice = "without training examples a site cannot take part" if role == "train" else ""
@@ -261,7 +261,7 @@ def _pictures(role: str, pictures: Any, numbers: np.ndarray) -> Finding:
     for number in picked.tolist():
         try:
             pictures[number]
-        except Exception as error:  # a library may say in many ways that a file is none of its own
+        except Exception as error:  # a library may say in many ways that a file is not one of its formats
             unread.append((number, f"{type(error).__name__}: {error}"))
     what = f"{role} pictures"
     if unread:
@@ -284,7 +284,7 @@ def _answers(role: str, answers: Sequence[str], known: frozenset[str], *, allowe
 
 
 def _room(private: Path, stored: int) -> Finding:
-    """Whether the disk has room for states, of which a few versions are kept, and for the last reply."""
+    """Whether the disk has space for states, of which a few versions are kept, and for the last reply."""
     there = private
     while not there.exists() and there != there.parent:
         there = there.parent

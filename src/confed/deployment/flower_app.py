@@ -1,4 +1,4 @@
-"""A recipe as Flower's two applications, for those who run SuperLinks and SuperNodes of Flower's own."""
+"""A recipe as Flower's two applications, for existing SuperLinks and SuperNodes."""
 
 from collections.abc import Mapping
 from pathlib import Path

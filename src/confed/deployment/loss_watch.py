@@ -1,4 +1,4 @@
-"""The course of a run's mean training loss, and whether it breaks."""
+"""Divergence check: jumps and non-finite values of a run's mean training loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ LAST = 5
 
 
 class LossCourse:
-    """The mean losses of a run's rounds.
+    """Mean training losses of a run's rounds.
 
     Attributes:
         broken: the last loss known was a jump.
@@ -26,7 +26,7 @@ class LossCourse:
         self.sound: int | None = None
 
     def note(self, losses: Mapping[str, float], round: int, kept: Sequence[int]) -> str | None:
-        """Notes a round's losses, and at the first of several jumps the round to go back to.
+        """Record of a round's losses, and at the first of several jumps of the round to go back to.
 
         Args:
             losses: see :meth:`jump`, which says what is returned.
@@ -42,7 +42,7 @@ class LossCourse:
         return said
 
     def jump(self, losses: Mapping[str, float]) -> str | None:
-        """Notes a round's losses; says in words where they are not finite or rise at a jump.
+        """Record of a round's losses; a text where they are not finite or jump.
 
         Args:
             losses: client -> mean training loss; empty where clients tell none.

@@ -1,7 +1,7 @@
 """A federation's signed manifest: its sites and their public keys, and digests of its recipe, card and wheel file.
 
 The coordinator signs it with the key of the authority that the sites trust (``ca.crt``, with FLARE
-``startup/rootCA.pem``), and every site checks it before it takes part, so that nobody on the way can give it another
+``startup/rootCA.pem``), and every site checks it before it takes part, so that no party on the way can give it another
 recipe or other members. Beside ``federation.json`` lies ``federation.json.sig``, in base64 the signature of a fixed
 heading and of the file's bytes: ECDSA with SHA-384 by a key on P-384, or RSA-PSS with SHA-384 by FLARE's.
 """
@@ -27,7 +27,7 @@ _HEADING = b"confed federation manifest 1\n"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What all parties of a federation can rely on.
+    """Content of a signed manifest: what all parties of a federation can rely on.
 
     Attributes:
         sites: site -> its public key in OpenSSH's format.
@@ -59,7 +59,7 @@ def digest_of(path: Path) -> str:
 
 
 def sign(manifest: Manifest, private: bytes, folders: Sequence[Path]) -> None:
-    """Signs a manifest and writes both files into some folders.
+    """Signature of a manifest; both files are written into some folders.
 
     Args:
         manifest: what is signed.
@@ -98,7 +98,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
 
     Raises:
         ValueError: a file is missing or malformed, or the signature is not the authority's.
-    """
+    """  # noqa: DOC501 (InvalidSignature is caught here)
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
@@ -136,7 +136,7 @@ def verified(folder: Path, authority: bytes) -> Manifest:
 def check_site(
     manifest: Manifest, site: str, public: str = "", *, recipe: Path | None = None, card: Path | None = None
 ) -> None:
-    """Checks a site's own files against what the coordinator signed.
+    """Check of a site's files against what the coordinator signed.
 
     Args:
         manifest: what was signed.

@@ -1,7 +1,7 @@
-"""Founds a federation across machines: certificates, keys, a folder for every party, and what each has to do.
+"""Provisioning of a federation across machines: certificates, keys, a folder for every party, and instructions.
 
 The authority that vouches for the server is made for this federation alone; sites trust it and no other. A site proves
-who it is with a key of its own, whose public half is on the server's list. Private halves are made here for
+who it is with its own key, whose public half is on the server's list. Private halves are made here for
 convenience: a site that would rather not receive one makes its own with :func:`make_key` and sends the public half.
 The authority also signs what the parties rely on, the recipe, the card and the list of sites
 (:mod:`confed.deployment.manifest`).
@@ -45,7 +45,7 @@ SITES = "sites.json"
 
 @dataclass(frozen=True)
 class Federation:
-    """What a federation is founded with.
+    """Parameters of a new federation.
 
     Attributes:
         sites: names of the clients, one site each.
@@ -89,7 +89,7 @@ class Federation:
 
 
 def provision(root: Path, federation: Federation) -> None:
-    """Makes the folders ``server``, ``sites/NAME`` and ``flower``.
+    """Provisioning of the folders ``server``, ``sites/NAME`` and ``flower``.
 
     Raises:
         ValueError: something is there already.
@@ -124,11 +124,11 @@ def provision(root: Path, federation: Federation) -> None:
 
 
 def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], private: bytes) -> None:
-    """Gives all parties card and wheel, where there are such, and the signed manifest.
+    """Distribution of card, wheel file and signed manifest to all parties.
 
     Args:
         root: the federation's folder, with those of all parties.
-        federation: it.
+        federation: the parameters of the federation.
         keys: site -> its public key in OpenSSH's format.
         private: the authority's private key, PEM.
     """
@@ -144,7 +144,7 @@ def hand_out(root: Path, federation: Federation, keys: Mapping[str, str], privat
 
 
 def sign_again(server: Path, private: Path, card: Path | None = None) -> list[Path]:
-    """Signs what is in a server's folder now: another recipe, another card, a site's own key, a site more or less.
+    """New signature of a server's folder after a change: another recipe, card or key of a site, a site more or less.
 
     Args:
         server: the server's folder.
@@ -182,10 +182,9 @@ def sign_again(server: Path, private: Path, card: Path | None = None) -> list[Pa
 
 
 def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
-    """The clients that sites can be, of a recipe's data or of a card; None where the data are not here.
+    """Names of the clients in a recipe's data or in a card; None where the data are not here.
 
-    Raises:
-        ValueError: a faulty card.
+    A faulty card is a ValueError.
     """
     if card is not None:
         return list(read_card(card).clients)
@@ -196,7 +195,7 @@ def names_of_data(recipe: Recipe, card: Path | None = None) -> list[str] | None:
 
 
 def read_sites(path: Path) -> dict[str, str]:
-    """The server's list.
+    """The server's list of sites.
 
     Raises:
         ValueError: there is no such file, or it does not map names to public keys.
@@ -211,15 +210,14 @@ def read_sites(path: Path) -> dict[str, str]:
 
 
 def write_sites(path: Path, sites: dict[str, str]) -> None:
-    """Writes the server's list."""
+    """Write the server's list of sites."""
     write_atomically(path, json.dumps(sites, indent=1).encode())
 
 
 def make_key(path: Path) -> str:
-    """Makes a site's private key, which only its owner may read; returns the public half in OpenSSH's format.
+    """A new private key of a site, readable by its owner only; returns the public half in OpenSSH's format.
 
-    Raises:
-        ValueError: there is a file of that name.
+    An existing file of that name is never overwritten, but a ValueError.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -230,7 +228,11 @@ def make_key(path: Path) -> str:
 
 
 def _secret(path: Path, data: bytes) -> None:
-    """Writes a file that nobody else can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on.
+
+    Raises:
+        ValueError: there is a file of that name.
+    """
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
@@ -239,7 +241,7 @@ def _secret(path: Path, data: bytes) -> None:
 
 
 def _certificates(folder: Path, federation: Federation) -> bytes:
-    """An authority, and the server's certificate under it; returns the authority's certificate."""
+    """A certificate authority, and the server's certificate under it; returns the authority's certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,6 +1,6 @@
-"""Leads a federation across machines: from a recipe and a transport to a run folder.
+"""Server of a federation across machines: from a recipe and a transport to a run folder.
 
-The rounds, the books and the folder are those of ``confed run``. What is different: clients are who introduced
+The rounds, the records and the folder are those of ``confed run``. What is different: clients are who introduced
 themselves, their examples and their personal models are elsewhere, and one that is away is left out and not the end.
 """
 
@@ -56,7 +56,7 @@ ELSEWHERE = ("pretrained", "vocabulary")
 
 
 def common_ground(recipe: Recipe, run_data: RunData) -> str:
-    """What a recipe and its data say that all parties must have in common; where data lie is nobody else's business."""
+    """Settings of a recipe and properties of its data that all parties must share; not where the data lie."""
     dataset = run_data.dataset
     model = {key: value for key, value in recipe.sections["model"].items() if key not in ELSEWHERE}
     answers = getattr(dataset, "answers", None) or getattr(dataset, "labels", ())
@@ -87,7 +87,7 @@ def run_server(
     bounds: Bounds | None = None,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Runs a recipe with sites as clients into a folder, or goes on where the folder stopped.
+    """Run of a recipe with sites as clients, begun or continued in a run folder.
 
     Args:
         recipe: a single-run recipe; :func:`confed.deployment.data_card.with_card` makes it one for a server without
@@ -114,7 +114,7 @@ def run_server(
     # Sample questions are shown from clients' data, which a server does not have.
     recipe = recipe.with_run(gallery=0, workers=1)
     if isinstance(privacy := recipe.construct("algorithm").update_privacy, UpdatePrivacy) and privacy.at == "server":
-        # A round that is done again would show a second model with other noise, which nobody counts.
+        # A round that is done again would show a second model with other noise, which no ledger counts.
         recipe = recipe.with_run(checkpoint_every=1, checkpoint_seconds=0.0)
     setup, run_data = prepare(recipe)
     absent = list(run_data.unseen) if run_data.dataset.elsewhere is not None else []
@@ -185,13 +185,13 @@ def _weight_bound(algorithm: Algorithm, bounds: Bounds) -> float:
 
 
 def _secretly(algorithm: Algorithm) -> Algorithm:
-    """The method with noise at the server that is no function of the seed, which all sites know."""
+    """The method with the server's noise independent of the seed, which all sites know."""
     privacy = algorithm.update_privacy
     return algorithm if privacy is None else replace(algorithm, update_privacy=replace(privacy, repeatable=False))
 
 
 class EvaluationValidator:
-    """Finds out whether the server's books can be kept with what a site says of its examples.
+    """Check that a site's reply to an evaluation fits the task: its sums, weights and counts.
 
     Args:
         setup: the run.
@@ -202,7 +202,11 @@ class EvaluationValidator:
         self._counts: Schema | None = None
 
     def __call__(self, client: ClientInfo, message: Message) -> None:
-        """Raises an error, of whatever kind, where they cannot."""
+        """Check of one reply; any error that it raises means that the reply cannot be used.
+
+        Raises:
+            ValueError: the counts are not those of this task.
+        """
         task = self._setup.task_of(client.id)
         for view in ("global", "personal"):
             summarise(read_tallies(message.scalars, view))
@@ -269,7 +273,11 @@ class _Leader(Runner):
         self.joins = frozenset(self.always)
 
     def run(self) -> dict[str, Any]:
-        """See :class:`confed.runs.run.Runner`; an error of a round says where one can go back to."""
+        """See :class:`confed.runs.run.Runner`.
+
+        Raises:
+            RuntimeError: a round failed; names the checkpoint to go back to where the model may be what broke.
+        """
         try:
             return super().run()
         except RuntimeError as error:
@@ -312,7 +320,7 @@ class _Leader(Runner):
         return simulation
 
     def examine(self, simulation: Simulation, servers: Mapping[str, ServerState]) -> Examination:
-        """Sums over every site's test examples; single examples, and personal models, stay there."""
+        """Sums over every site's test examples; single examples, and personal models, stay at the sites."""
         found = Examination(
             notes=["across machines: personal models, and answers to single questions, are at the sites"]
         )

@@ -1,4 +1,4 @@
-"""Joins a federation across machines: from a recipe and a client's name to a site that answers requests."""
+"""Site of a federation across machines: from a recipe and a client's name to a site that answers requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ __all__ = ["open_site", "signer_by_kit", "signer_by_list", "site_recipe"]
 
 
 def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None = None) -> Recipe:
-    """The federation's recipe with what is different at this site.
+    """The federation's recipe with the settings of this site.
 
     Args:
         source: the recipe's file, or the name of a packaged one.
@@ -45,7 +45,7 @@ def site_recipe(source: str | Path, data: Sequence[str] = (), device: str | None
 def signer_by_list(
     recipe: Recipe, site: str, key: Path, members: Path | None, signed: Mapping[str, str] | None = None
 ) -> Signer | None:
-    """By what the sites of secure aggregation know each other: their keys, and the coordinator's list of them.
+    """Signer for secure aggregation by the sites' keys and the coordinator's list of them.
 
     Args:
         recipe: the federation's.
@@ -81,7 +81,7 @@ def signer_by_list(
 
 
 def signer_by_kit(recipe: Recipe, kit: Path) -> Signer | None:
-    """The same over FLARE, whose certificates the federation's authority vouches for.
+    """Signer for secure aggregation by FLARE's certificates, which the federation's authority vouches for.
 
     Args:
         recipe: the federation's.
@@ -120,7 +120,7 @@ def open_site(
     signer: Signer | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Site:
-    """A client's end of a federation.
+    """Client end of a federation, ready to answer requests.
 
     Args:
         recipe: the federation's, with this site's data.

@@ -1,4 +1,4 @@
-"""The run folder that a site keeps when a federation is over: the final global model and the site's own, ready to use.
+"""Run folder of a site after a federation: the final global model and the site's own, ready to use.
 
 ``private/run`` holds ``recipe.toml`` (with this site's data), ``models/global``, ``models/personal/<site>`` and a
 ``summary.json`` without results, so that :mod:`confed.inference.predict` and :mod:`confed.inference.export` take it as
@@ -27,7 +27,7 @@ KEPT = "run"
 def write_site_run(
     private: Path, recipe: Recipe, setup: Setup, client: ClientInfo, shared: Params, state: ClientState
 ) -> Path:
-    """Writes the run folder of a site; it appears only when it is complete.
+    """Write the run folder of a site; it appears only when it is complete.
 
     An earlier one of the same recipe is replaced, and one of another recipe set aside as ``run-2``, ``run-3`` ...
 

@@ -1,4 +1,4 @@
-"""The simulator: one workspace, clients one after the other, the loop in plain sight."""
+"""Simulator: all clients in one process, one after the other, and the loop over rounds."""
 
 import copy
 import time
@@ -113,7 +113,7 @@ class RoundRecord:
 
 @dataclass
 class _Books:
-    """What is written down of a round while it lasts; see :class:`RoundRecord`."""
+    """Records of a round while it lasts; see :class:`RoundRecord`."""
 
     ledger: Ledger = field(default_factory=Ledger)
     errors: dict[str, str] = field(default_factory=dict[str, str])
@@ -131,7 +131,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         store: client states.
         executor: who computes replies; by default this process.
         cohort: clients per round, at most those present, or a function of their number; all by default.
-        participation: who joins late and who leaves; nobody by default.
+        participation: clients that join late or leave early; none by default.
         by_size: draw cohorts with probabilities proportional to numbers of training examples.
         lenient: clients whose evaluation fails are left out of it; otherwise it ends the run.
 
@@ -185,7 +185,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         return [self.setup.population.info(i) for i in range(count if most is None else min(most, count))]
 
     def observer(self, name: str) -> ClientInfo:
-        """Who a place that takes no part is to the method: it may be sent everything that any client owns."""
+        """The client that stands for a place that takes no part: it may be sent everything that any client owns."""
         return ClientInfo(name, 0, self._everything, task_spec(self.setup.task_of(name)).head)
 
     @cached_property
@@ -240,7 +240,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         server: str = "main",
         timeline: Timeline | None = None,
     ) -> Exchange:
-        """An exchange that also keeps the books."""
+        """An exchange that also records calls, bytes, losses and errors."""
         timeline = Timeline(0) if timeline is None else timeline
 
         def ask(calls: Sequence[Call]) -> Iterator[Reply]:
@@ -290,12 +290,13 @@ class Simulation(AbstractContextManager["Simulation"]):
 
         Returns:
             View ("global", "personal", "unseen") -> client or place -> tallies.
+
+        Raises:
+            RuntimeError: an evaluation failed; names the client and the error.
         """
         algorithm = self.setup.algorithm
         infos = self.present(round, most)
-        if (
-            algorithm.traits.has_global and not algorithm.traits.private_heads
-        ):  # no head of its own answers in an unseen place
+        if algorithm.traits.has_global and not algorithm.traits.private_heads:  # there is no head for an unseen place
             infos += [self.observer(name) for name in self.setup.observers]
         scalars = {"split": split, "limit": limit}
         calls = [Call(c, "evaluate", Message(self.shared(servers, c), scalars)) for c in infos]
@@ -395,7 +396,7 @@ def _drive(
     server: str = "",
     timeline: Timeline | None = None,
 ) -> _Part:
-    """The server's state after a part of a round, and the books; of the finish, which has no ``server``, too."""
+    """The server's state after a part of a round, and the records; of the finish, which has no ``server``, too."""
     setup = simulation.setup
 
     def part() -> _Part:
@@ -410,7 +411,7 @@ def _drive(
 
 
 def check_finite(name: str, server: ServerState) -> None:
-    """Checks a server's state before it is kept: from one that is not finite no run can go on.
+    """Check that a server's state is finite before it is kept: from any other no run can go on.
 
     Raises:
         RuntimeError: a value among its parameters or slots is a NaN or an infinity; names the tensor.

@@ -10,7 +10,7 @@ __all__ = ["Participation"]
 
 @dataclass(frozen=True)
 class Participation:
-    """When clients belong to the federation; whoever is not named always does.
+    """Rounds in which clients belong to the federation; clients that are not named always do.
 
     A client takes part from round ``joins`` on and until the round before ``leaves``, rounds counted from 1. Before
     and after, the federation does not know it: it is in no cohort, in no count of clients and in no evaluation of a
@@ -36,7 +36,7 @@ class Participation:
         return [number for number in everybody if self.holds(population.info(number).id, round)]
 
     def check(self, clients: Sequence[str], rounds: int) -> None:
-        """Checks that everybody named exists and that no round is empty.
+        """Check that all named clients exist and that no round is empty.
 
         Raises:
             ValueError: an unknown client, or a round without clients.

@@ -101,7 +101,7 @@ class Members:
 class Workspace:
     """One model that all clients of a process take turns in.
 
-    Between the calls of a session a client has a workspace of its own (:meth:`session`): a second model that shares
+    Between the calls of a session a client has a separate workspace (:meth:`session`): a second model that shares
     its frozen tensors with the first, so that several clients can be in the middle of a round at once.
 
     Args:
@@ -167,19 +167,19 @@ class Workspace:
         return self._scopes[key]
 
     def set_task(self, task: Task) -> None:
-        """Tells a model with several heads, or with answers of each client's own, whose task comes next."""
+        """Switch of a model with several heads, or with client-specific answers, to the task that comes next."""
         if isinstance(self.model, TaskAware):
             self.model.begin(task)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for every call of a run.
+    """Everything that is the same for every call of a run.
 
     Attributes:
         algorithm: the method.
         population: the clients.
-        task: loss and tally of every client and place that has none of its own.
+        task: loss and tally of every client and place without an entry in ``tasks``.
         local: how clients train.
         build: makes the model with its initial values; called once per process.
         rounds: rounds of the run.
@@ -190,7 +190,7 @@ class Setup:
         tasks: client or observer -> its own task.
         public: examples that every client holds besides its own, for methods that need some.
         journal: see :class:`confed.federation.client.Client`.
-        signer: as well.
+        signer: see :class:`confed.federation.client.Client`.
     """
 
     algorithm: Algorithm
@@ -288,7 +288,7 @@ def perform(
 
 
 def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
-    """One reply; what goes wrong on the client becomes the reply's error and leaves its state as it was."""
+    """One reply; an error on the client becomes the reply's error and leaves its state as it was."""
     reply = _answer(setup, workspace, call, store, round)
     if call.session and (reply.error is not None or workspace.idle(call.client.id)):
         workspace.close(call.client.id)  # the round is over for this client

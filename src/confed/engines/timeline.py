@@ -1,4 +1,4 @@
-"""Who was at work when: the first moments of a round whose parties take turns."""
+"""Timeline of a round: which party computed when, for the first calls."""
 
 import time
 from collections.abc import Generator

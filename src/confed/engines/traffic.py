@@ -1,4 +1,4 @@
-"""The books of a round: calls and bytes, per client and per action."""
+"""Communication of a round: calls and bytes, per client and per action."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Bytes per client, counted from the serialised messages; what a client's refused update cost is not counted."""
+    """Bytes per client, counted from the serialised messages; the cost of a client's refused update is not counted."""
 
     up: dict[str, int] = field(default_factory=dict[str, int])
     down: dict[str, int] = field(default_factory=dict[str, int])

@@ -1,4 +1,4 @@
-"""Several processes compute clients side by side; the numbers are those of one process.
+"""Worker processes that compute clients in parallel; the numbers are those of one process.
 
 Randomness is derived, every client's state travels with its call, and replies are handed on in the order of the
 calls, so nothing depends on who computed what when. A reply that comes early waits on disk. Messages and states
@@ -53,7 +53,7 @@ class Workers:
         self._homes: dict[str, int] = {}
         self._round = -1
         self._closed = False
-        # Forking is safe while this process has started no thread pool and no CUDA context of its own.
+        # Forking is safe while this process has started neither a thread pool nor a CUDA context.
         self._context = multiprocessing.get_context("fork")
         self._spool = tempfile.TemporaryDirectory(prefix="confed-replies-")
         self._workers = [self._start(number) for number in range(count)]
@@ -214,7 +214,7 @@ class Workers:
 
 
 def _serve(setup: Setup, number: int, threads: int, pipe: Connection, parent: Connection) -> None:
-    """A worker's life: take a call with its client's state, answer it, send back reply and state."""
+    """Loop of a worker: take a call with its client's state, answer it, send back reply and state."""
     parent.close()
     # Ctrl-C and the end that a batch system asks for are the parent's to handle; closing the pipe ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

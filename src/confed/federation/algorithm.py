@@ -149,7 +149,7 @@ class Algorithm(Evaluation):
 
     def average(self, server: ServerState, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The weighted mean of the replies, or the robust one, in client order; failed clients are left out."""
-        # With noise at the server nobody's update may count more than it was clipped to.
+        # With noise at the server no update may count more than it was clipped to.
         alike = self.update_privacy is not None and self.update_privacy.at == "server"
         updates = ((r.message.tensors, 1.0 if alike else self.weight(r)) for r in replies if r.error is None)
         if self.robust is not None:

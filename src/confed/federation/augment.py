@@ -34,13 +34,11 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
     Data with an attribute ``fixed`` that is true stay as they are: something that belongs to each example, such as
     others' scores of it, was computed from it.
 
+    Mirroring for a model that reads regions, which were made from the pictures as they are, is a ValueError.
+
     Args:
         client: whose examples.
         purpose: names the random stream of the order; each epoch has its own.
-
-    Raises:
-        ValueError: mirroring is asked for and the model reads regions of pictures, which were made from these as they
-            are.
     """
     batches = client.data.train(client.local.batch_size, client.rng(purpose))
     if client.local.augment == "none" or getattr(client.data, "fixed", False):
@@ -50,7 +48,7 @@ def training_batches(client: "Client", purpose: str) -> Iterable[Batch]:
 
 
 def versions(client: "Client") -> int:
-    """How many versions of a training example there are in a round."""
+    """Number of versions of a training example in a round."""
     return 2 if client.local.augment == "flip" else 1
 
 

@@ -31,7 +31,11 @@ class CorruptCheckpoint(Exception):
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Writes under a temporary name, then renames: a reader sees the old file or the new one, never a part."""
+    """Atomic write: under a temporary name, then renamed; a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: the file cannot be written; the temporary one is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -46,14 +50,14 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = False) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Makes a folder that only its owner can look into; one that is there stays as it is."""
+    """A folder that only its owner can read; an existing one stays as it is."""
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_unfinished(folder: Path, pattern: str = "**/.*.tmp") -> None:
-    """Removes what killed processes had begun to write, and nobody would ever finish.
+    """Removal of temporary files that killed processes left.
 
     Args:
         folder: where no other process is writing: this one has locked it.
@@ -153,10 +157,9 @@ class DirectoryStore:
                     path.unlink()
 
     def verify(self, version: int) -> None:
-        """Checks every client's file of that version.
+        """Check of every client's file of that version.
 
-        Raises:
-            CorruptCheckpoint: names the first file that is damaged.
+        A damaged file is a :class:`CorruptCheckpoint` that names it.
         """
         for folder in sorted(self.root.glob("*/*")):
             versions = [v for v in self._versions(name_of_file(folder.name)) if v <= version]
@@ -226,7 +229,11 @@ class Checkpoints:
         return sorted(int(p.name[6:]) for p in self.root.glob("round-*") if p.is_dir() and p.name[6:].isdecimal())
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint in one step (a directory renamed into place) and removes the oldest."""
+        """Write a checkpoint in one step (a directory renamed into place) and remove the oldest.
+
+        Raises:
+            OSError: the checkpoint cannot be written; nothing of it stays.
+        """
         target = self.root / f"round-{checkpoint.round:06d}"
         temporary = self.root / f".{target.name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)

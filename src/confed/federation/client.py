@@ -1,4 +1,4 @@
-"""The workspace handed to an action."""
+"""Client workspace for the duration of an action."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Client", "Journal", "Signer"]
 
 
 class Journal(Protocol):
-    """What a client remembers for good: unlike its state, no server can have it go back to an earlier page."""
+    """Append-only record of a client: unlike its state, no server can reset it to an earlier version."""
 
     def use(self, secret: bytes, what: bytes = b"") -> None:
         """Writes down that a secret is used for the request in hand.
@@ -35,7 +35,7 @@ class Journal(Protocol):
 
 
 class Signer(Protocol):
-    """By what a client is known to the others, and they to it, whatever a server between them says."""
+    """Signatures by which clients identify themselves to each other, independent of the server between them."""
 
     def sign(self, statement: bytes) -> bytes:
         """The client's signature under a statement."""
@@ -77,7 +77,7 @@ class Client:
         initial_private: the method's values for private tensors that no client has trained.
         public: examples that every client holds besides its own, where the method needs some.
         journal: what a site of a federation across machines remembers for good; None in the simulator.
-        signer: by what a site is known to other sites; None where nobody signs anything.
+        signer: by what a site is known to other sites; None without signatures.
         incoming: the shared tensors that :meth:`load` was last given, in the order of the model.
     """
 

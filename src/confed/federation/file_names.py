@@ -1,7 +1,7 @@
 """File names for names of clients, rows and servers, one for one.
 
-Whoever supplies data chooses the names of clients, and a name such as ``../../x`` must stay inside the folder that it
-is used in. What not every file system takes is written as ``%`` and two hexadecimal digits per byte of UTF-8, as in
+The supplier of the data chooses the names of clients, and a name such as ``../../x`` must stay inside the folder that
+it is used in. What not every file system takes is written as ``%`` and two hexadecimal digits per byte of UTF-8, as in
 addresses, so that the name can be read back from the file's.
 """
 

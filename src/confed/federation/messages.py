@@ -1,4 +1,4 @@
-"""What travels between servers and clients, and in which order."""
+"""Messages, calls and replies between servers and clients."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ __all__ = ["Call", "Exchange", "Flow", "Message", "Reply", "drive"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The only thing that travels: named tensors and named scalars.
+    """Named tensors and named scalars, the only content that is sent between server and client.
 
     The tensors are in the order of their names, whichever way a message was made: a reader of safetensors
-    files lists them in an order of its own, another in each process, and a sum over tensors would follow it.
+    files lists them in another order in each process, and a sum over tensors would follow it.
     """
 
     tensors: Params = field(default_factory=dict[str, Tensor])
@@ -54,7 +54,7 @@ class Call:
         expects: where given, the reply must carry exactly these names, with these shapes and dtypes; the
             engine turns any other reply into an error.
         session: one of several calls in a row between which the client goes on where it stopped. Where an engine
-            can, it lets the client keep a workspace of its own in the meantime (:attr:`Client.session`). That every
+            can, it lets the client keep a separate workspace in the meantime (:attr:`Client.session`). That every
             client of such a call failed does not end the run: the flow says whether it can go on.
     """
 
@@ -82,7 +82,7 @@ Exchange = Callable[[Sequence[Call]], Iterator[Reply]]
 
 
 def drive(flow: Flow, exchange: Exchange) -> ServerState:
-    """Runs a flow over an exchange to its end; the same few lines for every engine."""
+    """Execution of a flow over an exchange to its end; the same for every engine."""
     try:
         calls = next(flow)
         while True:

@@ -1,4 +1,4 @@
-"""Who has what: clients whose examples lack a modality have no part in what reads it.
+"""Modalities of clients: a client whose examples lack a modality has no part in the tensors that read it.
 
 Tensors that belong to a modality m have ``embed.<m>`` in their names (``embed.audio.shared.weight``; a second network
 beside the backbone puts something before it); all others serve every modality. For a client without m they are FROZEN,

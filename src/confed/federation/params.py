@@ -119,7 +119,7 @@ class Mean:
                 torch.maximum(mean, value, out=mean)
 
     def result(self, like: Params) -> dict[str, Tensor]:
-        """The means in the dtypes of ``like``; names nobody sent keep its values.
+        """The means in the dtypes of ``like``; names that no client sent keep its values.
 
         Raises:
             ValueError: something was added under a name that ``like`` does not have.

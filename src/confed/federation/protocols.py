@@ -1,4 +1,4 @@
-"""What the federation core expects of a model, a task and a client's data.
+"""Protocols of models, tasks and client data that the federation core expects.
 
 Three small protocols. A backbone, a task or a dataset that follows them works with every method and every
 engine; none of them knows that a federation exists.

@@ -46,7 +46,7 @@ def isolated(seed: int) -> Generator[None]:
 
 
 def normal(shape: Sequence[int], rng: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers, on the generator's device; or, without one, numbers that nobody can make again.
+    """Standard normal numbers, on the generator's device; without a generator they cannot be reproduced.
 
     A generator of torch's is seeded by 32 bits on a CPU: who sees what its noise hides can try all of its seeds. Where
     that matters the operating system gives 52 bits for every number, which become normal by the inverse of the normal

@@ -18,7 +18,7 @@ __all__ = ["AT_LEAST_ONE", "BELOW_ONE", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Ra
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a field may be.
+    """Range of a numeric field.
 
     Attributes:
         low: the least value.
@@ -59,21 +59,20 @@ BELOW_ONE = Range(0, 1, below=True)
 
 
 def check_fields(instance: Any, where: str) -> None:
-    """Refuses a dataclass's values that its fields' types and ranges do not allow.
+    """Check of a dataclass's values against the types and ranges of its fields.
+
+    The first such value is a ValueError with its name, what is expected and what came.
 
     Args:
         instance: of a dataclass, whose ``__init__`` takes its fields.
         where: the section's name in a recipe, for messages.
-
-    Raises:
-        ValueError: the first such value, with its name, what is expected and what came.
     """
     for name, hint in _hints(cast("type[Any]", type(instance))):
         check_value(getattr(instance, name), hint, f"{where}.{name}")
 
 
 def check_value(value: Any, hint: Any, where: str) -> None:
-    """Refuses a value that a type hint, with ranges, does not allow; of other types than numbers only a Literal's.
+    """Check of a value against a type hint with ranges; of other types than numbers only a Literal's.
 
     Raises:
         ValueError: names it, says what is expected and what came.

@@ -1,4 +1,4 @@
-"""Faults of files in one line: what readers raise of damaged or foreign content becomes a ValueError that names it."""
+"""One-line errors of readers: damaged or foreign content becomes a ValueError that names the file."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ FAULTS = (ValueError, TypeError, AttributeError, LookupError, RecursionError, Ar
 
 @contextmanager
 def faults_of(what: object, expected: str = "") -> Generator[None]:
-    """Within it, whatever content of another form makes a reader raise is a ValueError that names the file.
+    """Errors of a reader about malformed content as a ValueError that names the file, within the ``with`` block.
 
     Args:
         what: the file, or what else it is called.

@@ -1,4 +1,4 @@
-r"""Means that a few malicious clients cannot steer at will: norm bounding, medians, trimmed means, Krum, Multi-Krum.
+r"""Robust aggregation against malicious clients: norm bounding, medians, trimmed means, Krum, Multi-Krum.
 
 Notation: w the server's weights, x_k client k's, K replies, d_k = x_k - w its update, f how many clients may lie.
 
@@ -139,7 +139,7 @@ def distance(one: Params, other: Params) -> Tensor:
 
 
 def clipped(update: Params, start: Params, most: float) -> dict[str, Tensor]:
-    """An update of at most a given length: w + d min(1, c / |d|).
+    """Norm bounding: an update of at most a given length, w + d min(1, c / |d|).
 
     Args:
         update: a client's values x_k.
@@ -162,17 +162,16 @@ def clipped(update: Params, start: Params, most: float) -> dict[str, Tensor]:
 
 
 def median(updates: Sequence[Params]) -> dict[str, Tensor]:
-    """The median, value by value.
+    """Coordinate-wise median.
 
-    Raises:
-        ValueError: there is no update, or they do not hold the same tensors.
+    No update, and updates that do not hold the same tensors, are a ValueError.
     """
     k = len(updates)
     return _by_value(updates, (k - 1) // 2)
 
 
 def trimmed_mean(updates: Sequence[Params], trim: int) -> dict[str, Tensor]:
-    """The mean without the smallest and the largest values, value by value.
+    """Coordinate-wise trimmed mean: without the smallest and the largest values.
 
     Args:
         updates: of K clients.
@@ -187,12 +186,12 @@ def trimmed_mean(updates: Sequence[Params], trim: int) -> dict[str, Tensor]:
 
 
 def krum(updates: Sequence[Params], liars: int) -> int:
-    """Which update is in the midst of the others: the first of :func:`krum_order`."""
+    """Krum: position of the update with the smallest distances to the others, the first of :func:`krum_order`."""
     return krum_order(updates, liars)[0]
 
 
 def krum_order(updates: Sequence[Params], liars: int) -> list[int]:
-    """The updates' positions, the one in the midst of the others first.
+    """Positions of the updates by their Krum score, the most central first.
 
     Args:
         updates: of K clients.

@@ -1,4 +1,4 @@
-"""What a server does with the mean of its clients' updates.
+"""Server optimisers (FedOpt): the step of a server along the mean update.
 
 Reddi et al., "Adaptive federated optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2; Hsu, Qi and Brown,
 "Measuring the effects of non-identical data distribution for federated visual classification", 2019 (FedAvgM).

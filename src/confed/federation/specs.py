@@ -198,7 +198,7 @@ class BelowHead(Protocol):
 
 @runtime_checkable
 class WrapsModel(Protocol):
-    """A task that puts modules of its own in the place of a model's answer head."""
+    """A task that puts its own modules in the place of a model's answer head."""
 
     def wrap(self, model: nn.Module, answers: Sequence[str], rng: torch.Generator) -> nn.Module:
         """The model with these modules."""

@@ -1,4 +1,4 @@
-"""What a method may ask of a model before it runs: which submodules answer, how wide its features are, its adapters.
+"""Structure of a model as methods ask for it: answer heads, feature width, adapters.
 
 A model says so in its attributes: ``answer_head``, the name of the submodule that turns features into answers;
 ``heads_of_tasks``, where it has several, the submodule of each (``{"answers": "classifier", "nlvr2": "heads.nlvr2"}``);

@@ -41,7 +41,7 @@ Objective = Callable[[nn.Module, Batch], Iterator[Tensor]]
 
 
 def epoch_steps(client: "Client") -> int:
-    """How many batches :func:`train`, which has put the model into its mode, takes in one epoch."""
+    """Number of batches that :func:`train`, which has put the model into its mode, takes in one epoch."""
     size = client.local.batch_size
     # Data whose batches are of one kind each, out of several kinds, have more of them than their number says.
     counted = getattr(client.data, "steps", None)
@@ -102,7 +102,7 @@ def train(client: "Client", objective: Objective, epochs: int | None = None, *, 
                 continue
             batch = to_device(cpu_batch, device)
             if scheduled:
-                # Fine-tuning after the last round has a schedule of its own.
+                # Fine-tuning after the last round has a separate schedule.
                 during = client.round < client.rounds
                 factor = local.factor((client.round + step / steps) / client.rounds if during else step / steps)
                 for group in optimizer.param_groups:

@@ -18,11 +18,11 @@ class Traits:
         centralised: one party holds all training data: a bound, which no table ranks.
         communicates: clients send something; False where each trains alone.
         has_global: there is a global model.
-        has_personal: clients keep models of their own; where they do not, the global one is everybody's.
+        has_personal: clients keep their own models; where they do not, all use the global one.
         private_heads: the global model answers with each client's private head, so places without one are not asked.
         splits: a client holds only a part of the model, and sends activations batch by batch.
         rows_up: kinds of rows that a client sends per example and step across the cut; 0 where nothing is split.
-        gradients_up: some of these rows are gradients, with noise of their own.
+        gradients_up: some of these rows are gradients, with separate noise.
         answers_compared: answers whose probabilities clients keep near the global model's: "filtered" or "all".
         clients_may_leave: False where the server keeps a part of every client that it cannot take out again.
         clients_may_lack_modalities: False where the server's sums are over all clients.

@@ -33,7 +33,7 @@ the number of clients that were asked for this name.
 their sum: the same distribution, and the method that takes the mean need not know of it.
 
 **What the guarantee does not cover.** Numbers of examples, which are sent in the clear; what a method sends beside
-``fit``; evaluations (a site has a policy of its own for these, :mod:`confed.privacy.evaluation_policy`). That noise is
+``fit``; evaluations (a site has its own policy for these, :mod:`confed.privacy.evaluation_policy`). That noise is
 drawn from floating-point numbers and not from all real ones (Mironov, "On significance of the least significant bits
 for differential privacy", 2012).
 """
@@ -77,8 +77,8 @@ class UpdatePrivacy:
         delta: of the (epsilon, delta) that reports give; well below one over the number of clients.
         adjacency: what two neighbouring federations differ in: a client is another one ("replace"), or its updates
             are zero ("zero-out").
-        repeatable: noise is a function of the run's seed, so that a run can be repeated; whoever knows the seed can
-            subtract it. False: the operating system draws every number, as it does across machines in any case.
+        repeatable: noise is a function of the run's seed, so that a run can be repeated; a party that knows the seed
+            can subtract it. False: the operating system draws every number, as it does across machines in any case.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
@@ -118,16 +118,15 @@ class UpdatePrivacy:
 
         Integers (counters of batches) are those of ``start``: they tell nothing then.
 
+        A name of ``sent`` that is not in ``start``, or has another shape there, is a ValueError.
+
         Args:
             sent: x_k.
             start: w, for every name of ``sent`` that is no change.
             rng: for the noise, None for the operating system's; not drawn from where ``noise`` is 0. Names are drawn
                 in the order of ``sent``.
             changes: globs of tensors that are changes already: they are clipped towards zero, not towards ``start``.
-            among: at the server, name -> the number of clients that share its noise; at the client nobody does.
-
-        Raises:
-            ValueError: a name of ``sent`` is not in ``start``, or has another shape there.
+            among: at the server, name -> the number of clients that share its noise; at the client there are none.
         """
         origins = {name: origin(name, tensor, start, changes) for name, tensor in sent.items()}
         moved = {n: sent[n].double() - origins[n].double() for n in _floating(sent)}
@@ -159,7 +158,7 @@ class UpdatePrivacy:
                 return released
             for name in over:
                 kept = _rounded(sent[name], origins[name], moved[name], scale := scales[name] * (1 - slack))
-                if slack >= COARSE:  # nobody moves further than before rounding, so that neither does the whole
+                if slack >= COARSE:  # no update moves further than before rounding, so that neither does the whole
                     far = (kept.double() - origins[name].double()).abs() > (scale * moved[name]).abs()
                     kept = torch.where(far, origins[name], kept)
                 released[name] = kept

@@ -33,17 +33,16 @@ def _flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encode(message: Message) -> bytes:
-    """The message as it travels."""
+    """Serialised message."""
     metadata = {"scalars": json.dumps(dict(message.scalars))} if message.scalars else None
     return save(_unshared(_flat(message.tensors)), metadata)
 
 
 def decode(data: bytes) -> Message:
-    """The message from its bytes.
+    """Message from its serialised bytes.
 
-    Raises:
-        ValueError: the bytes are not a message.
-    """
+    Bytes that are not a message are a ValueError.
+    """  # noqa: DOC501 (faults_of makes the TypeError a ValueError)
     with faults_of("the bytes", "a message"):
         tensors = _tensors(data)
         scalars = json.loads(_metadata(data).get("scalars", "{}"))
@@ -77,8 +76,7 @@ def encode_state(state: ClientState) -> bytes:
 def decode_state(data: bytes) -> ClientState:
     """A client's state from its bytes.
 
-    Raises:
-        ValueError: the bytes are not a client's state.
+    Bytes that are not a client's state are a ValueError.
     """
     with faults_of("the bytes", "a client's state"):
         return _state(data)

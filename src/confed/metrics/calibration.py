@@ -1,4 +1,4 @@
-"""How far a model's confidence can be believed.
+"""Calibration of confidences: expected calibration error, negative log-likelihood and Brier score.
 
 The calibration error is kept as sums per confidence bin, which add up over batches, clients and processes;
 the error itself is taken once, at the end. (Errors of parts do not average to the error of the whole.)

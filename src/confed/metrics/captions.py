@@ -1,9 +1,9 @@
-"""How near written captions are to people's: CIDEr-D and BLEU-4.
+"""Caption metrics: CIDEr-D and BLEU-4.
 
 CIDEr-D: Vedantam, Zitnick and Parikh, "CIDEr: Consensus-based image description evaluation", CVPR 2015, as the official
 evaluation of COCO captions computes it. BLEU: Papineni et al., ACL 2002, by the library sacrebleu.
 
-Words are runs of letters and digits in lower case. The official evaluation splits words by a Java program of its own
+Words are runs of letters and digits in lower case. The official evaluation splits words by its own Java program
 (PTBTokenizer), so that published numbers are near these and not equal to them.
 """
 
@@ -95,7 +95,7 @@ class Cider:
 
 
 def bleu_tally(captions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """What BLEU-4 of captions is made of; adds up over batches, clients and processes.
+    """Counts for BLEU-4 of captions, which add up over batches, clients and processes.
 
     Args:
         captions: N.

@@ -29,7 +29,7 @@ Places = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model beats its controls.
+    """Verdict on a model against its control conditions.
 
     Attributes:
         passed: it does, or there was nothing to compare it with.

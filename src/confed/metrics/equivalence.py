@@ -1,4 +1,4 @@
-"""Showing that two methods do not differ, or that one is no worse: two one-sided tests (TOST).
+"""Equivalence and non-inferiority of two methods: two one-sided tests (TOST).
 
 A difference that is not significant is no evidence of equality. Here the burden of proof is reversed: the null
 hypothesis is that the mean difference lies outside (-margin, margin), and a small p-value rejects that.
@@ -47,7 +47,7 @@ class Equivalence:
 
 
 def tost(a: Sample, b: Sample, margin: float, alpha: float = 0.05) -> Equivalence:
-    """Tests whether the paired difference a - b is smaller than a margin, both ways.
+    """Equivalence test (TOST): whether the paired difference a - b is smaller than a margin, both ways.
 
     Equal differences have no spread: the interval is then a point, and the p-values are 0 or 1.
 

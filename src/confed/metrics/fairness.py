@@ -1,4 +1,4 @@
-"""How a federation treats its clients: spread, the worst of them, and who would be better off otherwise."""
+"""Fairness over clients: spread, worst client, and clients that would be better off otherwise."""
 
 import math
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ class Clients:
 
 @dataclass(frozen=True)
 class Hurt:
-    """Clients who do worse than with a reference.
+    """Clients that do worse than with a reference.
 
     Attributes:
         share: their share of all clients.
         clients: who they are, the most hurt first.
-        worst: the largest loss, 0 if nobody is hurt.
+        worst: the largest loss, 0 if no client is hurt.
         n: number of clients.
     """
 
@@ -52,11 +52,10 @@ class Hurt:
 def across_clients(values: Mapping[str, float]) -> Clients:
     """Mean, spread and worst of one metric over clients.
 
+    No clients, and values that are not finite, are a ValueError.
+
     Args:
         values: client -> value, larger is better.
-
-    Raises:
-        ValueError: there are no clients, or a value is not finite.
     """
     summary = mean(list(values.values()))
     order = sorted(values, key=values.__getitem__)

@@ -1,4 +1,4 @@
-"""Bootstrap over test examples of what is no mean over examples: C-AP and O-F1 of multi-label predictions.
+"""Bootstrap over test examples of multi-label metrics that are no means over examples: C-AP and O-F1.
 
 A resample draws N of the N examples with replacement, an example w_i times. Its metric is that of the examples repeated
 so often: with P(t) and R(t) from counts in which example i counts w_i times, AP is still the mean over positives (each
@@ -59,6 +59,8 @@ def resampled_class_precision(
 ) -> np.ndarray:
     """Mean over classes of average precision (C-AP), of every resample.
 
+    Different shapes, and scores that are NaN, are a ValueError.
+
     Args:
         scores: shape (N, C); any real scores, larger for likelier entries.
         truth: positive where not 0, shape (N, C).
@@ -68,9 +70,6 @@ def resampled_class_precision(
 
     Returns:
         float64, shape (R,).
-
-    Raises:
-        ValueError: shapes differ, or a score is NaN.
     """
     positive = _checked(scores, truth)
     classes = np.flatnonzero(positive.any(0))
@@ -90,6 +89,8 @@ def resampled_overall_f1(
 ) -> np.ndarray:
     """F1 over all entries (O-F1), of every resample.
 
+    Different shapes, and scores that are NaN, are a ValueError.
+
     Args:
         scores: shape (N, C).
         truth: positive where not 0, shape (N, C).
@@ -99,9 +100,6 @@ def resampled_overall_f1(
 
     Returns:
         float64, shape (R,); 0 where nothing is predicted or positive.
-
-    Raises:
-        ValueError: shapes differ, or a score is NaN.
     """
     positive = _checked(scores, truth)
     predicted = scores >= threshold
@@ -145,7 +143,11 @@ class _Ranks:
 
 
 def _checked(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The positives (N, C), after checks."""
+    """The positives (N, C), after checks.
+
+    Raises:
+        ValueError: the shapes differ, or a score is NaN.
+    """
     if scores.ndim != 2 or scores.shape != truth.shape:
         raise ValueError(f"scores and truth must have one shape (N, C), got {scores.shape} and {truth.shape}")
     if np.isnan(scores).any():

@@ -92,8 +92,7 @@ class LabelCounts:
     def summary(self, undefined: Undefined = "zero") -> dict[str, float]:
         """``C-P``, ``C-R``, ``C-F1``, ``O-P``, ``O-R`` and ``O-F1``; what has nothing to count is 0.
 
-        Raises:
-            ValueError: ``undefined`` is unknown.
+        An unknown ``undefined`` is a ValueError.
         """
         per_class = [mean_over_classes(values, self.positives, undefined) for values in (self.precision, self.recall)]
         hits = self.true_positives.sum()
@@ -170,7 +169,9 @@ def label_counts(
 
 
 def average_precision(scores: Array, truth: Array) -> float:
-    """AP of one class.
+    """Average precision (AP) of one class.
+
+    Different shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: any real scores, larger for likelier entries, shape (N,).
@@ -178,16 +179,15 @@ def average_precision(scores: Array, truth: Array) -> float:
 
     Returns:
         NaN without positives.
-
-    Raises:
-        ValueError: the shapes differ, or a score is NaN.
     """
     column, positive, _ = _arrays(scores, truth, None, dimensions=1)
     return _average_precision(_wide(column), positive.astype(bool))
 
 
 def class_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> np.ndarray:
-    """AP of every class.
+    """Average precision (AP) of every class.
+
+    Wrong shapes, and scores that are NaN, are a ValueError.
 
     Args:
         scores: shape (N, C).
@@ -196,9 +196,6 @@ def class_average_precision(scores: Array, truth: Array, mask: Array | None = No
 
     Returns:
         float64, shape (C,); NaN for a class without positives among the entries that count.
-
-    Raises:
-        ValueError: a shape is wrong, or a score is NaN.
     """
     values, positive, counted = _arrays(scores, truth, mask)
     n, c = values.shape
@@ -214,12 +211,11 @@ def class_average_precision(scores: Array, truth: Array, mask: Array | None = No
 
 
 def overall_average_precision(scores: Array, truth: Array, mask: Array | None = None) -> float:
-    """AP of all entries as one class; as :func:`class_average_precision`, over all classes at once.
+    """Average precision (AP) of all entries as one class; otherwise as :func:`class_average_precision`.
 
     Exact: all scores are sorted once, in a copy of their own size. 0 without positives.
 
-    Raises:
-        ValueError: a shape is wrong, or a score is NaN.
+    Wrong shapes, and scores that are NaN, are a ValueError.
     """
     values, positive, counted = _arrays(scores, truth, mask)
     flat, hits = values.reshape(-1), positive.reshape(-1).astype(bool, copy=False)
@@ -245,6 +241,8 @@ def multilabel_metrics(
     over the classes that have positives among the unknown entries (``undefined="omit"`` with a mask) but everything
     else over all entries; here the mask holds for all eight.
 
+    Arguments that :func:`label_counts` refuses, and an unknown ``undefined``, are a ValueError.
+
     Args:
         probabilities: shape (N, C).
         truth: positive where not 0, shape (N, C).
@@ -252,9 +250,6 @@ def multilabel_metrics(
         threshold: see :func:`label_counts`.
         top: see :func:`label_counts`; AP does not depend on it.
         undefined: what becomes of classes without positives.
-
-    Raises:
-        ValueError: see :func:`label_counts`; or ``undefined`` is unknown.
     """
     counts = label_counts(probabilities, truth, mask, threshold=threshold, top=top)
     values = counts.summary(undefined)
@@ -335,8 +330,7 @@ def flair_metrics(
     AP is that of :func:`binned_average_precision`; an entry is predicted where its probability is above one half;
     every class counts, those without positives with 0.
 
-    Raises:
-        ValueError: see :func:`bin_counts`.
+    Arguments that :func:`bin_counts` refuses are a ValueError.
     """
     bins = bin_counts(probabilities, truth, mask, thresholds=thresholds)
     values = label_counts(probabilities, truth, mask, strict=True).summary("zero")
@@ -350,6 +344,9 @@ def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 
     A threshold at which k positives lie raises recall by k over the number of positives, so that AP is the mean over
     the positives of the precision at their own scores: only they have to be looked up among the sorted scores.
+
+    Raises:
+        ValueError: a score is NaN.
     """
     hits = np.sort(scores[positive])
     ranked = np.sort(scores)
@@ -368,7 +365,11 @@ def _average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 def _arrays(
     scores: Array, truth: Array, mask: Array | None, dimensions: int = 2
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """All three as NumPy arrays of one shape, without copies where possible."""
+    """All three as NumPy arrays of one shape, without copies where possible.
+
+    Raises:
+        ValueError: the shapes differ, have another number of dimensions, or are empty.
+    """
     first, second = _array(scores), _array(truth)
     third = None if mask is None else _array(mask)
     if first.ndim != dimensions or not first.shape[-1]:
@@ -402,6 +403,6 @@ def _blocks(count: int, width: int) -> Iterator[slice]:
 
 
 def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
-    """part / whole in double precision, 0 where whole is 0."""
+    """Ratio of part and whole in double precision, 0 where whole is 0."""
     a, b = np.broadcast_arrays(np.asarray(part, np.float64), np.asarray(whole, np.float64))
     return np.divide(a, b, out=np.zeros(a.shape), where=b != 0)

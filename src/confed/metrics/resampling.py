@@ -47,15 +47,14 @@ class Bootstrap:
 def bootstrap(a: Sample, b: Sample, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95) -> Bootstrap:
     """Paired bootstrap over examples.
 
+    No pairs, unequal sizes, fewer than one resample, and a confidence outside (0, 1) are a ValueError.
+
     Args:
         a: one score per example.
         b: one score per example, in the same order.
         seed: the result is a function of it.
         resamples: number of resamples.
         confidence: coverage of the interval.
-
-    Raises:
-        ValueError: no pairs, unequal sizes, fewer than one resample, or a confidence outside (0, 1).
     """
     _check(resamples, confidence)
     d = differences(a, b, least=1)
@@ -145,16 +144,15 @@ def _chunks(resamples: int, width: int) -> list[int]:
 
 
 def bootstrap_of(difference: float, resampled: np.ndarray, n: int, confidence: float = 0.95) -> Bootstrap:
-    """Interval and p-value from differences that somebody else has resampled, of any statistic.
+    """Interval and p-value from differences that were resampled elsewhere, of any statistic.
+
+    No resample, and a confidence outside (0, 1), are a ValueError.
 
     Args:
         difference: what was observed.
         resampled: the difference in every resample, shape (R,).
         n: number of pairs that were drawn.
         confidence: coverage of the interval.
-
-    Raises:
-        ValueError: there is no resample, or a confidence outside (0, 1).
     """
     _check(len(resampled), confidence)
     return _summary(difference, resampled, n, confidence)

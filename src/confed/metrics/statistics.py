@@ -1,4 +1,4 @@
-"""Comparing methods: paired tests over seeds and examples, and their correction.
+"""Statistical tests that compare methods: paired tests over seeds and examples, and their correction.
 
 Every comparison is paired: entry i of both samples has the same seed, client or example. Differences are
 taken as ``a - b``. P-values are two-sided. With few seeds most tests cannot reach a small p-value at all; see
@@ -38,7 +38,7 @@ _EXACT_UP_TO = 50  # 2^50 sign patterns are still counted exactly in double prec
 
 @dataclass(frozen=True)
 class SampleMean:
-    """A sample in two numbers.
+    """Mean and standard deviation of a sample.
 
     Attributes:
         mean: arithmetic mean.
@@ -128,8 +128,7 @@ class Holm:
 def mean(values: Sample) -> SampleMean:
     """Mean and standard deviation of a sample.
 
-    Raises:
-        ValueError: the sample is empty or not finite.
+    A sample that is empty or not finite is a ValueError.
     """
     x = _sample("values", values, least=1)
     return SampleMean(float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else math.nan, len(x))
@@ -140,8 +139,7 @@ def paired_t(a: Sample, b: Sample, confidence: float = 0.95) -> PairedT:
 
     Equal differences have no spread: the interval is then a point, and p is 0, or 1 if they are all zero.
 
-    Raises:
-        ValueError: fewer than two pairs, unequal sizes, or a confidence outside (0, 1).
+    Fewer than two pairs, unequal sizes, and a confidence outside (0, 1) are a ValueError.
     """
     from scipy import stats
 
@@ -204,8 +202,7 @@ def wilcoxon(a: Sample, b: Sample) -> Wilcoxon:
 
     Up to 50 differences the p-value is exact, also with ties; beyond, it is the normal approximation.
 
-    Raises:
-        ValueError: no pairs, or unequal sizes.
+    No pairs, and unequal sizes, are a ValueError.
     """
     from scipy import stats
 
@@ -255,7 +252,11 @@ def holm(p: Mapping[str, float], alpha: float = 0.05) -> Holm:
 
 
 def _sample(name: str, values: Sample, least: int) -> np.ndarray:
-    """The values as a finite float64 vector of at least the given size."""
+    """The values as a finite float64 vector of at least the given size.
+
+    Raises:
+        ValueError: the values are too few, not a vector, or not finite.
+    """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) < least:
         raise ValueError(f"{name} must be a list of at least {least} numbers, got shape {x.shape}")
@@ -287,7 +288,7 @@ def _share_of_signs(ranks: np.ndarray, statistic: float) -> float:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses a coverage outside (0, 1).
+    """Check that a coverage is inside (0, 1).
 
     Raises:
         ValueError: it is outside.

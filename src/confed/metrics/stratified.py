@@ -1,4 +1,4 @@
-"""Stratified paired tests over examples: of a difference that is a mean over places, each with examples of its own.
+"""Stratified paired tests over examples, of a difference that is a mean over places with separate examples.
 
 The tables' values are means over clients, whatever number of test questions a client has, and so is what is tested
 here: with d_ki the difference of example i of place k, its mean over seeds where there are several,
@@ -70,6 +70,9 @@ def stratified_bootstrap(
 ) -> tuple[Bootstrap, Bootstrap | None]:
     """Bootstrap of D over examples within places, and over seeds and examples.
 
+    No place or no example, other numbers of seeds, an infinite value, a place of which a seed has no example, fewer
+    than one resample, and a confidence outside (0, 1) are a ValueError.
+
     Args:
         strata: K places; examples in columns, seeds in rows, as many for each place.
         seed: the result is a function of it.
@@ -79,10 +82,6 @@ def stratified_bootstrap(
     Returns:
         Over examples (``n`` is their number), and over seeds as well (``n`` is the number of seeds; None with one): the
         same draws of examples, and seeds drawn with replacement. With few seeds the latter interval is too narrow.
-
-    Raises:
-        ValueError: no place or no example, other numbers of seeds, an infinite value, a place of which a seed has no
-            example, fewer than one resample, or a confidence outside (0, 1).
     """
     found = _checked(strata)
     rng = np.random.default_rng(seed)
@@ -119,13 +118,12 @@ def sign_flip(strata: Strata, seed: int = 0, resamples: int = RESAMPLES) -> Sign
     Counted exactly where different sizes of differences leave few enough outcomes, else from random signs, of which the
     observed ones count as one draw.
 
+    Arguments that :func:`stratified_bootstrap` refuses are a ValueError.
+
     Args:
         strata: as for :func:`stratified_bootstrap`; seeds are averaged.
         seed: random signs are a function of it.
         resamples: number of random signs; fewer with very many places.
-
-    Raises:
-        ValueError: as there.
     """
     checked = _checked(strata)
     # Each example's part in D, its mean over seeds divided by the numbers of examples and of places.

@@ -12,17 +12,13 @@ All layers start with PyTorch's initial values; OpenVQA draws p_g and b_g of the
 distribution.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import MISSING
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.finetuning import Places
 from confed.models.region_layers import WeightNormLinear, masked_softmax
-from confed.models.region_model import RegionModel, State, assemble, reads_regions
-from confed.registry import register_model
+from confed.models.region_model import RegionModel, State
+from confed.models.variants import region_variant
 
 __all__ = ["BAN", "ban_4", "ban_8", "ban_mini"]
 
@@ -118,90 +114,16 @@ class _Maps(nn.Module):
         return masked_softmax(scores.flatten(2), shown.flatten(2)).unflatten(2, scores.shape[2:])
 
 
-@register_model
-@reads_regions
-def ban_4(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.2,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> BAN:
-    """BAN with 4 glimpses in OpenVQA's size: d = 1024, D = 2048, word embeddings of 300.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        region_width: features of a region, W.
-        words: the tokenizer's words, for ``glove``.
-        glove: a text file of word vectors with which the embeddings start.
-        glove_missing: share of the words that the file may lack.
-        max_length: the most tokens.
-        dropout: dropout probability in front of the linear layers; the features have 0.5.
-        trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
-        seed: of the initial values.
-    """
-    return assemble(
-        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=1024, glimpses=4, features=2048, classifier_dropout=0.5,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def ban_8(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.2,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> BAN:
-    """BAN with 8 glimpses, otherwise as :func:`ban_4`."""
-    return assemble(
-        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=1024, glimpses=8, features=2048, classifier_dropout=0.5,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def ban_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> BAN:
-    """A small BAN for the built-in pictures: d = 64, 2 glimpses, D = 256; arguments as :func:`ban_4`."""
-    return assemble(
-        BAN, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, hidden=64, glimpses=2, features=256, classifier_dropout=0.1,
-    )  # fmt: skip
+ban_4 = region_variant(
+    BAN, "ban_4", "BAN with 4 glimpses in OpenVQA's size: d = 1024, D = 2048, word embeddings of 300.",
+    dropout=0.2, embedding=300, hidden=1024, glimpses=4, features=2048, classifier_dropout=0.5,
+)  # fmt: skip
+ban_8 = region_variant(
+    BAN, "ban_8", "BAN with 8 glimpses, otherwise as :func:`ban_4`.",
+    dropout=0.2, embedding=300, hidden=1024, glimpses=8, features=2048, classifier_dropout=0.5,
+)  # fmt: skip
+ban_mini = region_variant(
+    BAN, "ban_mini",
+    "A small BAN for the built-in pictures: d = 64, 2 glimpses, D = 256; arguments as :func:`ban_4`.",
+    region_width=64, embedding=64, hidden=64, glimpses=2, features=256, classifier_dropout=0.1,
+)  # fmt: skip

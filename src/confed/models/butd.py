@@ -11,17 +11,13 @@ last state of the words, behind padding as well, and v_r the regions:
 Padded regions are **not** masked: the original gives them weight, too, so a batch with more padding has other scores.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import MISSING
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.finetuning import Places
 from confed.models.region_layers import WeightNormLinear
-from confed.models.region_model import RegionModel, State, assemble, reads_regions
-from confed.registry import register_model
+from confed.models.region_model import RegionModel, State
+from confed.models.variants import region_variant
 
 __all__ = ["BUTD", "butd", "butd_mini"]
 
@@ -89,65 +85,12 @@ class BUTD(RegionModel):
         return Places(heads=(self.answer_head,), top=("question_net.", "region_net.", "joint."))
 
 
-@register_model
-@reads_regions
-def butd(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.2,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> BUTD:
-    """BUTD in OpenVQA's size: hidden 1024, D = 2048, word embeddings of 300.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        region_width: features of a region, W.
-        words: the tokenizer's words, for ``glove``.
-        glove: a text file of word vectors with which the embeddings start.
-        glove_missing: share of the words that the file may lack.
-        max_length: the most tokens.
-        dropout: dropout probability in the attention; the features have 0.5.
-        trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
-        seed: of the initial values.
-    """
-    return assemble(
-        BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=1024, features=2048, classifier_dropout=0.5,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def butd_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> BUTD:
-    """A small BUTD for the built-in pictures: hidden 128, D = 256; arguments as :func:`butd`."""
-    return assemble(
-        BUTD, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, hidden=128, features=256, classifier_dropout=0.1, gain=2.0,
-    )  # fmt: skip
+butd = region_variant(
+    BUTD, "butd", "BUTD in OpenVQA's size: hidden 1024, D = 2048, word embeddings of 300.",
+    dropout=0.2, embedding=300, hidden=1024, features=2048, classifier_dropout=0.5,
+)  # fmt: skip
+butd_mini = region_variant(
+    BUTD, "butd_mini",
+    "A small BUTD for the built-in pictures: hidden 128, D = 256; arguments as :func:`butd`.",
+    region_width=64, embedding=64, hidden=128, features=256, classifier_dropout=0.1, gain=2.0,
+)  # fmt: skip

@@ -10,18 +10,15 @@ and ``f = LN(AttFlat(x) + AttFlat(y))``, which the linear answer head reads. The
 :class:`confed.models.region_layers.LayerNorm`; padding is masked everywhere.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
 
-from confed.data.glove import MISSING
 from confed.models.adapters import Host
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.finetuning import Places
 from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention
-from confed.models.region_model import RegionModel, State, assemble, reads_regions
-from confed.registry import register_model
+from confed.models.region_model import RegionModel, State
+from confed.models.variants import region_variant
 
 __all__ = ["MCAN", "mcan_l_mini", "mcan_large", "mcan_s_mini", "mcan_small"]
 
@@ -113,115 +110,20 @@ class _Block(nn.Module):
         return self.norm_forward(x + self.dropout(self.feed_forward(x)))
 
 
-@register_model
-@reads_regions
-def mcan_small(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.1,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MCAN:
-    """MCAN-small as published: d = 512, 6 + 6 blocks, 8 heads, D = 1024, word embeddings of 300.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        region_width: features of a region, W.
-        words: the tokenizer's words, for ``glove``.
-        glove: a text file of word vectors with which the embeddings start.
-        glove_missing: share of the words that the file may lack.
-        max_length: the most tokens.
-        dropout: dropout probability.
-        trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
-        seed: of the initial values.
-    """
-    return assemble(
-        MCAN, answers, vocab_size, embedding=300, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, hidden=512, layers=6, heads=8, flat_hidden=512, features=1024, dropout=dropout,
-        max_length=max_length,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mcan_large(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.1,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MCAN:
-    """MCAN-large as published: d = 1024, D = 2048, otherwise as :func:`mcan_small`."""
-    return assemble(
-        MCAN, answers, vocab_size, embedding=300, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, hidden=1024, layers=6, heads=8, flat_hidden=512, features=2048, dropout=dropout,
-        max_length=max_length,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mcan_s_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MCAN:
-    """A small MCAN for the built-in pictures: d = 64, 2 + 2 blocks, 4 heads, D = 128."""
-    return assemble(
-        MCAN, answers, vocab_size, embedding=64, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, hidden=64, layers=2, heads=4, flat_hidden=64, features=128, dropout=dropout,
-        max_length=max_length,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mcan_l_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MCAN:
-    """A small MCAN for the built-in pictures: d = 96, 2 + 2 blocks, D = 192; arguments as :func:`mcan_small`."""
-    return assemble(
-        MCAN, answers, vocab_size, embedding=64, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, hidden=96, layers=2, heads=4, flat_hidden=96, features=192, dropout=dropout,
-        max_length=max_length,
-    )  # fmt: skip
+mcan_small = region_variant(
+    MCAN, "mcan_small", "MCAN-small as published: d = 512, 6 + 6 blocks, 8 heads, D = 1024, word embeddings of 300.",
+    dropout=0.1, embedding=300, hidden=512, layers=6, heads=8, flat_hidden=512, features=1024,
+)  # fmt: skip
+mcan_large = region_variant(
+    MCAN, "mcan_large", "MCAN-large as published: d = 1024, D = 2048, otherwise as :func:`mcan_small`.",
+    dropout=0.1, embedding=300, hidden=1024, layers=6, heads=8, flat_hidden=512, features=2048,
+)  # fmt: skip
+mcan_s_mini = region_variant(
+    MCAN, "mcan_s_mini", "A small MCAN for the built-in pictures: d = 64, 2 + 2 blocks, 4 heads, D = 128.",
+    region_width=64, embedding=64, hidden=64, layers=2, heads=4, flat_hidden=64, features=128,
+)  # fmt: skip
+mcan_l_mini = region_variant(
+    MCAN, "mcan_l_mini",
+    "A small MCAN for the built-in pictures: d = 96, 2 + 2 blocks, D = 192; arguments as :func:`mcan_small`.",
+    region_width=64, embedding=64, hidden=96, layers=2, heads=4, flat_hidden=96, features=192,
+)  # fmt: skip

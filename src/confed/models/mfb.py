@@ -17,17 +17,13 @@ an example's scores change with its padding. Dropout is where OpenVQA has it: on
 regions, the MLPs and the products. The objective that belongs to it is "kl" of :class:`confed.tasks.vqa.VQA`.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import MISSING
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.finetuning import Places
 from confed.models.region_layers import MLP, masked_softmax
-from confed.models.region_model import RegionModel, State, assemble, reads_regions
-from confed.registry import register_model
+from confed.models.region_model import RegionModel, State
+from confed.models.variants import region_variant
 
 __all__ = ["MFB", "mfb", "mfb_mini"]
 
@@ -112,65 +108,11 @@ class _Fusion(nn.Module):
         return nn.functional.normalize(z.flatten(1), dim=1).view_as(z)
 
 
-@register_model
-@reads_regions
-def mfb(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.1,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MFB:
-    """MFB as published: O = 1000, k = 5, 2 + 2 glimpses, LSTM of 1024, word embeddings of 300.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        region_width: features of a region, W.
-        words: the tokenizer's words, for ``glove``.
-        glove: a text file of word vectors with which the embeddings start.
-        glove_missing: share of the words that the file may lack.
-        max_length: the most tokens.
-        dropout: dropout probability.
-        trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
-        seed: of the initial values.
-    """
-    return assemble(
-        MFB, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, states=1024, hidden=512, glimpses=2, features=1000,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mfb_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MFB:
-    """A small MFB for the built-in pictures: O = 128, LSTM of 64; arguments as :func:`mfb`."""
-    return assemble(
-        MFB, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, states=64, hidden=64, glimpses=2, features=128,
-    )  # fmt: skip
+mfb = region_variant(
+    MFB, "mfb", "MFB as published: O = 1000, k = 5, 2 + 2 glimpses, LSTM of 1024, word embeddings of 300.",
+    dropout=0.1, embedding=300, states=1024, hidden=512, glimpses=2, features=1000,
+)  # fmt: skip
+mfb_mini = region_variant(
+    MFB, "mfb_mini", "A small MFB for the built-in pictures: O = 128, LSTM of 64; arguments as :func:`mfb`.",
+    region_width=64, embedding=64, states=64, hidden=64, glimpses=2, features=128,
+)  # fmt: skip

@@ -12,18 +12,16 @@ which the linear answer head reads. Padding is masked everywhere.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import MISSING
 from confed.models.adapters import Host
-from confed.models.finetuning import USUAL, Finetuning, Places, Trainable
+from confed.models.finetuning import Places
 from confed.models.region_layers import MLP, AttFlat, LayerNorm, MultiHeadAttention, box_geometry
-from confed.models.region_model import RegionModel, State, assemble, reads_regions
-from confed.registry import register_model
+from confed.models.region_model import RegionModel, State
+from confed.models.variants import region_variant
 
 __all__ = ["DECODER", "ENCODER", "MMNasNet", "mmnas_l_mini", "mmnas_large", "mmnas_s_mini", "mmnas_small"]
 
@@ -40,8 +38,13 @@ SMALL_ENCODER = ("SA", "FFN", "SA", "FFN")
 SMALL_DECODER = ("GA", "FFN", "RSA", "GA", "FFN", "RSA", "SA", "FFN")
 """Operations of the small models: each kind of the searched ones, in their order."""
 
-PUBLISHED: dict[str, Any] = {"relation": 64, "encoder": ENCODER, "decoder": DECODER}
-MINI: dict[str, Any] = {"head_width": 16, "relation": 16, "encoder": SMALL_ENCODER, "decoder": SMALL_DECODER}
+PUBLISHED: dict[str, Any] = {
+    "options": ("head_width", "flat_hidden", "picture_side"), "picture_side": 640,  # the longer side of COCO's pictures
+    "relation": 64, "encoder": ENCODER, "decoder": DECODER,
+}  # fmt: skip
+MINI: dict[str, Any] = {
+    "region_width": 64, "head_width": 16, "relation": 16, "encoder": SMALL_ENCODER, "decoder": SMALL_DECODER,
+}  # fmt: skip
 
 
 class MMNasNet(RegionModel):
@@ -166,129 +169,22 @@ class _Operation(nn.Module):
         return torch.relu(self.relation(related)).clamp_min(1e-6).log().permute(0, 3, 1, 2)
 
 
-@register_model
-@reads_regions
-def mmnas_small(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.1,
-    head_width: int = 64,
-    flat_hidden: int = 512,
-    picture_side: int = 640,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MMNasNet:
-    """MMNasNet-small as published: d = 512, 8 heads, D = 1024, word embeddings of 300.
-
-    Args:
-        answers: the answers, or how many there are.
-        vocab_size: number of token ids.
-        region_width: features of a region, W.
-        words: the tokenizer's words, for ``glove``.
-        glove: a text file of word vectors with which the embeddings start.
-        glove_missing: share of the words that the file may lack.
-        max_length: the most tokens.
-        dropout: dropout probability.
-        head_width: features of an attention head.
-        flat_hidden: width of the MLP of AttFlat.
-        picture_side: see :class:`MMNasNet`; 640 is the longer side of COCO's pictures.
-        trainable: which parameters learn beside the head.
-        peft: options of that finetuning.
-        seed: of the initial values.
-    """
-    return assemble(
-        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=512, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=1024,
-        picture_side=picture_side,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mmnas_large(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 2048,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.1,
-    head_width: int = 128,
-    flat_hidden: int = 1024,
-    picture_side: int = 640,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MMNasNet:
-    """MMNasNet-large as published: d = 1024, 8 heads of 128, AttFlat of 1024, D = 2048, else as :func:`mmnas_small`.
-
-    Source: ``configs/vqa/mmnasnet_large.yml`` of openvqa (MULTI_HEAD 8, REL_HBASE 128, FLAT_MLP_SIZE 1024).
-    """
-    return assemble(
-        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=300, hidden=1024, head_width=head_width, **PUBLISHED, flat_hidden=flat_hidden, features=2048,
-        picture_side=picture_side,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mmnas_s_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MMNasNet:
-    """A small MMNasNet for the built-in pictures: d = 64, 4 + 8 operations, D = 128."""
-    return assemble(
-        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, hidden=64, **MINI, flat_hidden=64, features=128,
-    )  # fmt: skip
-
-
-@register_model
-@reads_regions
-def mmnas_l_mini(
-    answers: Sequence[str] | int,
-    vocab_size: int,
-    *,
-    region_width: int = 64,
-    words: tuple[str, ...] = (),
-    glove: Path | None = None,
-    glove_missing: float = MISSING,
-    max_length: int = 14,
-    dropout: float = 0.0,
-    trainable: Trainable = "all",
-    peft: Finetuning = USUAL,
-    seed: int = 0,
-) -> MMNasNet:
-    """A small MMNasNet for the built-in pictures: d = 96, D = 192, otherwise as :func:`mmnas_s_mini`."""
-    return assemble(
-        MMNasNet, answers, vocab_size, words=words, glove=glove, trainable=trainable, peft=peft, seed=seed,
-        glove_missing=glove_missing,
-        region_width=region_width, dropout=dropout, max_length=max_length,
-        embedding=64, hidden=96, **MINI, flat_hidden=96, features=192,
-    )  # fmt: skip
+mmnas_small = region_variant(
+    MMNasNet, "mmnas_small", "MMNasNet-small as published: d = 512, 8 heads, D = 1024, word embeddings of 300.",
+    **PUBLISHED, dropout=0.1, embedding=300, hidden=512, head_width=64, flat_hidden=512, features=1024,
+)  # fmt: skip
+# Source: configs/vqa/mmnasnet_large.yml of openvqa (MULTI_HEAD 8, REL_HBASE 128, FLAT_MLP_SIZE 1024).
+mmnas_large = region_variant(
+    MMNasNet, "mmnas_large",
+    "MMNasNet-large as published: d = 1024, 8 heads of 128, AttFlat of 1024, D = 2048, else as :func:`mmnas_small`.",
+    **PUBLISHED, dropout=0.1, embedding=300, hidden=1024, head_width=128, flat_hidden=1024, features=2048,
+)  # fmt: skip
+mmnas_s_mini = region_variant(
+    MMNasNet, "mmnas_s_mini", "A small MMNasNet for the built-in pictures: d = 64, 4 + 8 operations, D = 128.",
+    **MINI, embedding=64, hidden=64, flat_hidden=64, features=128,
+)  # fmt: skip
+mmnas_l_mini = region_variant(
+    MMNasNet, "mmnas_l_mini",
+    "A small MMNasNet for the built-in pictures: d = 96, D = 192, otherwise as :func:`mmnas_s_mini`.",
+    **MINI, embedding=64, hidden=96, flat_hidden=96, features=192,
+)  # fmt: skip

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from confed.data.glove import check_known, load_glove
+from confed.data.glove import MISSING, check_known, load_glove
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank
-from confed.models.finetuning import Finetunable, Finetuning, Places, Trainable, finetune
+from confed.models.finetuning import USUAL, Finetunable, Finetuning, Places, Trainable, finetune
 from confed.models.heads import count
 from confed.models.published import seeded
 from confed.models.tokenizer import WordTokenizer
 
-__all__ = ["RegionModel", "State", "assemble", "question_tokenizer", "reads_regions"]
+__all__ = ["RegionModel", "State", "assemble", "question_tokenizer"]
 
-Factory = TypeVar("Factory", bound=Callable[..., Any])
 Model = TypeVar("Model", bound="RegionModel")
 
 
@@ -172,25 +171,21 @@ def question_tokenizer(words: Sequence[str], max_length: int = 14) -> WordTokeni
     return WordTokenizer(words, max_length)
 
 
-def reads_regions(factory: Factory) -> Factory:
-    """Decorator: says that a model reads regions, and with which tokenizer."""
-    marked: Any = factory
-    marked.tokenizer, marked.reads = question_tokenizer, "regions"
-    return factory
-
-
 def assemble(
     kind: Callable[..., Model],
     answers: Sequence[str] | int,
     vocab_size: int,
     *,
+    region_width: int = 2048,
+    words: tuple[str, ...] = (),
+    glove: Path | None = None,
+    glove_missing: float = MISSING,
+    max_length: int = 14,
+    dropout: float = 0.0,
+    trainable: Trainable = "all",
+    peft: Finetuning = USUAL,
+    seed: int = 0,
     embedding: int,
-    words: Sequence[str],
-    glove: Path | str | None,
-    glove_missing: float,
-    trainable: Trainable,
-    peft: Finetuning,
-    seed: int,
     **sizes: Any,
 ) -> Model:
     """A model with its initial values: PyTorch's defaults, and where a GloVe file is given its word vectors.
@@ -199,19 +194,24 @@ def assemble(
         kind: the class.
         answers: the answers, or how many there are.
         vocab_size: number of token ids; the last ones are those of ``words``.
-        embedding: features of a word's embedding; with ``glove``, the file's vectors decide.
-        words: the tokenizer's words in the order of their ids.
-        glove: a text file of word vectors. Words that it lacks start as zeros, special tokens at random.
+        region_width: features of a region, W.
+        words: the tokenizer's words in the order of their ids, for ``glove``.
+        glove: a text file of word vectors with which the embeddings start. Words that it lacks start as zeros, special
+            tokens at random.
         glove_missing: share of the words that the file may lack.
+        max_length: the most tokens.
+        dropout: dropout probability.
         trainable: which parameters learn beside the head.
         peft: options of that finetuning.
         seed: of all initial values.
+        embedding: features of a word's embedding; with ``glove``, the file's vectors decide.
         sizes: further arguments of the class.
 
     Raises:
         ValueError: a GloVe file is given and no words, or more words than there are token ids, or the file lacks more
             of them than it may.
     """
+    sizes |= {"region_width": region_width, "max_length": max_length, "dropout": dropout}
     vectors = None if glove is None else _vectors(Path(glove), words, vocab_size, glove_missing)
     width = embedding if vectors is None else vectors.shape[1]
     model = seeded(seed, lambda: kind(count(answers), vocab_size, width, **sizes))

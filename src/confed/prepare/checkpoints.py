@@ -1,4 +1,4 @@
-"""Published checkpoints as safetensors files. The only part of confed that opens files made by pickle.
+"""Conversion of published checkpoints to safetensors files. The only part of confed that opens files made by pickle.
 
 ``torch.load`` runs here with ``weights_only=True``: it rebuilds tensors and plain containers and refuses
 anything else, so a file cannot make it run code.
@@ -133,7 +133,7 @@ def convert_albef(source: Path, out: Path, heads: int | None = None) -> dict[str
 
 
 def rename_resnet(name: str) -> str:
-    """What ``transformers`` calls a tensor that torchvision's ResNet calls ``name``.
+    """Name in ``transformers`` of a tensor that torchvision's ResNet calls ``name``.
 
     Raises:
         ValueError: no ResNet of torchvision has such a tensor.
@@ -170,7 +170,7 @@ def _read(source: Path) -> Mapping[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Why torch did not read a file; none of it was run."""
+    """Reason why torch did not read a file; none of it was run."""
     name = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
     if name:
         return f"since it asks for {name[1]}: only tensors and plain values are read, and nothing of it was run"
@@ -178,7 +178,11 @@ def _reason(error: Exception) -> str:
 
 
 def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
-    """The tensors under their new names, complete and of the right shapes."""
+    """The tensors under their new names, complete and of the right shapes.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, of another shape or not finite; names it.
+    """
     wanted = build_scene_classifier(arch).state_dict()
     try:
         renamed = {rename_resnet(name): tensor for name, tensor in state.items()}

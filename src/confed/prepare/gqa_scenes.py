@@ -1,4 +1,4 @@
-"""Making the six scene datasets of FedVQA (section 8.4.1) from GQA and a scene classifier of Places365.
+"""Preparation of the six scene datasets of FedVQA (section 8.4.1) from GQA and a scene classifier of Places365.
 
 Each picture goes to the scene of its most probable category if that probability reaches a threshold, and is
 left out otherwise. GQA's training questions become training questions, its validation questions the test.
@@ -38,7 +38,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may decide.
+    """Options of the preparation.
 
     Attributes:
         threshold: least probability of a picture's category.
@@ -76,7 +76,7 @@ def prepare(
     device: str = "cpu",
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Writes ``<scene>/train.jsonl``, ``<scene>/test.jsonl``, ``answers.json`` and ``manifest.json``.
+    """Preparation of ``<scene>/train.jsonl``, ``<scene>/test.jsonl``, ``answers.json`` and ``manifest.json``.
 
     Where pictures are missing, ``missing.txt`` has their ids, one per line. Equal inputs give equal bytes. Nothing
     that an earlier call made is touched before all checks have passed. With ``weights``, predictions go to
@@ -145,7 +145,11 @@ def prepare(
 
 
 def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[str]:
-    """The images that questions are about, once ids are known to be distinct and splits to share no image."""
+    """The images that questions are about, after a check that ids are distinct and splits share no image.
+
+    Raises:
+        ValueError: an id occurs twice, or an image is in both splits.
+    """
     ids: set[str] = set()
     images: dict[str, set[str]] = {}
     for role, parts in sources.items():
@@ -223,7 +227,11 @@ def _sort(
 def _select(
     sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], progress: Progress
 ) -> dict[tuple[str, str], list[Question]]:
-    """(scene, "train" or "test") -> its questions, in the order of the files."""
+    """(scene, "train" or "test") -> its questions, in the order of the files.
+
+    Raises:
+        ValueError: a scene has no questions.
+    """
     rows: dict[tuple[str, str], list[Question]] = {(s, r): [] for s in SCENES for r in ("train", "test")}
     kept = 0
     for role, parts in sources.items():

@@ -71,7 +71,7 @@ def write_label_embeddings(
     most: int = 20,
     width: int | None = None,
 ) -> LabelEmbeddings:
-    """Makes a file of label embeddings.
+    """Write a file of label embeddings.
 
     Underscores and hyphens of names, as FLAIR and UC Merced have them, are spaces in prompts; FedLGT's released code
     leaves FLAIR's underscores.

@@ -1,4 +1,4 @@
-"""One file of region features for all pictures of VQA v2, out of features or pictures as they are published."""
+"""Region features of all pictures of VQA v2 in one file, from published features or from pictures."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Options:
-    """How features are prepared.
+    """Options of the preparation.
 
     Attributes:
         regions: how many every picture must have; None: as many as the picture with the most, others are padded with
@@ -54,7 +54,7 @@ def prepare(
     options: Options | None = None,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Checks the official files of VQA v2 and writes the regions of all their pictures as one file.
+    """Check of the official files of VQA v2, and one file with the regions of all their pictures.
 
     Args:
         root: folder with the four files of questions and annotations.
@@ -62,7 +62,7 @@ def prepare(
         images: folders with COCO's pictures, for ``encoder``.
         encoder: instead of features, a picture encoder of ``transformers`` that makes grid features.
         out: the file to write; by default :data:`REGIONS` in ``root``.
-        options: see there.
+        options: number, width and precision of the features, and device; see :class:`Options`.
         progress: called with every progress event.
 
     Returns:
@@ -90,7 +90,11 @@ def prepare(
 
 
 def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
-    """The pictures that questions are about, ascending, and counts."""
+    """The pictures that questions are about, ascending, and counts.
+
+    Raises:
+        ValueError: a split has no questions.
+    """
     every: set[int] = set()
     questions: dict[str, int] = {}
     pictures: dict[str, int] = {}
@@ -111,7 +115,11 @@ def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
 def _collect(
     asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
-    """Checks the shapes of all arrays first, then their values one by one while writing."""
+    """One file of all regions, whose shapes are all checked first, and their values one by one while writing.
+
+    Raises:
+        ValueError: a picture has features twice, or their width or number is not the expected one.
+    """
     wanted, unused = set(asked), 0
     found: dict[int, PictureRegions] = {}
     width = options.width

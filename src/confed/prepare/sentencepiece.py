@@ -1,4 +1,4 @@
-"""Pieces of words learned from a recipe's public texts, for models that write."""
+"""SentencePiece model of a recipe's public texts, for models that write."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -14,7 +14,7 @@ __all__ = ["prepare_pieces"]
 
 
 def prepare_pieces(recipe: str | Path, out: Path, size: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Trains a SentencePiece model on the texts of a recipe's data that no client has.
+    """Training of a SentencePiece model on the texts of a recipe's data that no client has.
 
     Args:
         recipe: a recipe file, or the name of a packaged one.

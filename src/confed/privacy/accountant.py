@@ -1,4 +1,4 @@
-r"""What clipped and noised rows or updates cost in privacy: (epsilon, delta) of their composition.
+r"""Privacy accounting: (epsilon, delta) of the composition of clipped and noised rows or updates.
 
 Every release of an example's row is a Gaussian mechanism of :class:`confed.privacy.cut.CutPrivacy`; the rows of one
 example are released over and over. T Gaussian mechanisms of multiplier s are together one of s / sqrt(T), also where
@@ -7,7 +7,7 @@ library dp-accounting computes exactly (Balle and Wang, "Improving the Gaussian 
 ICML 2018). There is no amplification by sampling, because a receiver sees which rows belong to which step.
 
 Updates of clients (:class:`confed.federation.update_privacy.UpdatePrivacy`) are the same mechanism with a client in an
-example's place. Only where nobody sees who took part in a round, :func:`sampled_epsilon` counts that cohorts are drawn.
+example's place. Only where the cohort of a round is secret, :func:`sampled_epsilon` counts that cohorts are drawn.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def available() -> bool:
 
 
 def releases_of(epochs: int, kinds: int = 2) -> int:
-    """How often rows of one example are released: once per epoch and kind of row.
+    """Number of releases of one example's rows: once per epoch and kind of row.
 
     Args:
         epochs: passes over the client's examples in the whole run (rounds x local epochs).
@@ -71,11 +71,11 @@ def epsilon(noise: float, releases: int, delta: float, adjacency: Adjacency = "r
 
 
 def sampled_epsilon(noise: float, rounds: Mapping[tuple[int, int], int], delta: float) -> float:
-    """Epsilon of a client where every round's cohort is a uniform draw without replacement that nobody sees.
+    """Epsilon of a client with amplification by sampling: secret uniform cohorts, drawn without replacement.
 
     Wang, Balle and Kasiviswanathan, "Subsampled Rényi differential privacy and analytical moments accountant", AISTATS
     2019, theorem 27, for neighbours in which one client is replaced by another (the sensitivity is twice the norm).
-    Of cohorts that are nearly everybody the bound without sampling, of a client that is in all of them, is the smaller
+    Of cohorts of nearly all clients the bound without sampling, of a client that is in all of them, is the smaller
     one; both hold, and the smaller counts.
 
     Args:
@@ -138,7 +138,7 @@ def _check(releases: int, delta: float, adjacency: str) -> None:
 
 
 def _sensitivity(adjacency: Adjacency) -> int:
-    """Largest distance of two clipped rows in units of the clipping norm."""
+    """Sensitivity: largest distance of two clipped rows in units of the clipping norm."""
     return 2 if adjacency == "replace" else 1
 
 

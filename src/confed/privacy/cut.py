@@ -20,11 +20,11 @@ batching are not counted in favour of privacy, because the receiver sees which r
 **What the guarantee needs.** (1) A row depends on its own example only: no batch normalisation on the client's side of
 the cut (:func:`refuse_mixing`). (2) The client's part is frozen. A part that learns carries what it learnt from an
 example into the later rows of all others, even if its weights never leave the client: the epsilon then covers each row
-given the weights, and neither the weights nor the losses that clients report have a guarantee. (3) Nobody else can make
-the noise again. In the simulator it is a function of the run's seed, so that runs can be repeated, and whoever knows
-the seed can subtract it; a site of a federation across machines draws it from its operating system (``Client.noise``).
-(4) Gaussian numbers in floating point are an approximation (Mironov, "On significance of the least significant bits for
-differential privacy", 2012).
+given the weights, and neither the weights nor the losses that clients report have a guarantee. (3) No other party can
+make the noise again. In the simulator it is a function of the run's seed, so that runs can be repeated, and a party
+that knows the seed can subtract it; a site of a federation across machines draws it from its operating system
+(``Client.noise``). (4) Gaussian numbers in floating point are an approximation (Mironov, "On significance of the least
+significant bits for differential privacy", 2012).
 
 **Gradients.** Where rows that go up are noised, gradients that come back are a function of what the server already has
 and cost nothing more. Where the client computes the loss (split learning whose top is at the client), the gradients it
@@ -52,7 +52,7 @@ __all__ = ["CutPrivacy", "first_of_each", "refuse_mixing"]
 
 @dataclass(frozen=True)
 class CutPrivacy:
-    """What happens to rows before they cross the cut; nothing by default.
+    """Protection of rows that cross the cut of split learning; none by default.
 
     Attributes:
         clip: largest L2 norm of an example's row of activations, or None for no limit.
@@ -114,7 +114,7 @@ class CutPrivacy:
 
 
 def refuse_mixing(privacy: CutPrivacy, part: nn.Module) -> None:
-    """Refuses noise behind layers in which the examples of a batch meet: their epsilon would be of no single row.
+    """Check that no layer before the noise mixes the examples of a batch: its epsilon would be of no single row.
 
     Args:
         privacy: what is done at the cut.

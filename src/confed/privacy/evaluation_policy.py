@@ -1,8 +1,8 @@
-"""A site's own policy for evaluations: how many it answers, of how many examples, exactly, with noise, or not at all.
+"""Evaluation policy of a site: how many it answers, of how many examples, exactly, with noise, or not at all.
 
 A server chooses the model that it has evaluated and how often. Exact sums over a site's examples tell it what it wants
 to know of them: a model that always gives one answer counts that answer. What updates may cost (``--epsilon``) says
-nothing of that, so that a site has rules of its own, which no server and no recipe sets.
+nothing of that, so that a site has its own rules, which no server and no recipe sets.
 
 **Noise.** Of N examples, the sums S_1 to S_k of k metrics are released, each of values in [0, 1] per example; all else
 is left out (losses, parts by question type, counts of labels):
@@ -37,7 +37,7 @@ Mode = Literal["default", "exact", "noise", "off"]
 
 @dataclass(frozen=True)
 class EvaluationPolicy:
-    """What a site answers when it is asked for an evaluation.
+    """Limits on a site's answers to evaluations.
 
     Attributes:
         mode: "exact" sums; sums with "noise"; none ("off"); or, by default, exact ones until the limit of epsilon that
@@ -109,7 +109,7 @@ class EvaluationPolicy:
         return ",".join([*parts, *(f"{key}={value}" for key, value in given.items() if value is not None)])
 
     def release(self, message: Message) -> Message:
-        """What of an evaluation's reply leaves the site.
+        """The part of an evaluation's reply that may leave the site.
 
         Args:
             message: the reply, as :meth:`confed.federation.algorithm.Algorithm.evaluate` makes it.

@@ -1,4 +1,4 @@
-"""Checks on what a client sends, before anything is done with it."""
+"""Checks of a client's message before it is used: finite values of plausible scale in the declared tensors."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def first_non_finite(params: Params) -> str | None:
 
 
 def check_scale(params: Params, most: float) -> None:
-    """Checks that no value is larger than a party can mean, such as one that swallows an update in its rounding.
+    """Check that no value is so large that adding it would lose all others to rounding.
 
     Args:
         params: what was received.
@@ -39,7 +39,7 @@ def check_scale(params: Params, most: float) -> None:
 
 
 def check_reply(call: Call, reply: Reply) -> Reply:
-    """The reply, or the same client's error where its tensors are not what the call expects.
+    """The reply, or an error of the same client where its tensors are not what the call expects.
 
     Every tensor must be finite. Where the call says what it expects, names, shapes and dtypes must match.
     """

@@ -1,4 +1,4 @@
-"""What a run's updates have cost in privacy so far: epsilon, client by client and round by round.
+"""Privacy ledger of a run: epsilon of its updates, by client and round.
 
 Where every client adds its noise itself (``at = "client"``), the receiver knows who sent what: a client pays for
 every round in which it was asked, whether or not its update arrived, and nothing is gained by sampling. Where the
@@ -8,7 +8,7 @@ client then pays for every round in which it could have been drawn. It holds tow
 drawn. Who knows the run's seed does: nothing is claimed where the seed is no secret (``repeatable`` is false), as
 across machines, where all sites have it. In all other cases clients pay for the rounds in which they were asked.
 
-A ledger holds no state of its own: it is what a run's history says, so that it survives every interruption.
+A ledger holds no state: it is what a run's history says, so that it survives every interruption.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class PrivacyLedger:
         return self._uniform and any(len(asked) < there for _, asked, there in self._rounds)
 
     def add(self, round: int, asked: Sequence[str], present: int) -> None:
-        """A round that took place; one that is in the ledger already, or a later one, is replaced.
+        """Entry of a finished round; the same round, and later ones, are replaced.
 
         Args:
             round: its number, from 1.
@@ -57,8 +57,7 @@ class PrivacyLedger:
     def epsilon(self, client: str, rounds: int | None = None) -> float:
         """A client's epsilon after so many rounds, or after all; infinity where there is no noise.
 
-        Raises:
-            ValueError: dp-accounting is not installed.
+        Without dp-accounting this is a ValueError.
         """
         entries = [entry for entry in self._rounds if rounds is None or entry[0] <= rounds]
         if self._uniform:
@@ -68,7 +67,7 @@ class PrivacyLedger:
         return _released(self.privacy.noise, times, self.privacy.delta, self.privacy.adjacency == "replace")
 
     def taken_part(self, client: str) -> int:
-        """In how many rounds a client was asked."""
+        """Number of rounds in which a client was asked."""
         return sum(client in asked for _, asked, _ in self._rounds)
 
 

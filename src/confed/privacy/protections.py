@@ -1,4 +1,4 @@
-"""Where a method's protections take hold: on a client's actions, and on what a server hears.
+"""Protections of a method (privacy and secure aggregation) around a client's actions and a server's exchange.
 
 A protection (``algorithm.update_privacy``, ``algorithm.robust``, ``algorithm.secure_sum``) is chosen in a recipe, for
 any method. The method does not know of it: :func:`actions` wraps what a client does, :func:`protect` wraps the exchange
@@ -36,7 +36,7 @@ Action = Callable[[Client, Message], Message]
 
 
 def check(algorithm: Algorithm) -> None:
-    """Checks that a method's protections have a meaning for it and for each other.
+    """Check that a method's protections fit the method and each other.
 
     Raises:
         ValueError: they have not, or a library that they need is not installed.
@@ -75,7 +75,7 @@ def check(algorithm: Algorithm) -> None:
 
 
 def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) -> None:
-    """Checks that the protections have a meaning for the tensors that clients send.
+    """Check that the protections fit the tensors that clients send.
 
     Args:
         algorithm: the method.
@@ -116,7 +116,7 @@ def check_layouts(algorithm: Algorithm, layouts: Iterable[Mapping[str, Scope]]) 
 
 
 def actions(algorithm: Algorithm) -> dict[str, Action]:
-    """What a client offers: the method's actions, each as the protections demand, and those of secure aggregation.
+    """Actions of a client under its protections: those of the method and those of secure aggregation.
 
     With noise at the client, or secure aggregation, no other action than ``fit`` may send tensors, and none a loss.
     """
@@ -139,7 +139,7 @@ def actions(algorithm: Algorithm) -> dict[str, Action]:
 
 
 def _silent(name: str, run: Action) -> Action:
-    """An action whose reply tells nothing of the data but its update."""
+    """An action whose reply has nothing of the data but its update."""
 
     def act(client: Client, message: Message) -> Message:
         reply = run(client, message)
@@ -169,7 +169,7 @@ def _released(run: Action, privacy: UpdatePrivacy, changes: Sequence[str]) -> Ac
 def protect(
     algorithm: Algorithm, exchange: Exchange, *, seed: int, round: int, errors: dict[str, str] | None = None
 ) -> Exchange:
-    """An engine's exchange, as the method's protections demand; itself where there is nothing to do.
+    """An engine's exchange under the method's protections; the exchange itself where there are none.
 
     Args:
         algorithm: the method.
@@ -201,7 +201,11 @@ def _noised(
     among: Mapping[str, int],
     stream: tuple[int, int],
 ) -> Iterator[Reply]:
-    """Replies with clipped updates and each client's share of the noise; who failed sent an update of zero."""
+    """Replies with clipped updates and each client's share of the noise; a client that failed sent an update of zero.
+
+    Raises:
+        ValueError: the method does not say what the call sends.
+    """
     for call, reply in answers:
         if call.expects is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a command line changes in a recipe: ``section.key=value``, and ``~section.key`` to take a key away."""
+"""Command-line overrides of a recipe: ``section.key=value``, and ``~section.key`` to take a key away."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ NAMED = {
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Changes a recipe's content in place, as its file has it.
+    """Apply overrides to a recipe's content in place, as its file has it.
 
     Another constructor's name drops the keywords of the one before (but for :func:`kept_keys`), whatever the order of
     the overrides. Where the rows or models of a study are given, sections of rows that are left out go too.
@@ -54,7 +54,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def kept_keys(section: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a section stays when its constructor becomes another: of models, what means the same for all.
+    """Keys of a section that stay when its constructor changes: of models, those that mean the same for all.
 
     Args:
         section: one of :data:`NAMED`.
@@ -101,7 +101,7 @@ def _override(content: dict[str, Any], override: str) -> None:
 
 
 def _reason(error: tomllib.TOMLDecodeError) -> str:
-    """What is wrong, without a place in a line that nobody wrote."""
+    """Reason of a TOML error, without a position in a line that the user did not write."""
     return str(error).partition(" (at ")[0]
 
 

@@ -172,7 +172,7 @@ class Recipe:
         return study
 
     def check_row(self, row: str) -> None:
-        """Checks a row's name, which also names its folder in the study's, and its keywords.
+        """Check of a row's name, which also names its folder in the study's, and of its keywords.
 
         Raises:
             ValueError: the name or the keywords are faulty.
@@ -192,7 +192,7 @@ class Recipe:
         _ = single.local, single.construct("algorithm")
 
     def label(self, name: str) -> str:
-        """How tables write one of the study's rows: its own label, or its method's."""
+        """Label of one of the study's rows in tables: its own label, or its method's."""
         own = self.overrides.get(name, {}).get("label")
         if own is not None:
             return str(own)
@@ -200,11 +200,11 @@ class Recipe:
         return algorithm.title
 
     def deploys(self, name: str) -> str:
-        """What one of the study's rows is taken to deploy at a client; empty for what its method's kind says."""
+        """The model that one of the study's rows deploys at a client; empty for the default of its method's kind."""
         return str(self.overrides.get(name, {}).get("headline", self.headline))
 
     def to_toml(self) -> str:
-        """The recipe as a file that gives the same recipe again."""
+        """The recipe as a TOML file that gives the same recipe again."""
         content: dict[str, Any] = {"name": self.name} | {
             name: plain(section) for name, section in self.sections.items()
         }

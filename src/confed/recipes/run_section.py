@@ -80,7 +80,7 @@ class Run:
 
     @property
     def newest_checkpoints(self) -> int:
-        """How many of the newest checkpoints stay on disk."""
+        """Number of the newest checkpoints that stay on disk."""
         return 2 if self.keep_checkpoints == "joins" else self.keep_checkpoints
 
     def cohort_size(self, population: int) -> int:

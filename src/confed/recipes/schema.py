@@ -14,7 +14,7 @@ __all__ = ["plain", "validate"]
 
 
 def validate(constructor: Callable[..., Any], values: Mapping[str, Any], where: str, skip: set[str]) -> dict[str, Any]:
-    """Checks keywords against a constructor's signature and fills in defaults.
+    """Check of keywords against a constructor's signature; returns them with defaults filled in.
 
     Args:
         constructor: a function or class with type hints.

@@ -1,4 +1,4 @@
-"""Grids: a study that grows. Every method with every seed, what is there is reused, what is missing is run.
+"""Grids of methods and seeds that can grow: finished cells are reused, missing cells are run.
 
 A grid is a study folder whose cells (one method, one seed) are run side by side. Asked for again with more methods or
 seeds, it gets the missing cells; a cell that was run with other settings is never passed off as what was asked for.
@@ -48,7 +48,7 @@ INDIFFERENT = (
 
 @dataclass
 class Grid:
-    """What became of a grid.
+    """Outcome of a grid.
 
     Attributes:
         folder: where it is.
@@ -66,12 +66,13 @@ class Grid:
 
 
 def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
-    """The rows that a command's ``--methods`` names.
+    """Rows that a command's ``--methods`` names.
 
     Args:
         recipe: the recipe.
-        wanted: names with commas between them, "all" among them for the recipe's table, or for every registered method
-            where it has none; None for its table, its study's methods, or its one method: the first that there is.
+        wanted: names with commas between them, "all" among them for the recipe's table, for its study's methods where
+            it has no table, or for every registered method where it has neither; None for its table, its study's
+            methods, or its one method: the first that there is.
 
     Raises:
         ValueError: no name at all.
@@ -82,7 +83,8 @@ def rows_of(recipe: Recipe, wanted: str | None) -> tuple[str, ...]:
         return recipe.table or recipe.methods or (recipe.sections["algorithm"]["name"],)
     names: dict[str, None] = {}
     for name in filter(None, map(str.strip, wanted.split(","))):
-        names |= dict.fromkeys((recipe.table or algorithms.names()) if name == "all" else [name])
+        everything = recipe.table or recipe.methods or algorithms.names()
+        names |= dict.fromkeys(everything if name == "all" else [name])
     if not names:
         raise ValueError(f"methods must name at least one method, got {wanted!r}")
     return tuple(names)
@@ -98,17 +100,16 @@ def is_grid(folder: Path) -> bool:
 def open_grid(
     recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Makes a grid's folder, or adds to it what is asked for; no run is started.
+    """A new grid's folder, or an existing one with further rows and seeds; no run is started.
+
+    A folder that holds something else or in which another process works, faulty data, and a cell that was run with
+    other settings are a ValueError.
 
     Args:
         recipe: with the wanted rows as its methods; see :meth:`confed.recipes.recipe.Recipe.with_rows`.
         root: the grid's folder.
         seeds: of the wanted cells.
         tuned: row -> values that tuning chose; they are in ``recipe`` already, and kept here to be shown.
-
-    Raises:
-        ValueError: the folder holds something else, faulty data, or a cell that was run with other settings; or
-            another process is working in it.
     """
     from confed.runs.run import load_data
 
@@ -122,7 +123,7 @@ def open_grid(
 
 
 def keep(root: Path, **entries: Any) -> None:
-    """Writes further entries into a grid's index, such as how its methods are to be judged."""
+    """Further entries of a grid's index, such as how its methods are to be judged."""
     index = json.loads((root / "summary.json").read_text(encoding="utf-8")) | entries
     write_atomically(root / "summary.json", json.dumps(index, indent=1, ensure_ascii=False).encode())
 
@@ -155,7 +156,7 @@ def _open(recipe: Recipe, root: Path, seeds: Sequence[int], tuned: Mapping[str, 
 
 
 def joined(before: Recipe, recipe: Recipe) -> Recipe:
-    """A recipe with its own rows and those that a folder holds already, in the order of its table if they are in it."""
+    """A recipe with its rows and those that a folder holds already, in the order of its table where they are in it."""
     rows = list(dict.fromkeys([*before.methods, *recipe.methods]))
     if set(rows) <= set(recipe.table):
         rows.sort(key=recipe.table.index)
@@ -164,7 +165,11 @@ def joined(before: Recipe, recipe: Recipe) -> Recipe:
 
 
 def _check_settings(recipe: Recipe, root: Path, jobs: Sequence[Job]) -> None:
-    """Cells that are there must have been run as they would be now."""
+    """Check that finished cells were run with the settings that they would be run with now.
+
+    Raises:
+        ValueError: a cell was run with other settings; names them.
+    """
     found: list[str] = []
     for job in jobs:
         folder = root / job.folder
@@ -197,7 +202,7 @@ def differing(before: Recipe, now: Recipe) -> str:
 
 
 def _cell(recipe: Recipe, job: Job) -> Recipe:
-    """A cell's own recipe: its process computes alone, side by side with the others."""
+    """Recipe of one cell: its process computes alone, side by side with the others."""
     return recipe.method(job.method).with_run(seed=job.seed, workers=1)
 
 
@@ -207,13 +212,12 @@ def _begun(folder: Path) -> bool:
 
 
 def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
-    """The rows that cannot be run with this recipe -> why; worked out without training.
+    """Rows that cannot be run with this recipe -> the reason; determined without training.
 
     A row that breaks instead of refusing (a mistake in a method's own code) is not among them: it breaks again where
     it is run, which is where the traceback is kept.
 
-    Raises:
-        ValueError: faulty data.
+    Faulty data are a ValueError.
     """
     from confed.runs.run import load_data, prepare
 
@@ -230,7 +234,9 @@ def refusals(recipe: Recipe, seed: int) -> dict[str, str]:
 
 
 def borrow(root: Path, others: Sequence[Path]) -> list[str]:
-    """Copies finished cells that other grids have and that would be run here with the same settings.
+    """Copies of finished cells of other grids that would be run here with the same settings.
+
+    Another process that is working in the folder is a ValueError.
 
     Args:
         root: a folder made by :func:`open_grid`.
@@ -238,9 +244,6 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
 
     Returns:
         The cells that were copied, as "row/seed-n".
-
-    Raises:
-        ValueError: another process is working in the folder.
     """
     found: list[str] = []
     with exclusive(root):
@@ -262,16 +265,15 @@ def borrow(root: Path, others: Sequence[Path]) -> list[str]:
 
 
 def run_grid(root: Path, workers: int, progress: Progress) -> Grid:
-    """Runs all cells of a grid that are missing or unfinished.
+    """Execution of all cells of a grid that are missing or unfinished.
+
+    Faulty data and another process in the folder are a ValueError. A KeyboardInterrupt is passed on after every cell
+    under way has been stopped in good order.
 
     Args:
         root: a folder made by :func:`open_grid`.
-        workers: cells at a time, each in a process of its own.
+        workers: cells at a time, each in a separate process.
         progress: called with the planned cells, and with every event of each.
-
-    Raises:
-        ValueError: faulty data, or another process is working in the folder.
-        KeyboardInterrupt: every cell under way has been stopped in good order.
     """
     with exclusive(root):
         recipe, index = read_study(root)
@@ -332,13 +334,16 @@ def _run_missing(
 
 
 def run_cell(job: Mapping[str, Any], progress: Progress) -> str:
-    """Runs or continues one cell and returns its results in one line.
+    """Execution or continuation of one cell; returns its results in one line.
 
     A traceback of what goes wrong is left in its folder as ``error.txt``.
 
     Args:
         job: "root" (the grid's folder), "method", "seed" and "folder" (within the root).
         progress: called with every progress event.
+
+    Raises:
+        ValueError: the cell's folder leads out of the root.
     """
     from confed.runs.run import run
     from confed.studies.progress import headline

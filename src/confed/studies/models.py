@@ -1,4 +1,4 @@
-"""Several models: the same grid of methods and seeds with each of them.
+"""Grids over several models: the same methods and seeds with each of them.
 
 BiCSL's table 2 is one: seven models, each with all methods. The folder holds a grid per model (see
 :mod:`confed.studies.grid`), so what is there is reused and what is missing is run, and an index, ``models.json``.
@@ -21,7 +21,7 @@ INDEX = "models.json"
 
 @dataclass(frozen=True)
 class Backbones:
-    """What a folder of several models consists of; the content of its index.
+    """Content of a folder of several models, as in its index.
 
     Attributes:
         recipe: name of the recipe.
@@ -37,7 +37,7 @@ class Backbones:
 
 
 def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
-    """The models that a command's ``--models`` names.
+    """Models that a command's ``--models`` names.
 
     Args:
         recipe: the recipe.
@@ -71,7 +71,7 @@ def models_of(recipe: Recipe, wanted: str) -> tuple[str, ...]:
 def open_backbones(
     recipe: Recipe, rows: Sequence[str], root: Path, *, references: Sequence[str] = (), margin: float = 0.01
 ) -> tuple[Backbones, dict[str, Recipe]]:
-    """Checks the recipes of all models and writes the index, or adds models to one that is there.
+    """A new folder of several models after a check of their recipes, or an existing one with further models.
 
     Args:
         recipe: with the wanted methods as its rows.
@@ -113,7 +113,7 @@ def _study_of(recipe: Recipe, row: str) -> Recipe:
 
 
 def _check_settings(recipe: Recipe, rows: Sequence[str], root: Path) -> None:
-    """Models of earlier commands must have been run as they would be now, or one table would mix data and settings.
+    """Check that models of earlier commands were run with the present settings, so that no table mixes data.
 
     Raises:
         ValueError: one of them was not.

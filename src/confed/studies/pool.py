@@ -1,8 +1,8 @@
-"""Jobs that have nothing to do with each other, side by side in processes of their own.
+"""Process pool for independent jobs, with progress events and clean interruption.
 
 A job is a mapping of texts and numbers, and a function named as ``"module:function"`` carries it out. Each process
 imports its libraries once and takes one job after another. All that crosses between the processes is JSON over a
-socket. A process whose parent is gone ends at once, however that came about, so that nobody writes into a folder
+socket. A process whose parent is gone ends at once, however that came about, so that no process writes into a folder
 that the next command works in.
 """
 
@@ -46,7 +46,10 @@ Outcome = Literal["done", "refused", "failed"]
 def carry_out(
     function: str, jobs: Sequence[Job], workers: int, progress: Progress, wanted: Callable[[int], bool] = lambda _: True
 ) -> None:
-    """Carries out all jobs, in order as far as there are processes for them.
+    """Execution of all jobs, in order as far as there are processes for them.
+
+    A process that could not start working is a RuntimeError. A KeyboardInterrupt is passed on after all processes have
+    stopped, each as its job stops in good order.
 
     Args:
         function: ``"module:function"``, called with a job and a progress callback; what it returns is the text of the
@@ -58,8 +61,6 @@ def carry_out(
 
     Raises:
         ValueError: fewer than one worker.
-        KeyboardInterrupt: after all processes have stopped, each as its job stops in good order.
-        RuntimeError: a process could not start working.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -85,7 +86,7 @@ def _resolve(function: str) -> Callable[..., Any]:
 
 
 def _attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Outcome, str]:
-    """Carries out one job; its outcome, and its result or what went wrong."""
+    """Execution of one job; its outcome, and its result or error."""
     began = False
 
     def report(event: Event) -> None:
@@ -103,7 +104,7 @@ def _attempt(call: Callable[..., Any], job: Job, progress: Progress) -> tuple[Ou
 
 
 class _Crew:
-    """The processes, seen from their parent; a context manager that leaves none behind."""
+    """The worker processes, seen from their parent; a context manager that ends all of them."""
 
     def __init__(
         self, function: str, jobs: Sequence[Job], count: int, progress: Progress, wanted: Callable[[int], bool]
@@ -131,7 +132,11 @@ class _Crew:
                 member.close()
 
     def work(self) -> None:
-        """Hands out jobs until none is left, and passes on what the processes tell."""
+        """Distribution of all jobs to the processes, whose events are passed on.
+
+        Raises:
+            RuntimeError: a process could not start.
+        """
         for number in self._members:
             self._feed(number)
         while self._running:
@@ -163,7 +168,7 @@ class _Crew:
                 return
 
     def _replace(self, number: int) -> None:
-        """A process died under its job: the job has failed, and another process takes its place."""
+        """Replacement of a process that died under its job, which has failed."""
         member, job = self._members[number], self._running.pop(number)
         why = member.last_words()
         member.close()
@@ -202,7 +207,7 @@ class _Member:
         self.errors.close()
 
     def last_words(self) -> str:
-        """Why the process ended: its exit code, and the last line it wrote to standard error."""
+        """Reason for the end of a process: its exit code, and the last line it wrote to standard error."""
         code = self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
@@ -210,7 +215,7 @@ class _Member:
 
 
 def serve(handle: int) -> None:
-    """A process's life: take a job, carry it out, tell how it goes.
+    """Loop of a worker process: take a job, carry it out, report its progress.
 
     Args:
         handle: file descriptor of the socket to the parent, which first sends the function's name.

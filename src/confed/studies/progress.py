@@ -15,7 +15,7 @@ def headline(summary: dict[str, Any]) -> str:
     }
     if summary.get("has_personal") is False:
         del names["personal_mean"]  # it would be the global model's again
-    # CIDEr is written times 100 as everybody does, and is no share of anything: it can exceed 100.
+    # CIDEr is written times 100 as is usual, and is no share of anything: it can exceed 100.
     sign, before = ("", "CIDEr ") if summary.get("metric") == "cider" else ("%", "")
     values = [
         f"{before}{text} {100 * summary[key]:.1f}{sign}" for key, text in names.items() if summary.get(key) is not None

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def cell_folder(row: str, seed: int) -> str:
-    """Where a study has the run of a row and a seed."""
+    """Folder of the run of a row and a seed in a study."""
     return f"{file_name(row)}/seed-{seed}"
 
 
@@ -77,7 +77,7 @@ def is_free(root: Path) -> bool:
 
 @alone
 def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
-    """Writes a study's index and recipe; no run is started.
+    """A new study's index and recipe; no run is started.
 
     Args:
         recipe: with ``[study]`` methods, or of a single method that is to run with several seeds.
@@ -107,7 +107,7 @@ def create_study(recipe: Recipe, root: Path, seeds: int = 1) -> list[Job]:
 
 
 def write_study(recipe: Recipe, methods: Sequence[str], root: Path, jobs: Sequence[Job], **more: Any) -> None:
-    """Writes a study's recipe and index.
+    """Write a study's recipe and index.
 
     Args:
         recipe: whose rows are the methods.
@@ -138,7 +138,7 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
 
     Raises:
         ValueError: there is no recipe, or the index has runs that are not the recipe's or lie elsewhere.
-    """
+    """  # noqa: DOC501 (the TypeError is caught here)
     with faults_of(root / "summary.json", "a study's index"):
         index = json.loads((root / "summary.json").read_text(encoding="utf-8"))
         jobs = [Job(**entry) for entry in index["runs"]]
@@ -164,14 +164,13 @@ def read_study(root: Path) -> tuple[Recipe, dict[str, Any]]:
 
 
 def run_study(root: Path, progress: Progress = ignore) -> list[dict[str, Any]]:
-    """Runs what is missing in a study folder, and returns every run's summary.
+    """Execution of all missing runs of a study folder; returns every run's summary.
+
+    A faulty index and another process in the folder are a ValueError.
 
     Args:
         root: a study folder made by :func:`create_study`.
         progress: called with the planned runs, and with every event of each.
-
-    Raises:
-        ValueError: a faulty index, or another process works in the folder.
     """
     with exclusive(root):
         return _run_missing(root, progress)
@@ -193,7 +192,7 @@ def _run_missing(root: Path, progress: Progress) -> list[dict[str, Any]]:
 
 
 def run_job(recipe: Recipe, folder: Path, progress: Progress, number: int = 0) -> dict[str, Any]:
-    """Runs a single-run recipe, or continues it, as one job of a series.
+    """Execution or continuation of a single-run recipe as one job of a series.
 
     Args:
         recipe: what to run.
@@ -215,7 +214,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def resume(root: Path, progress: Progress = ignore) -> Sequence[Mapping[str, Any]]:
-    """Continues a run or study folder; returns the summaries of its runs.
+    """Continuation of a run or study folder; returns the summaries of its runs.
 
     Raises:
         ValueError: the folder is neither.

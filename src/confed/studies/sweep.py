@@ -1,6 +1,6 @@
 """Sweeps: the same grid of methods and seeds for each of several values of one setting.
 
-FedDAT's figure 6 is one: accuracy against the number of clients, each number with a round budget of its own. A sweep's
+FedDAT's figure 6 is one: accuracy against the number of clients, each number with its own round budget. A sweep's
 folder holds a grid per value (see :mod:`confed.studies.grid`), so what is there is reused and what is missing is run. A
 run that the swept setting does not concern, such as local training in a sweep over another method's lambda, is the same
 at every value: it is made once and copied.
@@ -26,7 +26,7 @@ __all__ = ["Axis", "is_sweep", "open_sweep", "parse_axis", "points_of"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and the values that it takes, one after the other.
+    """A setting and its values, in order.
 
     Attributes:
         key: ``section.key``.
@@ -105,7 +105,7 @@ def open_sweep(
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
     by: Axis | None = None,
 ) -> tuple[Sweep, dict[str, tuple[Recipe, Mapping[str, Any]]]]:
-    """Checks the recipes of all values and writes a sweep's index, or adds values to one that is there.
+    """A new sweep's index after a check of the recipes of all values, or an existing one with further values.
 
     Args:
         source: a recipe; see :func:`confed.recipes.recipe.load_recipe`.
@@ -168,7 +168,11 @@ def is_sweep(folder: Path) -> bool:
 
 
 def _merged(root: Path, before: Sequence[Point], now: Sequence[Point], by: str) -> tuple[Point, ...]:
-    """All points, line by line, in the order of their values where these are numbers."""
+    """All points, line by line, in the order of their values where these are numbers.
+
+    Raises:
+        ValueError: a point was begun with other settings.
+    """
     known = {point.folder: point for point in before}
     for point in now:
         old = known.get(point.folder)

@@ -1,4 +1,4 @@
-"""Tuning: the same number of configurations for every method, chosen on the clients' validation data.
+"""Hyper-parameter tuning: equally many configurations for every method, chosen on the clients' validation data.
 
 What is tried is the learning rate that all methods share, crossed with what the method itself names as worth trying
 (``Traits.search``). The first configuration is always the recipe's own. The next ones come from Optuna's
@@ -69,7 +69,7 @@ SHORTAGES = ("MemoryError", "out of memory", "enough memory", "allocate memory",
 
 
 def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
-    """Knob -> the values tried for a row, the recipe's own among them.
+    """Search space of a row: knob -> the values that are tried, the recipe's own among them.
 
     Args:
         recipe: its ``[study] lr``, or multiples of the row's own learning rate.
@@ -86,7 +86,7 @@ def search_space(recipe: Recipe, row: str) -> dict[str, tuple[Any, ...]]:
     for name, values in method.search_space().items():
         if name not in algorithm:
             raise ValueError(f"{row}: search names {name!r}, which is none of {', '.join(algorithm)}")
-        # None may stand for one of the values: as a value of its own it would be tried twice.
+        # None may stand for one of the values: as a separate value it would be tried twice.
         space[name] = _with(values, method.effective_value(name))
     return space
 
@@ -115,14 +115,14 @@ def tune(
     progress: Progress,
     prune: bool = False,
 ) -> list[Tuned]:
-    """Tries configurations of every row of a recipe; what a folder holds already is not tried again.
+    """Tuning of every row of a recipe; configurations that a folder holds already are not tried again.
 
     Args:
         recipe: with the rows as its methods; see :meth:`confed.recipes.recipe.Recipe.with_rows`.
         root: the tuning folder.
         budget: configurations per row, the recipe's own included; fewer where there are not so many.
         seed: of all tuning runs.
-        workers: rows at a time, each in a process of its own. The figures are the same for any number.
+        workers: rows at a time, each in a separate process. The figures are the same for any number.
         progress: called with the planned rows, and with every event of each.
         prune: stop configurations early that are clearly worse than the median one.
 
@@ -198,7 +198,7 @@ def tune(
 
 
 def tune_row(job: Mapping[str, Any], progress: Progress) -> str:
-    """Tries the configurations of one row that its file does not hold yet, and returns the best in one line.
+    """Tuning of one row; returns the best configuration in one line.
 
     Args:
         job: "root" (the tuning folder), "row", "budget" and "stop_below": the number of validation questions that
@@ -248,7 +248,12 @@ def _try(
     report: Callable[[int, str], None],
     hopeless: Callable[[Sequence[float]], bool],
 ) -> Trial:
-    """Trains one configuration, as far as it is worth it."""
+    """Training of one configuration, ended early where it is far below the earlier ones.
+
+    Raises:
+        RuntimeError: memory or another resource of this machine ran out.
+        ValueError: the same, as some libraries say it.
+    """
     from optuna.trial import TrialState
 
     began, scores, state, error = time.perf_counter(), list[float](), TrialState.COMPLETE, ""
@@ -319,7 +324,7 @@ def _distributions(space: Mapping[str, Sequence[Any]]) -> "dict[str, optuna.dist
 
 
 def _retell(study: "optuna.Study", trial: Trial, space: Mapping[str, Sequence[Any]]) -> None:
-    """Tells Optuna of a configuration that an earlier call tried."""
+    """Report of an earlier configuration to Optuna."""
     from optuna.trial import TrialState, create_trial
 
     state = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}[trial.state]
@@ -357,7 +362,11 @@ def _file(root: Path, row: str) -> Path:
 
 
 def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
-    """Trials that are there must have been made as they would be now."""
+    """Check that existing trials were made with the present settings.
+
+    Raises:
+        ValueError: a row was tuned with other settings; names them.
+    """
     for row in before.methods:
         different = differing(before.method(row), recipe.method(row))
         if before.score != recipe.score:
@@ -367,7 +376,11 @@ def _check_settings(before: Recipe, recipe: Recipe, root: Path) -> None:
 
 
 def _check_stopping(row: str, root: Path, stopping: str) -> None:
-    """Trials that are there must have been stopped early by the same rule, or none been stopped."""
+    """Check that existing trials were stopped early by the same rule, or none of them.
+
+    Raises:
+        ValueError: the rule was another one.
+    """
     head, *trials = read_jsonl(_file(root, row)) or [{}]
     held = head.get("stopping", "median")  # the rule of folders that do not name one
     if trials and held != stopping:
@@ -376,7 +389,11 @@ def _check_stopping(row: str, root: Path, stopping: str) -> None:
 
 
 def _check_budget(rows: Sequence[str], root: Path, budget: int, stopping: str) -> None:
-    """Rows that a call leaves alone must have had its budget: what one folder chose was chosen on equal terms."""
+    """Check that rows which a call leaves alone had its budget, so that all choices of a folder are on equal terms.
+
+    Raises:
+        ValueError: a row was tuned with another budget.
+    """
     for row in rows:
         head, *trials = read_jsonl(_file(root, row)) or [{}]
         # A folder of an earlier version says at least how much was tried.
@@ -390,7 +407,11 @@ def _check_budget(rows: Sequence[str], root: Path, budget: int, stopping: str) -
 
 
 def _open(recipe: Recipe, row: str, file: Path, terms: Mapping[str, Any]) -> None:
-    """Starts a row's file, or checks that its trials are of the same space."""
+    """A new file of a row, or an existing one after a check of its search space.
+
+    Raises:
+        ValueError: the file holds trials of another space.
+    """
     space = {knob: list(values) for knob, values in search_space(recipe, row).items()}
     head, *trials = read_jsonl(file) or [{"space": space}]
     if head["space"] != json.loads(json.dumps(space)):

@@ -1,4 +1,4 @@
-"""What tuning found: its trials, the files it leaves, and putting the chosen values into a recipe."""
+"""Results of tuning: trials, the files that hold them, and the chosen values in a recipe."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found for one row.
+    """Result of tuning one row.
 
     Attributes:
         row: its name.
@@ -101,7 +101,7 @@ class Tuned:
 
 
 def effective_questions(sizes: Sequence[int]) -> float:
-    """How many questions a mean over clients of means over their questions is worth.
+    """Effective sample size in questions of a mean over clients of means over their questions.
 
     With K clients of n_k questions, the variance of the mean is s^2 / K^2 * sum_k 1 / n_k, that of K^2 / sum_k 1 / n_k
     questions; this is all of them where clients have equally many.
@@ -114,7 +114,7 @@ def effective_questions(sizes: Sequence[int]) -> float:
 
 
 def standard_error(score: float, questions: float) -> float | None:
-    """The standard error of a mean over questions of values from 0 to 1, at most; None where it is not known.
+    """Standard error of a mean over questions of values from 0 to 1, at most; None where it is not known.
 
     sqrt(p (1 - p) / n) is exact for right and wrong, and an upper bound for values in between. Of a metric that is no
     mean over examples (average precision) it is a rough guide.
@@ -159,7 +159,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 
 def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
-    """The chosen values as a recipe's ``[methods.ROW]``, and how they were found."""
+    """The chosen values as a recipe's ``[methods.ROW]``, with comments on how they were found."""
     content: dict[str, Any] = {"tuning": {"recipe": recipe.name, "seed": recipe.run.seed, "budget": budget}}
     # TOML has no null: a setting that is left to the method is left out.
     chosen = {tuned.row: {k: v for k, v in tuned.best.values.items() if v is not None} for tuned in found if tuned.best}
@@ -170,7 +170,7 @@ def tuned_toml(recipe: Recipe, found: Sequence[Tuned], budget: int) -> str:
 
 
 def read_tuned(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
-    """What ``tuned.toml`` holds: row -> knob -> value, and the seed it was chosen with.
+    """Content of ``tuned.toml``: row -> knob -> value, and the seed it was chosen with.
 
     Raises:
         ValueError: there is no such file, or it is not one of ``confed tune``'s.

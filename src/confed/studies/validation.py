@@ -1,4 +1,4 @@
-"""How good a method is on validation data after each round; test examples are taken out of the data beforehand."""
+"""Validation scores of a method after each round; test examples are taken out of the data beforehand."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ LOOKED_AT = 1000
 
 
 def validation_scores(recipe: Recipe) -> Iterator[float]:
-    """Trains a single-run recipe and yields, after every round, how good it is on validation data; keeps nothing.
+    """Validation scores of a single-run recipe, one after every round of its training; nothing is stored.
 
     A method that does something after the last round (fine-tuning) yields once more after it.
 
@@ -63,7 +63,7 @@ def validation_scores(recipe: Recipe) -> Iterator[float]:
         most = LOOKED_AT
     else:
         clients = {name: _without_test(data) for name, data in run_data.clients.items()}
-        # Whoever trains on everybody's data has one member; the clients only look on.
+        # A method that trains on all clients' data has one member; the clients only look on.
         population = setup.population if pooled else _looking_on(setup, clients)
         observers = clients if pooled else {}
     setup = replace(setup, population=population, observers=observers)
@@ -105,7 +105,11 @@ def _without_test(data: "TableData") -> "TableData":
 
 
 def _pooled_score(recipe: Recipe, setup: "Setup", values: Mapping[str, Mapping[str, float]]) -> float:
-    """The metric that a multi-label configuration is chosen by, of the view that its method is judged by."""
+    """The metric that selects multi-label configurations, of the view that the method is judged by.
+
+    Raises:
+        ValueError: there are no validation examples, or the view has no such metric.
+    """
     from confed.results.headline import VALIDATION
 
     wanted = ["personal", "global"] if recipe.headline == "personal" else ["global", "personal"]

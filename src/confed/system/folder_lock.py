@@ -74,12 +74,12 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def check_held(folder: Path) -> None:
-    """Makes sure that nobody took a folder over, as happens to a process that its machine held still for minutes.
+    """Check that no other process took the folder over, as happens after this one was suspended for minutes.
 
     A folder that this process has not locked passes.
 
     Raises:
-        RuntimeError: somebody did, or the lock's file is gone.
+        RuntimeError: another process did, or the lock's file is gone.
     """
     token = _tokens.get(folder.resolve())
     if token is None:
@@ -94,16 +94,17 @@ def check_held(folder: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keeps other processes of ours, on any machine, out of a folder while this one works in it.
+    """Lock of a folder against other processes of confed, on any machine, for as long as the ``with`` block lasts.
 
     The folder is made if it is missing, and taken away again if nothing was put into it.
+
+    A folder that cannot be written to is an OSError.
 
     Args:
         folder: a run's, a study's or a server's.
 
     Raises:
         ValueError: another process is in there; the text says which.
-        OSError: the folder cannot be written to.
     """
     until = time.monotonic() + PATIENCE
     while True:
@@ -147,7 +148,7 @@ def _at_once(folder: Path) -> Iterator[None]:
 def alone(
     work: Callable[Concatenate[First, Path, P], Result],
 ) -> Callable[Concatenate[First, Path, P], Result]:
-    """A function of something and a folder that works in the folder alone; see :func:`exclusive`."""
+    """Decorator for a function of something and a folder, which it runs under :func:`exclusive`."""
     from functools import wraps
 
     @wraps(work)
@@ -159,13 +160,13 @@ def alone(
 
 
 def without_lock(folder: Path) -> list[Path]:
-    """What is in a folder beside its lock and files that are being written."""
+    """Content of a folder without its lock and files that are being written."""
     return [path for path in folder.iterdir() if path.name != LOCK and path.suffix != ".tmp"]
 
 
 @contextlib.contextmanager
 def _locked_by_the_kernel(folder: Path) -> Iterator[bool]:
-    """Within it no other process of this machine has the folder; yields whether the kernel vouches for that."""
+    """Kernel lock against other processes of this machine; yields whether the file system supports such locks."""  # noqa: DOC501 (a _Taken, made by _taken)
     handle = os.open(folder, os.O_RDONLY)
     _handles.add(handle)
     try:
@@ -185,7 +186,7 @@ def _locked_by_the_kernel(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _locked_by_file(folder: Path, alone_here: bool) -> Iterator[str]:
-    """Within it the lock's file is this process's; yields its token."""
+    """Lock by a file with this process's token, which it yields."""  # noqa: DOC501 (a _Taken, made by _taken)
     path, token = folder / LOCK, secrets.token_hex(8)
     for _ in range(3):
         try:
@@ -212,7 +213,7 @@ def _create(path: Path, token: str) -> None:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "token": token,
     }
-    # Linked into place when it is whole: nobody reads a half-written one.
+    # Linked into place when it is whole, so that no process reads half of it.
     whole = path.with_name(f".{LOCK}.{token}.tmp")
     whole.write_text(json.dumps(holder), encoding="utf-8")
     try:
@@ -227,11 +228,10 @@ def _create(path: Path, token: str) -> None:
 
 
 def _put_aside(folder: Path, alone_here: bool) -> None:
-    """Takes away a lock whose holder is gone.
+    """Removal of a lock whose holder has ended.
 
-    Raises:
-        _Taken: its holder is at work, or may be.
-    """
+    Where its holder is at work, or may be, this raises a _Taken.
+    """  # noqa: DOC501 (a _Taken, made by _taken)
     path = folder / LOCK
     holder = _read(path)
     silent = _silence(path)
@@ -271,7 +271,7 @@ def _silence(path: Path) -> float | None:
 
 @contextlib.contextmanager
 def _beating(folder: Path, token: str) -> Iterator[None]:
-    """Within it a process keeps the lock's file young; no thread, as workers are forked from this process."""
+    """Heartbeat of a lock from a separate process, not a thread, as workers are forked from this process."""
     heart = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _HEART, str((folder / LOCK).resolve()), token, str(os.getpid()), str(BEAT)],
         stdin=subprocess.PIPE,
@@ -291,7 +291,7 @@ def _beating(folder: Path, token: str) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lock's file says; nothing if it is missing or none."""
+    """Content of a lock's file; empty if it is missing or malformed."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -300,7 +300,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _machine() -> tuple[str, str]:
-    """This machine's name, and what tells it from others of that name and from itself before it was started again."""
+    """This machine's name, and an identifier of it since its start."""
     try:
         return socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -308,9 +308,9 @@ def _machine() -> tuple[str, str]:
 
 
 def _runs(process: object) -> bool:
-    """Whether a process of this machine is there."""
+    """Whether a process of this machine exists."""
     if not isinstance(process, int) or process < 1:
-        return True  # unknown: the heartbeat of others must decide, and nobody's work is spoiled by waiting
+        return True  # unknown: the heartbeat of others must decide, and waiting spoils no work
     try:
         os.kill(process, 0)
     except ProcessLookupError:

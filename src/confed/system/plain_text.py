@@ -15,7 +15,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    """The text with control characters as ``\\u001b``, as JSON writes them; tabs and line feeds stay.
+    r"""The text with control characters as ``\u001b``, as JSON writes them; tabs and line feeds stay.
 
     Args:
         text: for a terminal, a log, or a file of Markdown, CSV, HTML or SVG.
@@ -24,7 +24,7 @@ def visible(text: str) -> str:
 
 
 def cell_text(text: str) -> str:
-    """The text of a spreadsheet's cell, never a formula: in front of one stands an apostrophe; numbers stay numbers."""
+    """Text for a cell of a spreadsheet, never a formula: an apostrophe is put in front of one; numbers stay numbers."""
     text = visible(text)
     if not text.startswith(_FORMULA) or _is_number(text):
         return text

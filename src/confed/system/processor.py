@@ -29,7 +29,7 @@ VARIABLE = "CONFED_CPU"
 
 
 def pin(environment: MutableMapping[str, str] | None = None) -> None:
-    """Tells the libraries which instructions ``CONFED_CPU`` allows; what was set for them by hand stays.
+    """Instruction set that ``CONFED_CPU`` allows the libraries; settings made by hand stay.
 
     Args:
         environment: the variables of the process by default.
@@ -40,7 +40,7 @@ def pin(environment: MutableMapping[str, str] | None = None) -> None:
 
 
 def check_pinned() -> None:
-    """Makes sure that the instructions of ``CONFED_CPU`` are those in use.
+    """Check that the instruction set of ``CONFED_CPU`` is the one in use.
 
     Raises:
         ValueError: the value is none of the three, the processor lacks the instructions, or PyTorch was imported before
@@ -60,12 +60,12 @@ def check_pinned() -> None:
 
 
 def machine() -> dict[str, str]:
-    """What decides the last digits of a run: the processor, the instructions in use and the system."""
+    """Description of all that decides the last digits of a run: processor, instruction set and system."""
     return {"processor": _processor(), "instructions": _instructions(), "system": platform.system()}
 
 
 def machine_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """In what two runs' machines and libraries differ, of what decides the last digits.
+    """Differences of two runs' machines and libraries in what decides the last digits.
 
     Args:
         before: entries "machine" and "versions" of a summary; what it lacks is not compared.

@@ -6,7 +6,7 @@ __all__ = ["DISTRIBUTION", "VERSION"]
 
 
 def _installed() -> tuple[str, str]:
-    # "confed" on the package index is somebody else's project, hence another name; an environment that was made before
+    # "confed" on the package index is another project, hence another name; an environment that was made before
     # the package had it still has the old one.
     try:
         return "confed-vl", version("confed-vl")

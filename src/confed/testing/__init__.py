@@ -31,16 +31,15 @@ Check = Callable[[Algorithm], None]
 
 
 def check_algorithm(algorithm: Algorithm) -> list[tuple[str, str]]:
-    """Runs every check of the contract that applies to a method.
+    """Results of all checks of the contract that apply to a method.
+
+    A failed check is a :class:`ContractViolation`.
 
     Args:
         algorithm: the method with the hyper-parameters to check.
 
     Returns:
         Check -> "passed", or why it does not apply.
-
-    Raises:
-        ContractViolation: a check failed.
     """
     verdicts: list[tuple[str, str]] = []
     for name, check in CHECKS.items():
@@ -61,10 +60,9 @@ def checks(algorithm: Algorithm) -> Iterator[tuple[str, Check]]:
 
 
 def contract(name: str) -> list[tuple[str, str]]:
-    """For one registered method, each check and either "applies" or why it does not.
+    """Applicable checks of one registered method: each check and either "applies" or why it does not.
 
-    Raises:
-        ValueError: no method has that name.
+    An unknown name is a ValueError.
     """
     from confed.registry import algorithms
 
@@ -73,7 +71,7 @@ def contract(name: str) -> list[tuple[str, str]]:
 
 
 def exemption(algorithm: Algorithm, check: str) -> str | None:
-    """Why a check does not apply to a method, in the method's own words; None if it applies."""
+    """Reason why a check does not apply to a method, in the method's own words; None if it applies."""
     if check in ("neutral coefficients give FedAvg", "one full step equals gradient descent"):
         return algorithm.traits.neutral if isinstance(algorithm.traits.neutral, str) else None
     if algorithm.traits.centralised and check in ("a failure changes nothing", "nothing leaks from client to client"):

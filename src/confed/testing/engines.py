@@ -1,4 +1,4 @@
-"""The same bits through bytes, through Flower and through FLARE."""
+"""Contract checks of engines: the same bits through serialised messages, through Flower and through FLARE."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

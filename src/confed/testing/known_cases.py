@@ -1,4 +1,4 @@
-"""Settings at which a method has a known result."""
+"""Contract checks with known results: neutral settings, and one step of gradient descent."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ PLAIN = Local(epochs=1, batch_size=10_000, lr=0.1, optimizer="sgd", weight_decay
 
 
 def neutral_is_fedavg(algorithm: Algorithm) -> None:
-    """With neutral hyper-parameters the servers go FedAvg's way (model without BatchNorm and dropout, SGD)."""
+    """Neutral hyper-parameters give FedAvg's servers (model without BatchNorm and dropout, SGD)."""
     if isinstance(algorithm.traits.neutral, str):
         return
     neutral = replace(algorithm, **algorithm.traits.neutral)
@@ -29,7 +29,11 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
 
 
 def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
-    """One full-batch step on every client and a weighted mean is one step on everybody's data."""
+    """One full-batch step on every client and a weighted mean is one step on all clients' data.
+
+    Raises:
+        ContractViolation: the values differ.
+    """
     check = "one full step equals gradient descent"
     if isinstance(algorithm.traits.neutral, str):
         return
@@ -40,7 +44,7 @@ def one_step_is_gradient_descent(algorithm: Algorithm) -> None:
     model, task = setup.build(), setup.task
     tables = [c.tables[0] for c in clients.values()]
     alike = all(table.columns.keys() == tables[0].columns.keys() for table in tables)
-    # Of what reads one modality, everybody are those who have it.
+    # For tensors that read one modality, all clients are those that have it.
     owners = dict[str, int]()
     for batch in [concatenate_tables(tables)] if alike else tables:
         whole = next(iter(batch.batches(10_000)))

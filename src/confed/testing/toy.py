@@ -1,4 +1,4 @@
-"""A toy federation: what the contract runs methods on, and a first thing to try a new method with.
+"""Toy federation: small models, data and tasks on which the contract runs methods, and new methods can be tried.
 
 Three clients, a model of about two hundred values with a frozen layer, BatchNorm and dropout, and a second one
 with neither BatchNorm nor dropout for the two algebraic checks. Methods that train adapters (their class attribute

@@ -1,7 +1,8 @@
-"""The part of the toy federation where clients do not see the same things: one has no sound, another no pictures.
+"""Toy federation with missing modalities: one client has no sound, another no pictures.
 
 Of three clients the first has pictures and texts, the second texts only, the third pictures and sound; so sound has
-one owner, and nobody has all three. Every modality is a vector of four numbers, a noisy view of what decides the class.
+one owner, and no client has all three. Every modality is a vector of four numbers, a noisy view of what decides the
+class.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ VIEW, VECTOR, MAPPED, CLASSES = 4, 3, 5, 3
 
 
 class _Map(nn.Module):
-    """One modality: z = Concat(v, x M), where M may be partly a client's own."""
+    """Linear map of one modality: z = Concat(v, x M), where M may be partly the client's."""
 
     def __init__(self, rng: torch.Generator) -> None:
         super().__init__()
@@ -72,7 +73,11 @@ class ToyModalModel(nn.Module):
             cast(_Map, part).personalise(lam)
 
     def forward(self, batch: Batch) -> Output:
-        """Scores (B, 3) and features (B, 8) of whichever of ``image``, ``text`` and ``audio`` (B, 4) are there."""
+        """Scores (B, 3) and features (B, 8) of the given ones of ``image``, ``text`` and ``audio`` (B, 4).
+
+        Raises:
+            ValueError: the batch has none of them.
+        """
         tokens = [self.embed[m](batch[m]) for m in MODALITIES if m in batch]
         if not tokens:
             raise ValueError(f"a batch must have one of {', '.join(MODALITIES)}, got {sorted(batch)}")

@@ -1,4 +1,4 @@
-"""Short runs on the toy federation, and what is left of them to compare."""
+"""Short runs on the toy federation, and their outcomes for comparison."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ ROUNDS = 3
 
 
 class ContractViolation(AssertionError):
-    """A method breaks the contract; the message says which check and how."""
+    """Violation of the contract by a method; the message says which check and how."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Recording:
-    """An executor that remembers what was said, and may disturb the workspace first."""
+    """Executor that records all calls and replies, and may disturb the workspace first."""
 
     def __init__(self, setup: Setup, before: Callable[[Workspace], None] | None = None) -> None:
         self.inner, self.before = InProcess(setup), before
@@ -65,7 +65,7 @@ class Recording:
 
 
 class Backwards(Recording):
-    """Computes the calls in reverse order and hands the replies over in the right one."""
+    """Executor that computes the calls in reverse order and returns the replies in the right one."""
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """All answers, computed before the first is handed over."""
@@ -74,7 +74,7 @@ class Backwards(Recording):
 
 
 class Bytes(Recording):
-    """Sends every message and state through bytes, to a new model object each time, as a machine far away.
+    """Executor that serialises every message and state, with a new model object each time, as another machine would.
 
     No session lasts there, so that a client must find everything in its state.
     """
@@ -145,7 +145,11 @@ def undisturbed(algorithm: Algorithm) -> Outcome:
 
 
 def same(check: str, one: Outcome, other: Outcome, tolerance: float = 0.0) -> None:
-    """Raises ContractViolation unless the same tensors survive both runs, equal to the bit or within a tolerance."""
+    """Check that the same tensors survive both runs, equal to the bit or within a tolerance.
+
+    Raises:
+        ContractViolation: a tensor is missing or differs.
+    """
     first, second = one.tensors(), other.tensors()
     if first.keys() != second.keys():
         raise ContractViolation(f"{check}: different tensors survive: {sorted(first.keys() ^ second.keys())}")

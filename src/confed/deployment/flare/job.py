@@ -1,7 +1,7 @@
-"""A recipe's two ends in a FLARE job: the objects that FLARE makes in the processes that it starts.
+"""Objects that FLARE makes in its job processes: the server's and the site's part of a recipe's run.
 
 A job names these classes and gives them nothing. What to run, and where its files lie, each party has written into a
-file of its own in the folder ``local`` of its FLARE workspace, so that neither recipes nor paths travel.
+separate file in the folder ``local`` of its FLARE workspace, so that neither recipes nor paths travel.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ SOON = 0.005
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the server's end reads: ``local/confed_server.toml``. Paths are relative to the workspace.
+    """Settings of the server in a job: ``local/confed_server.toml``. Paths are relative to the workspace.
 
     Attributes:
         recipe: the recipe's file.
@@ -45,12 +45,12 @@ class ServerSettings:
         bulletin: the folder for what the run says of itself, see :class:`confed.deployment.flare.status.StatusFile`.
         sites: client -> FLARE's name of its site; others may not take part.
         minimum: see :class:`confed.engines.remote.sites.Timeouts`.
-        deadline: as well.
-        away: as well.
+        deadline: see :class:`confed.engines.remote.sites.Timeouts`.
+        away: see :class:`confed.engines.remote.sites.Timeouts`.
         wait: seconds to wait for the sites of the job to introduce themselves.
         whole: see :func:`confed.deployment.server.run_server`.
         update_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
-        weight_bound: as well.
+        weight_bound: see :class:`confed.engines.remote.update_bounds.Bounds`.
     """
 
     recipe: str
@@ -68,7 +68,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """What a site's end reads: ``local/confed_site.toml``. Paths are relative to the workspace.
+    """Settings of a site in a job: ``local/confed_site.toml``. Paths are relative to the workspace.
 
     Attributes:
         recipe: the recipe's file.
@@ -97,7 +97,7 @@ def read_settings(kind: type[_S], workspace: Path) -> _S:
     """A party's settings.
 
     Args:
-        kind: whose.
+        kind: the class of the settings.
         workspace: the party's FLARE workspace.
 
     Raises:
@@ -112,13 +112,13 @@ def read_settings(kind: type[_S], workspace: Path) -> _S:
 
 
 def write_settings(settings: ServerSettings | SiteSettings, workspace: Path) -> None:
-    """Writes a party's settings where its end in a job reads them."""
+    """Write a party's settings to the file that :func:`read_settings` reads."""
     path = workspace / "local" / _FILES[type(settings)]
     write_atomically(path, tomli_w.dumps(plain(asdict(settings))).encode())
 
 
 class FlareServer:
-    """The server's end: leads the run."""
+    """Server's part of a FLARE job: leads the run."""
 
     @collab.main
     def run_server(self) -> None:
@@ -156,7 +156,7 @@ class FlareServer:
 
 
 class FlareSite(SiteEndpoint):
-    """A site's end: answers for one client."""
+    """Site's part of a FLARE job: answers for one client."""
 
     def __init__(self) -> None:
         super().__init__(self._open, self._note)
@@ -184,7 +184,7 @@ class FlareSite(SiteEndpoint):
 
 
 def _locked(path: Path) -> int:
-    """Waits until no other process has this file; the file descriptor that holds it."""
+    """Exclusive lock of a file, waited for; returns the file descriptor that holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor

@@ -1,4 +1,4 @@
-"""FLARE's own processes on this machine: started, started again when they die, and ended with all that they started."""
+"""Supervision of FLARE's processes on this machine: started, restarted when they die, and ended with their children."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ HARDLY = 5
 
 
 def server_command(kit: Path) -> list[str]:
-    """FLARE's server.
+    """Command line of FLARE's server.
 
     Args:
         kit: its workspace.
@@ -31,7 +31,7 @@ def server_command(kit: Path) -> list[str]:
 
 
 def client_command(kit: Path, name: str) -> list[str]:
-    """FLARE's client.
+    """Command line of FLARE's client.
 
     Args:
         kit: its workspace.
@@ -50,7 +50,7 @@ class SupervisedProcess:
     """A process that is started again when it dies.
 
     Args:
-        command: it.
+        command: program and arguments.
         log: where what it says goes.
         pause: seconds between a death and the next start.
 
@@ -69,19 +69,23 @@ class SupervisedProcess:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RuntimeError where the process dies as soon as it is started; with the end of what it said."""
+        """Check that the process does not die as soon as it is started.
+
+        Raises:
+            RuntimeError: the process died; with the end of its output.
+        """
         if self._failed:
             said = self._log.read_text(encoding="utf-8", errors="replace")[-1500:]
             raise RuntimeError(f"FLARE's process does not start; the end of {self._log}: {said}")
 
     def jobs(self) -> int:
-        """How many processes it has started that still run."""
+        """Number of processes that it has started and that still run."""
         with suppress(psutil.NoSuchProcess):
             return len(psutil.Process(self._process.pid).children())
         return 0
 
     def end(self) -> None:
-        """Ends the process and those that it started."""
+        """End of the process and of its children."""
         self._stop.set()
         self._thread.join()
         with suppress(psutil.NoSuchProcess):
@@ -91,7 +95,7 @@ class SupervisedProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            # In a session of its own: Ctrl-C is for whoever started it to handle.
+            # In a separate session: Ctrl-C is handled by the process that started it.
             process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         self._note.write_text(str(process.pid), encoding="utf-8")
         self.starts += 1
@@ -123,8 +127,8 @@ class SupervisedProcess:
 
 
 def _end(process: psutil.Process) -> None:
-    """Ends a process and those that it started."""
-    # FLARE's jobs are in sessions of their own, so that a signal to ours would miss them.
+    """End of a process and of its children."""
+    # FLARE's jobs are in separate sessions, so that a signal to ours would miss them.
     with suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
         for member in family:
@@ -139,7 +143,7 @@ def _end(process: psutil.Process) -> None:
 
 @contextmanager
 def supervised(command: Sequence[str], log: Path, pause: float = 2.0) -> Iterator[SupervisedProcess]:
-    """A process that is kept for as long as the ``with`` block lasts; see :class:`SupervisedProcess`."""
+    """Supervised process for as long as the ``with`` block lasts; see :class:`SupervisedProcess`."""
     process = SupervisedProcess(command, log, pause)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""Founds a federation over FLARE: a startup kit of FLARE's for every party, closed to all but our own classes.
+"""Provisioning over FLARE: a startup kit of FLARE's for every party, restricted to the classes of confed.
 
 FLARE's provisioning makes an authority, certificates for the server, the sites and the administrator who hands in jobs,
 and a workspace for each. What it leaves open is closed here: at a site only
@@ -37,7 +37,9 @@ ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def provision_flare(root: Path, federation: Federation) -> None:
-    """Makes the folders ``server``, ``sites/NAME`` and ``provision``.
+    """Provisioning of the folders ``server``, ``sites/NAME`` and ``provision``.
+
+    Where FLARE cannot make the kits, the RuntimeError has its errors.
 
     Args:
         root: a folder for them.
@@ -45,7 +47,6 @@ def provision_flare(root: Path, federation: Federation) -> None:
 
     Raises:
         ValueError: something is there already, or a name will not do.
-        RuntimeError: FLARE could not make the kits.
     """
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"{root} is not empty; a federation is founded in a folder of its own")
@@ -72,7 +73,11 @@ def provision_flare(root: Path, federation: Federation) -> None:
 
 
 def check_names(federation: Federation) -> None:
-    """Raises ValueError where a site's name is none that FLARE takes."""
+    """Check that FLARE accepts the names of all sites.
+
+    Raises:
+        ValueError: a name has other characters, or is the server's.
+    """
     for name in federation.sites:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ValueError(f"with FLARE a site's name has letters, digits, - and _, got {name!r}")
@@ -81,7 +86,11 @@ def check_names(federation: Federation) -> None:
 
 
 def _provision(root: Path, federation: Federation) -> None:
-    """FLARE's kits, where our folders are to be; its state, with the authority's key, in ``provision``."""
+    """FLARE's startup kits in the folders of the parties; its state, with the authority's key, in ``provision``.
+
+    Raises:
+        RuntimeError: FLARE could not make the kits.
+    """
     port = {"fed_learn_port": federation.port, "admin_port": federation.port}
     server = Participant("server", federation.host, ORGANISATION, port)
     sites = [Participant("client", name, ORGANISATION) for name in federation.sites]
@@ -108,7 +117,7 @@ def _provision(root: Path, federation: Federation) -> None:
 
 
 class _Listener:
-    """What FLARE's provisioning has to say; only errors are kept."""
+    """Output of FLARE's provisioning; only errors are kept."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -128,7 +137,7 @@ class _Listener:
 
 
 def close_kit(kit: Path, classes: Sequence[str]) -> None:
-    """Closes a party's FLARE workspace to all but some classes; for kits that exist, too.
+    """Restriction of a party's FLARE workspace to some classes; for existing kits, too.
 
     Args:
         kit: the workspace, with FLARE's folder ``local``.
@@ -158,7 +167,7 @@ def close_kit(kit: Path, classes: Sequence[str]) -> None:
 
 
 def _log_little(local: Path) -> None:
-    """FLARE writes down everything three times over, four lines for every message; once, and no messages, will do."""
+    """Logging settings of a FLARE workspace: one log file, and warnings only of the messages."""
     default = local / "log_config.json.default"
     if default.is_file():  # an administrator's kit has none
         logs: dict[str, Any] = json.loads(default.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Keeps a federation over FLARE going: starts its server, hands in the job, and hands it in again when FLARE ends it.
+"""Supervision of a federation over FLARE: starts the server, submits the job, and submits it again when FLARE ends it.
 
-FLARE ends a whole job when one process of it dies, and gives a running job back to nobody who lost it. A run of ours
-survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led in a
-process that FLARE starts (:class:`confed.deployment.flare.job.FlareServer`); this one watches it.
+FLARE ends a whole job when one process of it dies, and never gives a running job back to a site that lost it. A run of
+confed survives that, for its checkpoint and its sites' states do: a new job goes on from there. The run itself is led
+in a process that FLARE starts (:class:`confed.deployment.flare.job.FlareServer`); this one watches it.
 """
 
 import io
@@ -47,7 +47,7 @@ _RUNNING, _OVER = "RUNNING", "FINISHED:"
 
 @dataclass
 class _Job:
-    """A job that was handed in.
+    """A submitted job.
 
     Attributes:
         id: FLARE's.
@@ -71,7 +71,10 @@ def serve(
     *,
     progress: Progress = ignore,
 ) -> dict[str, Any]:
-    """Runs a recipe over FLARE, or goes on where its run folder stopped.
+    """Run of a recipe over FLARE, begun or continued where its run folder stopped.
+
+    A faulty recipe, faulty data and a folder that is no kit are a ValueError; a FLARE server that does not start, and a
+    run that fails again and again, a RuntimeError.
 
     Args:
         recipe: a single-run recipe.
@@ -81,10 +84,6 @@ def serve(
 
     Returns:
         The content of ``summary.json``.
-
-    Raises:
-        ValueError: the recipe or its data are faulty, or the kit is none.
-        RuntimeError: FLARE's server does not start, or the run fails again and again.
     """
     run, text = kit / "run", recipe.to_toml().encode()
     run.mkdir(exist_ok=True)
@@ -123,7 +122,7 @@ def _own_storage(kit: Path, run: Path) -> None:
 
 
 class JobSupervisor:
-    """Watches over the jobs of one run.
+    """Supervisor of the jobs of one run.
 
     Args:
         kit: see :func:`serve`.
@@ -149,10 +148,11 @@ class JobSupervisor:
         self._rounds = 0
 
     def until_done(self) -> None:
-        """Hands the job in until the run is done.
+        """Submission of the job, repeated until the run is done.
+
+        Faulty input of the run is a ValueError.
 
         Raises:
-            ValueError: the run's input is faulty.
             RuntimeError: it fails again and again.
         """
         fruitless = 0
@@ -176,7 +176,7 @@ class JobSupervisor:
             self._close()
 
     def _gather(self) -> list[str]:
-        """FLARE's names of the sites to hand the job to: all, or after a while those that are there."""
+        """FLARE's names of the sites that get the job: all, or after a while those that are connected."""
         self._progress(Note(f"waiting for {len(self._clients)} sites"))
         began, said = time.monotonic(), set[str]()
         # Sites that took part before come back soon, or are away.
@@ -207,11 +207,9 @@ class JobSupervisor:
             time.sleep(LOOK)
 
     def _follow(self, job: _Job) -> str | None:
-        """Watches a job to its end; says why the run is not done, None if it is.
+        """Supervision of a job to its end; the reason why the run is not done, None if it is.
 
-        Raises:
-            ValueError: the run's input is faulty.
-            RuntimeError: the run failed.
+        Faulty input of the run is a ValueError, its failure a RuntimeError.
         """
         looked = 0.0
         while True:

@@ -1,4 +1,4 @@
-"""A site of a federation over FLARE: FLARE's client, kept running, with this site's settings."""
+"""Site of a federation over FLARE: FLARE's client, kept running, with this site's settings."""
 
 import json
 import threading
@@ -28,13 +28,15 @@ def join(
     once: bool = False,
     progress: Progress = ignore,
 ) -> None:
-    """Takes part until told to stop.
+    """Participation in a federation over FLARE until told to stop.
+
+    Where FLARE's client does not start, a RuntimeError has the end of its output.
 
     Args:
         recipe: the federation's, with this site's data.
         kit: this site's FLARE workspace.
         private: the folder for what must not leave this machine.
-        stop: set by somebody else.
+        stop: set by the caller to end.
         site: which of the data's clients this is; None where FLARE calls it the same.
         epsilon: what this site's updates may cost in all; None for no limit.
         evaluations: see :func:`confed.deployment.site.open_site`.
@@ -43,7 +45,6 @@ def join(
 
     Raises:
         ValueError: the kit is none, or the policy for evaluations is.
-        RuntimeError: FLARE's client does not start.
     """
     try:
         config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a run says of itself to another process of this machine: files in a folder, written here and read there."""
+"""Status of a run for another process of this machine: files that one process writes and the other reads."""
 
 import json
 import time
@@ -17,7 +17,7 @@ OFTEN = 0.5
 
 
 class StatusFile:
-    """Written by the process that leads.
+    """Status files as the leading process writes them.
 
     Args:
         folder: where to; made if missing.
@@ -61,7 +61,7 @@ class StatusFile:
 
 
 class StatusReader:
-    """Read by the process that watches.
+    """Status files as the watching process reads them.
 
     Args:
         folder: as :class:`StatusFile` has it; what it says already is not news.

@@ -28,7 +28,7 @@ __all__ = ["callees_in", "transport_in"]
 
 
 class _Server:
-    """What FLARE needs at a server."""
+    """Server application that FLARE needs; the caller leads."""
 
     @collab.main
     def lead(self) -> None:
@@ -89,7 +89,7 @@ def callees_in(answering: dict[str, SiteEndpoint]) -> list[Callee]:
 
 
 def transport_in(setup: Setup, root: Path) -> FlareTransport:
-    """One site per client of a run, each with a folder of its own.
+    """One site per client of a run, each with a separate folder.
 
     Args:
         setup: the run.

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as the transport: requests and replies are calls of FLARE's Collab API, and what a job says of them.
+"""Transport over NVIDIA FLARE: requests and replies are calls of FLARE's Collab API.
 
 FLARE starts a process at every site for as long as a job lasts, so a message costs milliseconds. What travels in a call
 is our own bytes (:mod:`confed.engines.remote.protocol`), a head and a body; FLARE's own ways for tensors, one of which
@@ -84,7 +84,7 @@ class FlareTransport:
         aborted: whether FLARE has ended the job.
 
     Raises:
-        RunAborted: by every method, as soon as FLARE has ended the job. Whoever leads the run must let it pass:
+        RunAborted: by every method, as soon as FLARE has ended the job. The leader of the run must let it pass:
             FLARE answers no call any more, and a new job goes on from the last checkpoint.
     """
 
@@ -140,7 +140,7 @@ class FlareTransport:
         with self._turn:
             if isinstance(reply, str):
                 self._broken[to].append(time.monotonic())
-            if sent in self._waited:  # nobody may wait for it any more
+            if sent in self._waited:  # it may be forgotten by now
                 self._replies[sent] = reply
 
     def receive(self, sent: str) -> tuple[bytes, bytes] | str | None:
@@ -205,12 +205,12 @@ class SiteEndpoint:
 
 
 def _error(text: str) -> list[bytes]:
-    """A reply that says what went wrong before there was anybody to answer."""
+    """A reply with an error from before the site could answer."""
     return [Answer("", text, False, 0.0).to_bytes(), seal(Message())]
 
 
 def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
-    """Writes what FLARE is to run: the classes at the server and at the sites, all of them installed there.
+    """FLARE's job files: the classes at the server and at the sites, all of them installed there.
 
     Args:
         folder: is made; its name is the job's.
@@ -228,7 +228,7 @@ def write_job(folder: Path, sites: Iterable[str], minimum: int) -> Path:
         "task_data_filters": [],
         "task_result_filters": [],
     }
-    # One call at a time: FLARE would go on with the next while the one before, which nobody waits for, still computes.
+    # One call at a time: FLARE would go on with the next while the one before, already given up, still computes.
     once = {"client_obj_id": "member", "max_inbound_call_threads": 1}
     member: dict[str, Any] = {
         "format_version": 2,

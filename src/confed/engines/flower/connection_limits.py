@@ -1,9 +1,10 @@
-"""Limits on TCP connections in front of an HTTP server: how many, from where, and how long until a request's head.
+"""Limits on TCP connections in front of an HTTP server: number, origin, and time until a request's head.
 
-uvicorn accepts whoever comes, starts TLS with all of them, and reads heads of any length for any time. Here connections
-are counted before anything of them is read: in all and per address, with fewer of them than the process may have files
-open. Whoever takes too long for TLS, for a first byte or for a whole head is put out, and so is a head that is too
-long. A connection over which a listed site has signed a request is that site's: it never has to make room for others.
+uvicorn accepts every connection, starts TLS with all of them, and reads heads of any length for any time. Here
+connections are counted before anything of them is read: in all and per address, with fewer of them than the process may
+have files open. A connection that takes too long for TLS, for a first byte or for a whole head is closed, and so is one
+whose head is too long. A connection over which a listed site has signed a request is that site's: it never has to make
+room for others.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ KNOWN = 24 * 3600.0
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """How many connections there may be, and how long they may take.
+    """Limits on the number of connections and on their time.
 
     Attributes:
         most: connections in all.
@@ -81,7 +82,7 @@ class ConnectionLimits:
 
 
 def open_files() -> int:
-    """How many files this process may have open."""
+    """The number of files that this process may have open."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -110,7 +111,7 @@ class OpenConnection:
 
 
 class ConnectionTable:
-    """The connections that there are.
+    """Table of the open connections.
 
     Args:
         limits: how many there may be.
@@ -131,7 +132,7 @@ class ConnectionTable:
         """A place for a connection from an address; None where there is none.
 
         Where all places are taken, the oldest connection makes room over which no site has signed a request within the
-        time of grace: of the same address where that has its share, of any where all have theirs. Nobody else does.
+        time of grace: of the same address where that has its share, of any where all have theirs.
         """
         now, address = self._clock(), _network(host)
         known = now - self._known.get(address, -KNOWN) < KNOWN
@@ -256,7 +257,7 @@ class _Timed(H11Protocol):
 
 
 class _Listening:
-    """What uvicorn wants to know of a listener, and to close it."""
+    """The interface of a listener that uvicorn uses."""
 
     def __init__(self, listeners: list[socket.socket], tasks: list[asyncio.Task[None]]) -> None:
         self.sockets, self._tasks = listeners, tasks
@@ -342,7 +343,7 @@ class LimitedServer(uvicorn.Server):
                 entry.put_out = task.cancel
                 self._entering.add(task)
                 task.add_done_callback(self._entering.discard)
-            await asyncio.sleep(0)  # whoever is there already comes first
+            await asyncio.sleep(0)  # connections that are there already come first
 
     async def _enter(self, connection: socket.socket, entry: OpenConnection) -> None:
         """TLS, where there is any, and then the protocol."""

@@ -1,4 +1,4 @@
-"""What comes in at the server's door: replies that are waited for, one to a request and in bounded size.
+"""Inbox of a server over Flower: replies to open requests, one to a request and in bounded size.
 
 Flower's own handlers take whatever is announced under the number of a message that they know. Here a reply is announced
 once, names its pieces once, and what belongs to no open request is dropped.
@@ -33,7 +33,7 @@ BARE = 64 * 2**10
 
 
 class RequestRejected(HTTPException):
-    """What a site sends is not taken.
+    """Rejection of a site's request, with its HTTP status.
 
     Args:
         status: of HTTP.
@@ -46,7 +46,7 @@ class RequestRejected(HTTPException):
 
 
 class RejectionLog:
-    """Counts what was turned away or came too late, and logs it the first time, the second, the fourth, the eighth.
+    """Log of rejected and late messages: the first of a kind, the second, the fourth, the eighth and so on.
 
     Args:
         log: where to.
@@ -90,7 +90,7 @@ class _Open:
 
 
 class Inbox:
-    """The open requests of a server, and what has come of their replies.
+    """The open requests of a server, and the pieces of their replies.
 
     Args:
         state: Flower's, which knows nodes and messages.
@@ -108,19 +108,19 @@ class Inbox:
 
     @property
     def pieces(self) -> int:
-        """Of how many pieces a reply may consist."""
+        """The most pieces that a reply may consist of."""
         return most_pieces(self.largest)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def expect(self, number: str, node: int) -> None:
-        """From now on a node's reply to a request is waited for."""
+        """Opens a node's reply to a request."""
         with self._lock:
             self._open[number] = _Open(node)
 
     def node(self, number: str) -> int:
-        """Whose reply to a request is waited for; 0 for nobody's."""
+        """The node whose reply to a request is waited for; 0 where there is no such request."""
         with self._lock:
             return self._open[number].node if number in self._open else 0
 
@@ -130,7 +130,7 @@ class Inbox:
             return sum(entry.held for entry in self._open.values() if entry.node == node)
 
     def announce(self, request: PushMessagesRequest, who: str) -> PushMessagesResponse:
-        """A site says that it has a reply, and of which pieces.
+        """Announcement of a reply and its pieces by a site.
 
         Raises:
             RequestRejected: it is none that could be waited for.
@@ -173,12 +173,13 @@ class Inbox:
         )  # fmt: skip
 
     def take(self, request: PushObjectRequest, who: str) -> PushObjectResponse:
-        """A site sends a piece of a reply that it has announced.
+        """A piece of an announced reply, sent by a site.
 
-        What belongs to a reply that nobody waits for any more is dropped, and the site need not know.
+        Pieces of a reply that is no longer waited for are dropped, and the site need not know.
 
         Raises:
             RequestRejected: it is not the site's to send, or too much.
+            HTTPException: the server's disk is full.
         """
         piece, content = request.object_id, request.object_content
         with self._lock:

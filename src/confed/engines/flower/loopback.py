@@ -24,7 +24,7 @@ __all__ = ["LoopbackGrid", "sites_in"]
 
 
 class LoopbackGrid(Grid):
-    """Every message is answered when its reply is asked for, in Flower's bytes there and back.
+    """Grid whose messages are answered when their replies are asked for, through Flower's serialisation.
 
     Args:
         apps: node -> its application.
@@ -87,7 +87,7 @@ class LoopbackGrid(Grid):
         return _through_bytes(reply)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's ``Grid``; nobody has to wait here."""
+        """See Flower's ``Grid``; there is nothing to wait for."""
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -96,7 +96,7 @@ def _through_bytes(message: Message) -> Message:
 
 
 def sites_in(setup: Setup, root: Path, edge: Callable[[ClientApp], ClientApp] = lambda app: app) -> LoopbackGrid:
-    """One node per client of a run, each with a folder of its own.
+    """One node per client of a run, each with a separate folder.
 
     Args:
         setup: the run.

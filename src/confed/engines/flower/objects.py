@@ -1,4 +1,4 @@
-"""Pieces of Flower's messages while they are on their way: on disk, and never more of them than was sent."""
+"""Store of the pieces of Flower's messages: on disk, and never more of them than was announced."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ DEPTH = 8
 
 
 def most_pieces(largest: int) -> int:
-    """Of how many pieces a message of so many bytes may consist; Flower's have up to 5 MiB."""
+    """The most pieces that a message of so many bytes may consist of; Flower's have up to 5 MiB."""
     return 64 + largest // (4 * 2**20)
 
 
@@ -81,7 +81,7 @@ class PieceStore(ObjectStore):
     which paths can multiply beyond what any site has sent.
 
     Args:
-        root: a folder of its own, which must be there; None keeps contents in memory.
+        root: an existing folder for the pieces alone; None keeps contents in memory.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -103,14 +103,23 @@ class PieceStore(ObjectStore):
             return [piece for piece in pieces if piece not in self._sizes]
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """See Flower's ``ObjectStore``."""
+        """See Flower's ``ObjectStore``.
+
+        Raises:
+            NoObjectInStoreError: the store has no such message.
+        """
         with self._lock:
             if object_id not in self._wholes:
                 raise NoObjectInStoreError(f"no message {object_id}")
             return self._wholes[object_id].tree
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """See Flower's ``ObjectStore``."""
+        """See Flower's ``ObjectStore``.
+
+        Raises:
+            ValueError: the content does not have this digest.
+            NoObjectInStoreError: no announced message has such a piece.
+        """
         if object_id != get_object_id(object_content):
             raise ValueError(f"{object_id} does not match content hash")
         validate_object_content(object_content)

@@ -1,4 +1,4 @@
-"""What a site can find out about a server without joining: whether it is there, who vouches for it, its clock."""
+"""Checks of a server by a site that has not joined: whether it answers, who vouches for it, its clock."""
 
 import socket
 import ssl
@@ -30,7 +30,7 @@ TOLERANCE = 300.0
 
 @dataclass(frozen=True)
 class About:
-    """What a server says of itself.
+    """Versions and clock of a server.
 
     Attributes:
         confed: its version of confed.
@@ -44,25 +44,24 @@ class About:
 
 
 def reach(host: str, port: int, wait: float = 10.0) -> None:
-    """Opens a connection, and closes it.
+    """Connection attempt to a server; the connection is closed at once.
 
-    Raises:
-        OSError: nobody answers; ``socket.gaierror`` where the name is unknown.
+    A server that does not answer is an OSError, an unknown name a ``socket.gaierror``.
     """
     socket.create_connection((host, port), timeout=wait).close()
 
 
 def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> float:
-    """When the server's certificate ends, in seconds since 1970.
+    """End of the validity of a server's certificate, in seconds since 1970.
+
+    A server that does not answer is an OSError; a certificate that is not vouched for, or is another host's, an
+    ``ssl.SSLCertVerificationError``.
 
     Args:
         host: as it is in the certificate.
         port: the server's.
         ca: the certificate that must vouch for it.
         wait: seconds.
-
-    Raises:
-        OSError: nobody answers; ``ssl.SSLCertVerificationError`` where it is not vouched for, or not for this host.
     """
     context = ssl.create_default_context(cafile=str(ca))
     with (
@@ -74,7 +73,9 @@ def certificate_ends(host: str, port: int, ca: Path, wait: float = 10.0) -> floa
 
 
 def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None, wait: float = 10.0) -> About:
-    """Asks a server about itself.
+    """A server's answer about itself: its versions of confed and Flower, and its clock.
+
+    A server that does not answer is an OSError.
 
     Args:
         host: where it is.
@@ -86,7 +87,6 @@ def about(host: str, port: int, key: ec.EllipticCurvePrivateKey, ca: Path | None
     Raises:
         PermissionError: the server does not know this key.
         ValueError: who answers is no server of confed's.
-        OSError: nobody answers.
     """
     said = now().isoformat()
     headers = {

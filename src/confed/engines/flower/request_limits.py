@@ -37,7 +37,7 @@ class WholeBody:
         except ValueError as error:
             return await _refused(413, str(error), scope, receive, send)
         if body is None:
-            return None  # nobody is there any more
+            return None  # the connection has ended
         waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -46,7 +46,11 @@ class WholeBody:
         return await self._app(scope, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None where the connection has ended."""
+        """The body; None where the connection has ended.
+
+        Raises:
+            ValueError: the body is longer than the limit.
+        """
         body = bytearray()
         while True:
             message = await receive()

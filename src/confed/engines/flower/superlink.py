@@ -1,4 +1,4 @@
-"""The server's door: Flower's Fleet API over TLS, and a grid into it, both in this process.
+"""Flower's Fleet API over TLS, and a grid over the same state, both in this process.
 
 A SuperLink of Flower's own also offers, on the same port, an interface through which anybody who reaches it may hand in
 code to run. A federation of hospitals wants no such thing: here the only requests that are answered are those of
@@ -86,7 +86,7 @@ def open_superlink(
     waiting: Path | None = None,
     limits: ConnectionLimits | None = None,
 ) -> Iterator[tuple["SuperLinkGrid", int]]:
-    """Opens the door for as long as the ``with`` block lasts.
+    """Fleet API that is served for as long as the ``with`` block lasts.
 
     Args:
         keys: the public keys of the sites that may come in, as Flower writes them; where it maps them to names, the log
@@ -96,8 +96,8 @@ def open_superlink(
         certificate: of this server, PEM; without it nothing is encrypted.
         key: that belongs to it, PEM.
         largest: bytes of a reply, about.
-        waiting: a folder on disk, of this door's own, for the pieces of messages that are on their way; None keeps them
-            in memory.
+        waiting: a folder on disk, for this server alone, for the pieces of messages that are on their way; None keeps
+            them in memory.
         limits: on connections, see :class:`confed.engines.flower.connection_limits.ConnectionLimits`.
 
     Yields:
@@ -175,7 +175,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
 
 
 def _store(waiting: Path | None) -> PieceStore:
-    if waiting is not None:  # what a process that was killed has left there is nobody's
+    if waiting is not None:  # leftovers of a process that was killed
         shutil.rmtree(waiting, ignore_errors=True)
         private_folder(waiting)
     return PieceStore(waiting)
@@ -227,7 +227,7 @@ async def _turned_away(request: Request, error: Exception) -> Response:
 
 
 async def _noted(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Leaves a line about what is turned away, whoever further in does it."""
+    """Log of all rejected requests, at whichever layer they are rejected."""
     response = await call_next(request)
     if response.status_code >= 400:
         why = getattr(request.state, "why", f"Flower says {response.status_code}")
@@ -237,7 +237,7 @@ async def _noted(request: Request, call_next: RequestResponseEndpoint) -> Respon
 
 
 async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Turns away what is too long, or for another of Flower's interfaces, before it is read."""
+    """Limit on requests: one that is too long, or for another of Flower's interfaces, is rejected before it is read."""
     if not request.url.path.startswith("/v1/fleet/"):
         return _refuse(request, 404, "not found")
     if "transfer-encoding" in request.headers:  # counts instead of a length where both are given
@@ -249,7 +249,7 @@ async def _bounded(request: Request, call_next: RequestResponseEndpoint) -> Resp
 
 
 async def _listed(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Turns away strangers before anything of what they send is read; the time of a signature Flower checks."""
+    """Check of the sender's key before anything of a request is read; Flower checks the time of its signature."""
     headers = request.headers
     try:
         public = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
@@ -282,7 +282,7 @@ class SuperLinkGrid(Grid):
     """Flower's grid over a state in this process.
 
     Args:
-        state: it.
+        state: Flower's state, with nodes, run and messages.
         store: where it has the pieces of messages.
         largest: bytes of a reply.
 
@@ -310,7 +310,7 @@ class SuperLinkGrid(Grid):
 
     @property
     def pieces(self) -> int:
-        """Of how many pieces a reply may consist."""
+        """The most pieces that a reply may consist of."""
         return self.inbox.pieces
 
     def bound(self, largest: int) -> None:
@@ -318,12 +318,12 @@ class SuperLinkGrid(Grid):
         self.inbox.largest = min(self.inbox.largest, largest)
 
     def beat(self) -> None:
-        """Says that the run goes on; and drops requests whose time is over, should nobody have asked for them."""
+        """Heartbeat of the run; also drops requests whose time is over."""
         self._state.acknowledge_task_heartbeat(self._task)
         self.inbox.sweep(self._run_id)
 
     def set_run(self, run: Run) -> None:
-        """The run is this grid's own."""
+        """Not supported: this grid has one run, its own."""
         raise NotImplementedError("a SuperLinkGrid has one run, its own")
 
     @property
@@ -360,7 +360,7 @@ class SuperLinkGrid(Grid):
             if object_id in wanted:
                 content = part.deflate()
                 self._state.store_object(self._run_id, session, object_id, content)
-                if self._store.size([object_id]) != len(content):  # Flower notes the error in a log of its own
+                if self._store.size([object_id]) != len(content):  # Flower notes the error in its log
                     self.notices.add("this server", "a request could not be stored, and was not sent")
                     self.forget(message.metadata.message_id)
                     return ""
@@ -394,7 +394,7 @@ class SuperLinkGrid(Grid):
         return [make_message(about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, "nobody waits for this reply"))]
 
     def forget(self, number: str) -> None:
-        """Drops a message that nobody waits for any more, with all its pieces and those of its reply."""
+        """Removal of a message that is no longer waited for, with all its pieces and those of its reply."""
         self._partial.pop(number, None)
         self.inbox.forget(number)
 

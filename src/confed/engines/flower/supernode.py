@@ -1,4 +1,4 @@
-"""A site's line to the server: a SuperNode in this process, over Flower's Fleet API.
+"""A site's connection to the server: a SuperNode in this process, over Flower's Fleet API.
 
 Flower's own SuperNode fetches the application that it runs from the server, with all its code, and starts a process for
 every message. This one runs the application that it is given, which is installed at the site, and stays: it dials out,
@@ -99,7 +99,7 @@ def read_public(text: str) -> bytes:
 
 
 class SuperNode:
-    """A connection that is dialled again whenever it breaks.
+    """A connection that is opened again whenever it breaks.
 
     Args:
         server: ``host:port``.
@@ -129,8 +129,8 @@ class SuperNode:
         """Answers messages with the application until told to stop.
 
         Args:
-            app: it.
-            stop: set by somebody else.
+            app: the application that answers.
+            stop: set by the caller to end.
         """
         pause, said = 1.0, ""
         while not stop.is_set():
@@ -186,7 +186,7 @@ class SuperNode:
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
     def _beat(self, node: Node, quiet: threading.Event, lost: threading.Event) -> None:
-        """Says that this site is there while it computes; on a connection of its own."""
+        """Heartbeat of this site while it computes, on a separate connection."""
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
         with self._client() as client:
             while not quiet.wait(HEARTBEAT_MIN_INTERVAL / 3):
@@ -247,7 +247,7 @@ class SuperNode:
 
 
 class _Bounded(FleetHttpClient):
-    """Flower's client with responses of bounded size, which come from whom was asked and are not packed."""
+    """Flower's client with responses of bounded size, from the requested address only and uncompressed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -306,7 +306,7 @@ class _Lost(Exception):
 
 
 def _reason(error: Exception) -> str:
-    """What an error means to the person at the site."""
+    """Explanation of an error to the person at the site."""
     if isinstance(error, httpx.HTTPStatusError):
         told = FlowerError.from_json(error.response.text)
         if error.response.status_code == httpx.codes.UNAUTHORIZED:

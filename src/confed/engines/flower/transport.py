@@ -1,4 +1,4 @@
-"""Flower as the transport: requests and replies travel as Flower messages; and Flower's two applications.
+"""Transport over Flower: requests and replies are Flower messages; and Flower's two applications.
 
 Flower carries our own bytes (:mod:`confed.engines.remote.protocol`): a head, with a small body, in a ``ConfigRecord``;
 a large body in an ``ArrayRecord`` of one array of bytes, which Flower cuts in pieces and, where it goes to several

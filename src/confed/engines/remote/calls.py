@@ -1,4 +1,4 @@
-"""Calls on their way to sites, and what has come of them."""
+"""Pending calls to sites and their outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ __all__ = ["CallBatch", "PendingCall"]
 
 @dataclass
 class PendingCall:
-    """A call on its way through the post.
+    """A call that is sent to a site.
 
     Attributes:
-        call: it.
+        call: the call with its message.
         request: its head.
         sent: what the reply will be known by; None while it is not sent.
         to: the connection it went over.
@@ -37,7 +37,7 @@ class CallBatch:
     """Calls that a flow asked for together.
 
     Attributes:
-        calls: they.
+        calls: the calls in the order of their replies.
         round: number of finished rounds.
         spool: where replies wait until their turn comes.
         waiting: positions that are not sent for the first time yet, in order.

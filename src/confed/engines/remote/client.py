@@ -1,4 +1,4 @@
-"""A site of a federation across machines: it answers requests, and what is private stays in a folder of its own.
+"""A site of a federation across machines: it answers requests, and private state stays in the site's folder.
 
 Nothing here knows a transport: requests and replies are bytes. A site runs the named actions of the method that is
 installed on it, and nothing else. What it keeps is in its folder and survives the process; the server says with every
@@ -51,7 +51,7 @@ KEPT_AT_HOME = frozenset({"examine"})
 
 
 def client_named(setup: Setup, client_id: str) -> ClientInfo:
-    """Who a client is.
+    """Information about the client of a name.
 
     Raises:
         ValueError: no client has that name.
@@ -74,7 +74,7 @@ LARGEST = 1e6
 
 
 class Site:
-    """One client's end of a federation.
+    """Client end of a federation across machines.
 
     Args:
         setup: the run; of its data only this client's are used.
@@ -88,7 +88,7 @@ class Site:
             limit.
         evaluations: which evaluations are answered, kept in the folder; None for what is kept there.
         signer: keys by which sites know each other: the site takes part in secure aggregation only with members whose
-            keys are signed; None where nobody signs.
+            keys are signed; None without signatures.
         over: called when the server says that the run is over.
         final: given the final values of what this client receives, and its state, when the server has the final models
             evaluated; returns where they are kept, or "".
@@ -153,11 +153,11 @@ class Site:
 
     @property
     def largest(self) -> int:
-        """Bytes that a message to this site may have, as the server reckons for its own."""
+        """Largest message to this site in bytes, by the same formula as at the server."""
         return self._limits.head + self._limits.body
 
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Head and body of the reply to a request; whatever goes wrong is the reply's error."""
+        """Head and body of the reply to a request; every error becomes the reply's error."""
         began, name = time.perf_counter(), ""
         try:
             request = self._read(head, body)
@@ -270,7 +270,7 @@ class Site:
             )
             return
         try:
-            store = DirectoryStore(self.store.root)  # one of its own, which removes nothing
+            store = DirectoryStore(self.store.root)  # a separate one, which removes nothing
             store.begin(request.base)
             self._kept = self._final(message.tensors, store.load(self.client.id))
         except Exception as error:
@@ -294,7 +294,7 @@ class Site:
         return Answer(request.id, None, bool(last["saved"]), 0.0), body
 
     def _remember(self, asked: str, saved: bool, body: bytes) -> None:
-        """Keeps the reply until the next request: after a lost connection nobody knows whether it arrived."""
+        """Storage of the reply until the next request: after a lost connection its arrival is unknown."""
         head = json.dumps({"asked": asked, "saved": saved, "digest": digest(b"", body)}).encode()
         write_atomically(self._last, len(head).to_bytes(8, "little") + head + body)
 

@@ -1,6 +1,6 @@
-"""What a site remembers of the evaluations that it answered, and whether its policy has room for another one.
+"""Record of the evaluations that a site answered, and whether its policy allows another one.
 
-The book only grows, and a line is on disk before the reply leaves: no server can have a site forget that it answered.
+The record only grows, and a line is on disk before the reply leaves: no server can have a site forget that it answered.
 """
 
 import time
@@ -20,7 +20,7 @@ POLICY, ANSWERED = "evaluations.txt", "evaluations.jsonl"
 
 
 def kept_policy(root: Path, policy: EvaluationPolicy | None) -> EvaluationPolicy:
-    """The policy of a site: what is given, which is kept with the site; else what was given before.
+    """The policy of a site: the given one, which is kept with the site, else the one that was kept before.
 
     Args:
         root: the site's folder.
@@ -49,7 +49,7 @@ class EvaluationRecord:
         root: the folder.
         run: which recipe the next entries belong to.
         policy: what may be answered.
-        journal: the book of what this site's updates cost; noised evaluations are entries there.
+        journal: the record of what this site's updates cost; noised evaluations are entries there.
         privacy: how the recipe's clients noise their updates; None where they do not.
 
     Raises:
@@ -71,7 +71,7 @@ class EvaluationRecord:
         self._rounds = Counter((line["run"], line["round"]) for line in lines)
 
     def check(self, round: int) -> None:
-        """Checks that the policy has room for one more evaluation, before anything is computed.
+        """Check that the policy allows one more evaluation, before anything is computed.
 
         Args:
             round: number of finished rounds.
@@ -94,14 +94,13 @@ class EvaluationRecord:
             self._journal.check_exact(self._privacy)
 
     def release(self, message: Message, round: int) -> Message:
-        """What of an evaluation's reply leaves the site, written down.
+        """The part of an evaluation's reply that may leave the site; it is recorded first.
+
+        Where nothing of the reply may leave, a ValueError says so.
 
         Args:
             message: the reply.
             round: number of finished rounds.
-
-        Raises:
-            ValueError: nothing of it may leave.
         """
         released = self.policy.release(message)
         line = {"time": time.time(), "run": self._run, "round": round, "noise": self.policy.noise}

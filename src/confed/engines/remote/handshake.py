@@ -1,4 +1,4 @@
-"""What all parties of a federation must have in common before the first round: method, settings, version, values."""
+"""Handshake before the first round: method, settings, version and values that all parties must share."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests of what must be common.
+    """Digests of what all parties must share.
 
     Attributes:
         version: of confed.

@@ -1,8 +1,8 @@
-"""What a site writes down for good: secrets that it has used, and what its updates have cost in privacy.
+"""Journal of a site: secrets that it has used, and what its updates have cost in privacy.
 
 A server may have a site go back to an earlier state; it must, when it was killed itself and does a round again. What
-has left the site cannot go back. Of that this book is kept: it only grows, it is on disk before the reply is sent, and
-nothing that a server asks for takes a page out.
+has left the site cannot go back. Of that this journal is kept: it only grows, it is on disk before the reply is sent,
+and nothing that a server asks for removes an entry.
 """
 
 import json
@@ -28,7 +28,7 @@ _SENSIBLE = (1e-100, 1e100)
 
 
 class Journal:
-    """A site's book; see :class:`confed.federation.client.Journal`.
+    """Journal of a site on disk; see :class:`confed.federation.client.Journal`.
 
     Args:
         root: the folder for ``used.jsonl`` and ``privacy.jsonl``; made if missing.
@@ -64,7 +64,11 @@ class Journal:
             )
 
     def use(self, secret: bytes, what: bytes = b"") -> None:
-        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost."""
+        """See :class:`confed.federation.client.Journal`; the same request may come again, as its reply may be lost.
+
+        Raises:
+            ValueError: the secret was used for another request.
+        """
         name = blake2b(secret, digest_size=16).hexdigest()
         asked = self.asked + (blake2b(what, digest_size=16).hexdigest() if what else "")
         if self._used.setdefault(name, asked) != asked:
@@ -72,19 +76,18 @@ class Journal:
         append(self._secrets, {"secret": name, "asked": asked})
 
     def epsilon(self, privacy: UpdatePrivacy, more: int = 0, evaluation: float | None = None) -> float:
-        """What updates and noised evaluations have cost, of whichever recipe and run: they tell of the same examples.
+        """Epsilon of all updates and noised evaluations, of any recipe and run: they tell of the same examples.
 
         Gaussian mechanisms of multipliers z_i are together one of (sum of z_i^-2)^(-1/2) (Dong, Roth and Su, "Gaussian
         differential privacy", 2022). Updates alone: for a client with all its data; with evaluations: for each of its
         examples. An evaluation's sums move by 1 where an example is another one, an update by twice its clip.
 
+        Without dp-accounting this is a ValueError.
+
         Args:
             privacy: says delta and the neighbours; and the noise of the updates to come.
             more: how many of these are added.
             evaluation: noise multiplier of one evaluation to come; None for none.
-
-        Raises:
-            ValueError: dp-accounting is not installed.
         """
         twice = 2.0 if privacy.adjacency == "replace" else 1.0
         told = [*self._evaluations, *([] if evaluation is None else [evaluation])]
@@ -93,24 +96,16 @@ class Journal:
         return epsilon(1 / math.sqrt(total), 1, privacy.delta, privacy.adjacency) if total else 0.0
 
     def check(self, privacy: UpdatePrivacy) -> None:
-        """Checks that one more update is within the limit.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Check that one more update is within the limit; a ValueError where it is not."""
         self._within(privacy, "update", self.epsilon(privacy, 1) if self._limit is not None else 0.0)
 
     def check_evaluation(self, privacy: UpdatePrivacy, noise: float) -> None:
-        """Checks that one more evaluation with noise is within the limit.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Check that one more evaluation with noise is within the limit; a ValueError where it is not."""
         cost = self.epsilon(privacy, evaluation=noise) if self._limit is not None else 0.0
         self._within(privacy, "evaluation", cost)
 
     def check_exact(self, privacy: UpdatePrivacy) -> None:
-        """Checks that the limit has room for an update, without which nothing exact is told either.
+        """Check that the limit allows an update, without which nothing exact is told either.
 
         Raises:
             ValueError: it is spent.
@@ -128,7 +123,7 @@ class Journal:
             )
 
     def evaluated(self, privacy: UpdatePrivacy, noise: float, round: int) -> None:
-        """Writes down that an evaluation with noise leaves.
+        """Record of an evaluation with noise that leaves the site.
 
         Args:
             privacy: says delta and the neighbours.
@@ -142,7 +137,7 @@ class Journal:
         append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def release(self, privacy: UpdatePrivacy, round: int) -> None:
-        """Writes down that an update leaves.
+        """Record of an update that leaves the site.
 
         Args:
             privacy: how it was protected.
@@ -156,7 +151,7 @@ class Journal:
         append(self._costs, {**line, "epsilon": cost if math.isfinite(cost) else None})
 
     def bare(self, round: int, action: str) -> None:
-        """Writes down, once a round, that something about the examples leaves that this site put no noise on.
+        """Record, once a round, of a reply about the examples to which this site added no noise.
 
         Args:
             round: number of finished rounds.
@@ -171,7 +166,7 @@ class Journal:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line to a book, and returns when it is on disk."""
+    """Append a line to a journal; on disk when this returns."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
@@ -179,7 +174,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
-    """The lines of a file; one that was not written to its end is taken off, for nothing was sent then.
+    """The lines of a journal; one that was not written to its end is dropped, as nothing was sent then.
 
     Args:
         path: the file.
@@ -195,11 +190,11 @@ def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
     try:
         return [_checked(json.loads(line), kinds) for line in whole.splitlines()]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}; a site does not go on without its book") from error
+        raise ValueError(f"{path} is damaged: {error}; a site does not go on without its journal") from error
 
 
 def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A line whose entries are of the right types: one that is not could make what was told look cheaper.
+    """A line whose entries have the right types: one that has not could make the cost look lower.
 
     Raises:
         ValueError: one is of another, or missing.

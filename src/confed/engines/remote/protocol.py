@@ -1,4 +1,4 @@
-"""What travels between a server and a site: a head in JSON and a body in safetensors, checked before it is read.
+"""Messages between server and site: a head in JSON and a body in safetensors, checked before they are read.
 
 A head says which client is asked for what; the body is a :class:`confed.federation.messages.Message`. Neither holds
 code, paths or pickles. Names, shapes and dtypes of a body are read from its header alone, so that a body that nobody
@@ -61,7 +61,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a message may be.
+    """Limits on the size of a message.
 
     Attributes:
         body: bytes of a body.
@@ -181,7 +181,7 @@ class Answer:
 
 
 def printable(text: str, most: int) -> str:
-    """What another party wrote, for a terminal or a log: no control characters, and not more than so many."""
+    """Another party's text for a terminal or a log: without control characters, and of bounded length."""
     return "".join(character if character.isprintable() else " " for character in text[:most])
 
 
@@ -191,12 +191,12 @@ def seal(message: Message) -> bytes:
 
 
 def digest(head: bytes, body: bytes) -> str:
-    """What an audit log remembers of a message."""
+    """Digest of a message for the audit log."""
     return blake2b(body, digest_size=16, key=blake2b(head, digest_size=16).digest()).hexdigest()
 
 
 def schema_of(tensors: Params) -> Schema:
-    """Names, dtypes and shapes."""
+    """Names, dtypes and shapes of tensors."""
     return {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
 
 
@@ -258,7 +258,11 @@ def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, .
 
 
 def _header(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The header of safetensors bytes."""
+    """The header of safetensors bytes.
+
+    Raises:
+        Refused: the bytes are not safetensors within the limits.
+    """
     if len(data) > limits.body:
         raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")
@@ -284,7 +288,11 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of two values of one name another reader may take the other one."""
+    """A JSON object whose names are unique; of two values of one name another reader may take the other one.
+
+    Raises:
+        ValueError: a name comes twice.
+    """
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a name comes twice")
     return found

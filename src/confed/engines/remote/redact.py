@@ -1,4 +1,4 @@
-"""What one machine tells another of its errors: without names of files and folders, which may be those of people."""
+"""Redaction of error messages for other machines: no names of files and folders, which may be those of people."""
 
 import re
 

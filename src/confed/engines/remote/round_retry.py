@@ -1,4 +1,4 @@
-"""Another attempt at a part of a round, without the site whose reply the method could not handle.
+"""Retry of a part of a round without the site whose reply the method could not handle.
 
 A method of the server reads replies one by one. An exception that it raises while it has one of them in hand, although
 the reply is what method and task declare, is taken for an error of the site that sent it. The part of the round is then
@@ -23,7 +23,7 @@ Done = TypeVar("Done")
 
 
 class Attempts:
-    """What the server has heard in one part of a round; a folder that :meth:`close` removes.
+    """Replies that the server has received in one part of a round; a folder that :meth:`close` removes.
 
     Args:
         steps: site and round -> calls made before this part began.
@@ -55,7 +55,10 @@ class Attempts:
         self._folder.cleanup()
 
     def drive(self, part: Callable[[], Done], method: str, again: Callable[["Attempts"], None]) -> Done:
-        """What the part of the round returns, at the first attempt that does not end in an error.
+        """Result of the part of the round, from the first attempt that does not end in an error.
+
+        Where there can be no other attempt, the RuntimeError names site, round and error. An error that no reply has
+        caused is passed on.
 
         Args:
             part: drives it from the state that it begins with, which it leaves as it is.
@@ -63,7 +66,8 @@ class Attempts:
             again: called between two attempts.
 
         Raises:
-            RuntimeError: there can be no other attempt; it names site, round and error.
+            OSError: an error of this machine.
+            MemoryError: this machine is out of memory.
         """
         while True:
             try:
@@ -78,7 +82,7 @@ class Attempts:
                 self.batches, self.handled = [], None
 
     def begin(self, batch: CallBatch) -> None:
-        """Calls are asked for together."""
+        """Start of calls that are asked for together."""
         self.batches.append(batch)
         self.handled = None
         self.single |= any(call.session for call in batch.calls)
@@ -88,12 +92,12 @@ class Attempts:
         return tempfile.mkdtemp(dir=self._folder.name)
 
     def keep(self, ask: PendingCall, result: Path | str) -> None:
-        """Remembers what came of a call."""
+        """Record of the reply to a call, or of its error."""
         if not self.single:
             self._kept[ask.request.id] = ask.call, result
 
     def known(self, ask: PendingCall) -> Path | str | None:
-        """What came of the call in an earlier attempt; None where it is a new one.
+        """Outcome of the call in an earlier attempt; None where it is a new one.
 
         Raises:
             RuntimeError: the method asks for something else than at its first attempt.
@@ -109,18 +113,22 @@ class Attempts:
         return result
 
     def reading(self, ask: PendingCall) -> None:
-        """The reply to this call is read from disk."""
+        """Mark the reply to this call as the one that is read from disk."""
         self._read = ask
 
     def handed(self, replies: Iterator[Reply]) -> Iterator[Reply]:
-        """The same replies; between two of them it is known which one the method has in hand."""
+        """The same replies; between two of them the one that the method handles is known."""
         for reply in replies:
             self.handled = self._read if reply.error is None else None
             yield reply
             self.handled = None
 
     def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
-        """From now on the reply to this call counts as failed."""
+        """Mark the reply to this call as failed in all further attempts.
+
+        Raises:
+            RuntimeError: there can be no further attempt.
+        """
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = (
             f"{method} could not handle its reply to {ask.call.action!r}: {type(error).__name__}: {error} "

@@ -74,7 +74,7 @@ class Remote:
 
     Attributes:
         bounds: as given.
-        shortened: client -> what was done to its update, as it went too far; whoever reads it empties it.
+        shortened: client -> what was done to its update, as it went too far; readers empty it.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
         sites: who is there.
     """
@@ -105,7 +105,7 @@ class Remote:
         self.sites = SiteRegistry(transport, common_ground, self.timeouts, self._limits, audit, progress)
         self.kept: Sequence[int] = (0,)
         self._spool, self._judge = spool, judge
-        if spool is not None:  # what a process that was killed has left there is nobody's
+        if spool is not None:  # leftovers of a process that was killed
             shutil.rmtree(spool, ignore_errors=True)
             private_folder(spool)
         self._work = frozenset(setup.algorithm.actions()).difference(ANALYSIS)
@@ -118,7 +118,7 @@ class Remote:
         self._attempts: Attempts | None = None
 
     def begin(self, start: int, kept: Sequence[int]) -> None:
-        """Says where the run begins or goes on: sites go back to that, too.
+        """Start of a run, or of its continuation: sites go back to the same round.
 
         Args:
             start: finished rounds.
@@ -134,13 +134,12 @@ class Remote:
             shutil.rmtree(self._spool, ignore_errors=True)
 
     def attempt(self, part: Callable[[], Done]) -> Done:
-        """A part of a round; again, without the site whose reply the method had in hand, where that ends in an error.
+        """A part of a round, repeated without the site whose reply the method handled when an error ended it.
+
+        A part that cannot be driven again is a RuntimeError.
 
         Args:
             part: drives the part from the state that it begins with, which it leaves as it is.
-
-        Raises:
-            RuntimeError: the part cannot be driven again.
         """
         algorithm = self._setup.algorithm
         with closing(Attempts(self._steps, self._bases, self._spool, algorithm.secure_sum is not None)) as attempts:
@@ -249,7 +248,11 @@ class Remote:
                 yield reply
 
     def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float) -> Reply:
-        """An update that went too far: a part of it, or, where a part of one has no meaning, none of it."""
+        """A part of an update whose norm is above the bound.
+
+        Raises:
+            ValueError: a part of this update has no meaning.
+        """
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
         try:
@@ -264,9 +267,12 @@ class Remote:
         return reply
 
     def _count_out(self, batch: CallBatch, reply: Reply) -> None:
-        """Ends the run where too few replies of a round can be used: what a site computed it would compute again.
+        """Check that enough replies of a round can still be used: a repeated request would give the same replies.
 
-        That none can be used is the round's own business.
+        A round without any usable reply is handled by the round itself.
+
+        Raises:
+            RuntimeError: too few usable replies are left; names the round and the last error.
         """
         batch.useless += 1
         left, wanted = len(batch.calls) - batch.useless, min(self.timeouts.minimum, len(batch.calls))
@@ -377,7 +383,11 @@ class Remote:
             self._attempts.keep(ask, result)
 
     def _read(self, ask: PendingCall, result: Path | str) -> Reply:
-        """The reply, or what is wrong with it; nothing of a refused one reaches the method."""
+        """The reply, or its error; nothing of a refused reply reaches the method.
+
+        Raises:
+            OSError: this machine's disk fails.
+        """
         client = ask.call.client
         if self._attempts is not None:
             self._attempts.reading(ask)
@@ -393,7 +403,11 @@ class Remote:
             return self._failed(client, f"ValueError: update refused: {type(error).__name__}: {error}")
 
     def _checked(self, ask: PendingCall, result: Path) -> Reply:
-        """A reply that has come, where everything about it is as declared; or what is not."""
+        """A reply that has come, checked against all that is declared of it.
+
+        Raises:
+            Refused: the reply is to another request, or malformed.
+        """
         client = ask.call.client
         with patiently(lambda: result.open("rb")) as file:
             head, body = file.read(int.from_bytes(file.read(8), "little")), file.read()

@@ -1,4 +1,4 @@
-"""Who is there: the sites that are connected to a server, who they are, and what they do."""
+"""Registry of the sites that are connected to a server: who they are, and what they do."""
 
 import json
 import time
@@ -34,7 +34,7 @@ __all__ = ["Bounded", "Connection", "Registered", "SiteRegistry", "SiteStatus", 
 
 @dataclass(frozen=True)
 class Connection:
-    """A site's line to the server.
+    """A site's connection to the server.
 
     Attributes:
         since: changes when the site connects anew.
@@ -60,7 +60,7 @@ class Transport(Protocol):
             kind: the action's name.
             head: the request's head.
             body: its body.
-            lasts: seconds after which nobody waits for the reply any more.
+            lasts: seconds after which the reply is no longer waited for.
         """
         ...
 
@@ -69,13 +69,13 @@ class Transport(Protocol):
         ...
 
     def forget(self, sent: str) -> None:
-        """Nobody waits for the reply to this request any more."""
+        """End of the wait for the reply to this request."""
         ...
 
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A post that can turn away what is too large before it has all of it."""
+    """A transport that can refuse a message that is too large before it has all of it."""
 
     def bound(self, largest: int) -> None:
         """From now on a reply has at most so many bytes."""
@@ -84,7 +84,7 @@ class Bounded(Protocol):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a server waits.
+    """Time limits of a server: how long it waits for replies and absent sites.
 
     Attributes:
         minimum: sites that must answer for a round to count: below that the server waits for those that are missing
@@ -110,7 +110,7 @@ class Timeouts:
 
 
 class Registered:
-    """Clients whose examples are elsewhere; see :class:`confed.engines.perform.Population`."""
+    """Population whose examples are at the sites; see :class:`confed.engines.perform.Population`."""
 
     def __init__(self, clients: Sequence[ClientInfo]) -> None:
         self._clients = list(clients)
@@ -123,12 +123,16 @@ class Registered:
         return self._clients[number]
 
     def data(self, client_id: str) -> ClientData:
-        """Raises ValueError: a server has no client's examples."""
+        """Never returns: a server has no client's examples.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(f"the examples of client {client_id!r} are at its site")
 
 
 class SiteRegistry:
-    """The sites of a federation, as their server sees them.
+    """Sites of a federation, as their server sees them.
 
     Args:
         transport: carries requests and replies.
@@ -171,11 +175,11 @@ class SiteRegistry:
         """Waits until the named clients have introduced themselves.
 
         Args:
-            names: they, in the federation's order; empty for whoever comes.
-            wait: seconds after which whoever is there is enough, if there are as many as the minimum.
+            names: the clients, in the federation's order; empty for all that connect.
+            wait: seconds after which the connected sites are enough, if there are as many as the minimum.
 
         Returns:
-            Those that are there, in the order of ``names``, or of their own names.
+            The connected clients, in the order of ``names``, or sorted by name.
         """
         began = time.monotonic()
         while True:
@@ -190,7 +194,7 @@ class SiteRegistry:
         """Tells the sites that are connected that the run is over.
 
         Args:
-            wait: seconds after which nobody waits for those that have not heard it.
+            wait: seconds after which sites that have not received it are no longer waited for.
         """
         told: set[str] = set()
         for name, (number, _) in self.lines.items():
@@ -206,7 +210,7 @@ class SiteRegistry:
             self.transport.forget(sent)
 
     def look(self, always: bool = False) -> None:
-        """Finds out who is connected, and greets whoever is new.
+        """Update of the connected sites; new ones are greeted.
 
         Args:
             always: also where that was done a moment ago.
@@ -241,7 +245,11 @@ class SiteRegistry:
             self.log("out", connection.name or f"node {number}", HELLO, head, body)
 
     def _welcome(self, number: int, connection: Connection, head: bytes, body: bytes) -> None:
-        """Reads how a site introduces itself; one that cannot take part is noted and left out."""
+        """A site's introduction of itself; a site that cannot take part is noted and left out.
+
+        Raises:
+            Refused: the introduction is faulty, or of another run; handled here.
+        """
         name = connection.name or f"node {number}"
         self.log("in", name, HELLO, head, body)
         try:
@@ -278,14 +286,14 @@ class SiteRegistry:
         self.note(claimed, "idle", "came after the run began: it takes part when the server is started again" * late)
 
     def note(self, name: str, state: str, note: str = "") -> None:
-        """Writes down what a site does, and what went wrong there if anything did."""
+        """Record of what a site does, and of its error if there is one."""
         status = self.status.setdefault(name, SiteStatus())
         status.state = state
         status.note = printable(note, 500) or status.note
         self._progress(SiteStates(self.status))
 
     def log(self, way: str, site: str, action: str, head: bytes, body: bytes) -> None:
-        """Adds a message to the audit log and to the site's count of bytes."""
+        """Entry in the audit log, added to the site's count of bytes."""
         status = self.status.setdefault(site, SiteStatus())
         if way == "in":
             status.up += len(head) + len(body)

@@ -28,7 +28,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much one client may count.
+    """Bounds on one client's influence.
 
     Attributes:
         update: times the median norm of the round's updates; 0 for no bound.
@@ -46,7 +46,7 @@ class Bounds:
 
 
 def norm_of(call: Call, message: Message, changes: Sequence[str]) -> float:
-    """The Euclidean norm of what a reply changes, in double precision; integers do not count.
+    """Euclidean norm of the change in a reply, in double precision; integers do not count.
 
     Tensors that nothing of their name and shape was sent of, and that are no changes, do not count either: numbers of
     examples, summaries and the like differ between honest sites by more than updates do.
@@ -79,10 +79,9 @@ def most_of(norms: Mapping[str, float], factor: float) -> float:
 
 
 def scaled(call: Call, message: Message, changes: Sequence[str], scale: float) -> Message:
-    """A reply that goes only a part of the way from what was sent.
+    """A reply whose change is scaled by a factor between 0 and 1.
 
-    Raises:
-        ValueError: it has tensors that nothing was sent of and that are no changes.
+    A tensor that was not sent and is not a change either is a ValueError.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in message.tensors.items():

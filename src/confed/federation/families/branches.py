@@ -21,11 +21,11 @@ Blend = Mapping[str, float]
 
 
 class Branches:
-    """A model's adapters as networks of their own that read the same batch.
+    """A model's adapters as separate networks that read the same batch.
 
     Where the model offers ``prefix(batch)``, ``suffix(state)`` and ``repeat(state, n)`` and nothing below its first
     adapter learns (``prefix_is_frozen``), that part runs once per batch, whatever the number of branches. Behind
-    it branches have states of their own, so that frozen layers have to run for each of them.
+    it branches have separate states, so that frozen layers have to run for each of them.
 
     Args:
         model: the model; switched from branch to branch, never copied.

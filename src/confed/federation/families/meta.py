@@ -36,7 +36,7 @@ Loss = Callable[[Params, Batch], Tensor]
 def look_ahead(client: Client, alpha: float, *, hessian: bool = False, delta: float = 1e-3) -> Objective:
     """The objective whose gradient is that after an inner step on examples of the client's own.
 
-    Batches of inner steps come from the client's training examples in an order of their own, so that the batches of
+    Batches of inner steps come from the client's training examples in a separate order, so that the batches of
     the outer steps are those of FedAvg; with ``alpha`` 0 all is as in FedAvg. What is logged is the loss after the
     inner step.
 

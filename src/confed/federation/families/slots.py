@@ -1,4 +1,4 @@
-"""A model whose modalities are represented one by one and stand side by side, so that something may stand in for one.
+"""Modality slots: representations side by side, one per modality, so that a missing one can be replaced.
 
 Every modality that a network may see has a slot. Here is what methods share that fill the empty ones, each with
 something else: where r_m, a modality's representation, comes from, and z = tanh(W [norm r_1, ..., norm r_M] / M), which
@@ -59,5 +59,5 @@ def represented(model: nn.Module, batch: Batch, slots: Sequence[str]) -> dict[st
 
 
 def head_name(model: nn.Module) -> str:
-    """The submodule that turns features into answers."""
+    """Name of the submodule that turns features into answers."""
     return model_spec(model).answer_head or ""

@@ -55,7 +55,7 @@ def steps_of(examples: int, local: Local) -> int:
 
 @dataclass
 class _OnItsWay:
-    """A batch whose gradients have not come yet.
+    """A batch whose gradients have not arrived yet.
 
     Attributes:
         step: its number in the round.

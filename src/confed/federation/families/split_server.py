@@ -52,7 +52,7 @@ def hand_out(
 
 
 def left_out(client: str, error: Exception) -> Exception:
-    """Warns that a client is left out of a round because of what it sent; the error, for a message."""
+    """Warning that a client is left out of a round because of what it sent; the error, for a message."""
     warnings.warn(f"{client!r} is left out of the round: what it sent does not fit: {error}", stacklevel=2)
     return error
 

@@ -104,7 +104,7 @@ class ChatTokenizer(AnswerTokenizer):
     def __init__(self, processor: Any, max_length: int = 256) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
         self.placeholder = Placeholder(processor)
-        self._max_length = max_length
+        self._max_length, self.closing = max_length, True
         self._check()
 
     @property

@@ -1,4 +1,4 @@
-"""Making the mini backbones' weights from nothing, each in minutes on one CPU core.
+"""Pretraining of the mini backbones from nothing, each in minutes on one CPU core.
 
 The public split of the built-in benchmark (random styles, no wording shift) comes with its scene graphs, so a
 model learns two things at once: to answer, and to say what each token stands for. The second part is what makes

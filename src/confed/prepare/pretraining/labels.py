@@ -1,4 +1,4 @@
-"""What ``resnet_multilabel_mini`` learns from: public pictures and the names of what stands in them.
+"""Pretraining data of ``resnet_multilabel_mini``: public pictures and the names of what stands in them.
 
 The part of ImageNet in FedLGT's tables is played by the public split of the built-in benchmark: randomised styles, no
 graph that a client holds. Labels are single words, nouns and colours. Which thing has which colour, and what stands

@@ -1,4 +1,4 @@
-"""The mini backbones: what each learns from, how long, and where it starts."""
+"""Pretraining of the mini backbones: data, duration and initial values of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ __all__ = ["MINIS", "Material", "Mini", "Settings"]
 
 
 class Settings(NamedTuple):
-    """How a mini learns.
+    """Training settings of a mini backbone.
 
     Attributes:
         questions: public questions to learn from, several per picture.
@@ -50,7 +50,7 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Material:
-    """What a mini learns from.
+    """Training data of a mini backbone.
 
     Attributes:
         table: the encoded questions; those of one picture follow each other.
@@ -92,8 +92,7 @@ class Mini:
     def create(self, material: Material, seed: int) -> nn.Module:
         """The untrained model, with the values of ``vilt_mini`` where it starts from them.
 
-        Raises:
-            ValueError: a pattern of ``start`` finds no tensor of the same shape in those weights.
+        A pattern of ``start`` that finds no tensor of the same shape in those weights is a ValueError.
         """
         model = create_model(
             self.name,
@@ -115,7 +114,7 @@ def questions_about_scenes(model: str, questions: int, seed: int) -> Material:
     from confed.datasets.scenes import ANSWERS, FAMILIES, WORDS, public_split
 
     examples, tags = public_split(questions, seed)
-    # A vocabulary of its own, because the model's tokenizer would put the packaged weights' words in front.
+    # A separate vocabulary, because the model's tokenizer would put the packaged weights' words in front.
     tokenizer = WordTokenizer(WORDS) if model == "vilt_mini" else create_tokenizer(model, WORDS)
     table = _trimmed(encode(examples, tokenizer, ANSWERS, FAMILIES))
     candidates = None

@@ -1,4 +1,4 @@
-"""The training run: answers and tags together, kept after every epoch."""
+"""Pretraining run: answers and tags together, saved after every epoch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ __all__ = ["accuracy", "pretrain"]
 def pretrain(
     model: str, out: Path | str, *, threads: int = 1, progress: bool = True, **changes: float
 ) -> dict[str, float]:
-    """Trains a mini backbone and writes its weights.
+    """Pretraining of a mini backbone, whose weights are written.
 
     After every epoch the weights so far go to ``out`` and the whole training state beside it, to
     ``<out>.state``; the same call after an interruption continues there and ends with the same weights. The
@@ -141,7 +141,7 @@ class _Run:
         return accuracy(self.model, self.material.table, self.material.types, rows)
 
     def train(self, rows: Tensor, epoch: int) -> tuple[float, float]:
-        """One epoch in an order of its own; mean loss of answers and of tags."""
+        """One epoch in a newly drawn order; mean loss of answers and of tags."""
         rng = torch.Generator().manual_seed(1_000_003 * self.settings.seed + epoch)
         order = rows[torch.randperm(len(rows), generator=rng)]
         step = epoch * math.ceil(len(rows) / self.settings.batch_size)
@@ -181,7 +181,7 @@ class _Run:
         return answers, self.tagger.losses(states, batch["text"], cells)
 
     def keep(self, file: Path) -> None:
-        """Writes weights, optimiser moments and the number of epochs done."""
+        """Write weights, optimiser moments and the number of finished epochs."""
         from safetensors.torch import save_file
 
         tensors = dict(self.modules.state_dict())

@@ -1,4 +1,4 @@
-"""Beginning with the values of the packaged ``vilt_mini`` where a mini has the same parts.
+"""Initial values from the packaged ``vilt_mini`` where a mini has the same parts.
 
 A backbone rarely starts from nothing: VAuLT takes a ViLT and a BERT, ALBEF and BLIP a picture Transformer and a BERT
 that were trained before. Here all of them take over what ``vilt_mini`` has: the picture embedding and blocks, and the
@@ -62,7 +62,7 @@ BLIP: Start = (
 
 
 def copy(model: nn.Module, start: Start) -> None:
-    """Gives a model the values of the packaged ``vilt_mini`` where ``start`` says so.
+    """Copy the values of the packaged ``vilt_mini`` into a model where ``start`` says so.
 
     Raises:
         ValueError: a pattern matches none of the model's names, or those weights lack the tensor or its shape.

@@ -1,4 +1,4 @@
-"""What each token of a public question stands for, and the loss for saying so.
+"""Tagging loss: each token of a public question is taught what it stands for.
 
 * After the first visual block every patch scores its noun, its colour, its size and its quadrant;
 * after the first and after the second visual block every patch scores the colour of its right neighbour;

@@ -1,4 +1,4 @@
-"""What a client offers for secure aggregation; the calls are listed in :mod:`confed.privacy.secure_sum.exchange`."""
+"""A client's actions in secure aggregation; the calls are listed in :mod:`confed.privacy.secure_sum.exchange`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +33,12 @@ Action = Callable[[Client, Message], Message]
 def actions(
     fit: Action, changes: Sequence[str], weigh: Callable[[ClientInfo], float], options: SecureSum
 ) -> dict[str, Action]:
-    """What a client offers; its update is sent in no other way.
+    """Actions of a client for secure aggregation; its update is sent in no other way.
 
     Args:
         fit: the method's action, with noise where there is some.
         changes: globs of tensors that the update holds as changes.
-        weigh: a client's weight in the mean. With a weight of its own choice a server could lift one client's update
+        weigh: a client's weight in the mean. With a freely chosen weight a server could lift one client's update
             out of the sum.
         options: of the client's own recipe, which a server's plan must agree with.
     """
@@ -55,7 +55,11 @@ def actions(
         return Message(sent)
 
     def masked(client: Client, message: Message) -> Message:
-        """``fit``, its update behind masks; the scalars of its reply are not sent."""
+        """``fit``, its update behind masks; the scalars of its reply are not sent.
+
+        Raises:
+            ValueError: the update is asked for without masks, or with another weight than the client's.
+        """
         own = Message(
             {n: t for n, t in message.tensors.items() if not n.startswith(PREFIX)},
             {n: s for n, s in message.scalars.items() if not n.startswith(PREFIX)},
@@ -90,7 +94,7 @@ def actions(
 
 
 def _shares(client: Client, message: Message) -> Message:
-    """Sealed shares for everybody who sent keys, a row each."""
+    """Sealed shares for all members that sent keys, a row each."""
     member, names = recall(client.state), _names(message.scalars["members"])
     _once(client, member, "shares")
     pairs = zip(rows(message.tensors["seal"]), rows(message.tensors["mask"]), strict=True)
@@ -103,7 +107,11 @@ def _shares(client: Client, message: Message) -> Message:
 
 
 def _check_signed(signer: Signer, member: Member, keys: Mapping[str, Keys], message: Message) -> None:
-    """Checks that every other member's keys are its own, by what it signed for this plan."""
+    """Check of every other member's signature of its keys for this plan.
+
+    Raises:
+        ValueError: the keys are not signed.
+    """
     padded = message.tensors.get("signatures")
     if padded is None:
         raise ValueError("the keys of the members of this aggregation are not signed, and this site knows theirs")

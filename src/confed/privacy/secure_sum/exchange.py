@@ -1,4 +1,4 @@
-"""Secure aggregation between an engine and a method: four calls, or five, in place of one ``fit``, and the same mean.
+"""Secure aggregation between an engine and a method: four or five calls in place of one ``fit``, and the same mean.
 
 The method asks its clients to ``fit`` and takes the mean of what they send. Here the clients' replies become one sum,
 and the method is told that every client sent the mean: of equal values every weighted mean is that value. It need not
@@ -112,7 +112,7 @@ class _Round:
                 yield Reply(call.client, Message(), self.errors[name])
 
     def _leave_out(self, name: str, reason: str) -> None:
-        """A client is not asked any further, as if it had failed."""
+        """Removal of a client from the round, as if it had failed."""
         self.errors[name] = f"ValueError: update refused: {reason}"
         self._refused.setdefault(name, self.errors[name])
         warnings.warn(f"{self.title}: {name!r} is left out of secure aggregation: {reason}", stacklevel=2)
@@ -120,7 +120,11 @@ class _Round:
     # The calls ------------------------------------------------------------------------------------------------
 
     def _collect(self) -> Tally:
-        """Keys, shares, and the sum of the masked blocks."""
+        """Keys, shares, and the sum of the masked blocks.
+
+        Raises:
+            RuntimeError: fewer clients than the threshold sent keys.
+        """
         begin = Message({}, {"plan": self.plan.to_json()})
         asked = dict.fromkeys([name for name in self.calls if name not in self.errors], begin)
         said = dict(self._ask("secure_keys", asked, lambda _: None))
@@ -209,7 +213,11 @@ class _Round:
     # The mean -------------------------------------------------------------------------------------------------
 
     def _means(self, tally: Tally, sums: Mapping[int, Integers]) -> dict[str, Tensor]:
-        """Name -> the mean of the values of those who stayed; without tensors of which too few did."""
+        """Name -> mean over the clients that stayed; without tensors of which too few did.
+
+        Raises:
+            RuntimeError: the sum is outside the range of the plan, so a client sent a wrong share or vector.
+        """
         means: dict[str, Tensor] = {}
         for number, block in enumerate(self.plan.blocks):
             senders = tally.senders(number)
@@ -261,14 +269,22 @@ def _padded(signatures: Sequence[Tensor]) -> Tensor:
 
 
 def _floating(call: Call) -> dict[str, Tensor]:
-    """The tensors of a client that are summed."""
+    """The tensors of a client that are summed.
+
+    Raises:
+        ValueError: the method does not say what the call sends.
+    """
     if call.expects is None:
         raise ValueError(f"algorithm.secure_sum needs to know what {call.action!r} sends, and the method does not say")
     return {name: tensor for name, tensor in call.expects.items() if tensor.is_floating_point()}
 
 
 def _whole(algorithm: Algorithm, call: Call) -> int:
-    """A client's weight, which is a factor of integers."""
+    """A client's weight, which is a factor of integers.
+
+    Raises:
+        ValueError: the weight is not a whole number of at least 1.
+    """
     weight = algorithm.weight(Reply(call.client, Message()))
     if weight != int(weight) or weight < 1:
         raise ValueError(
@@ -278,9 +294,9 @@ def _whole(algorithm: Algorithm, call: Call) -> int:
 
 
 def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
-    """Who is left out so that the others' weights fit into the integers, the largest first.
+    """Clients that are left out so that the others' weights fit into the integers, the largest first.
 
-    Weights follow from numbers of examples that sites claim. Nobody is to blame where not even weights up to the
+    Weights follow from numbers of examples that sites claim. No client is to blame where not even weights up to the
     median fit: the options are such that no sum of so many is possible, and a minority of sites cannot move the median
     beyond the others' weights.
 
@@ -300,7 +316,7 @@ def _heavy(weights: Mapping[str, int], most: int) -> list[str]:
 
 
 def _blocks(sent: Mapping[str, Params]) -> tuple[Block, ...]:
-    """Tensors by who sends them."""
+    """Blocks of tensors with the same senders."""
     senders: dict[tuple[str, torch.Size], list[str]] = {}
     for client, tensors in sent.items():
         for name, tensor in tensors.items():

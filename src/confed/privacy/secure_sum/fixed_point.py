@@ -14,7 +14,7 @@ __all__ = ["decode", "encode", "from_wire", "to_wire"]
 def encode(
     updates: Sequence[Tensor], weight: int, fraction: int, reach: float, bits: int, names: Sequence[str] = ()
 ) -> Integers:
-    """w round(2^f d), one vector for all tensors.
+    """Fixed-point encoding w round(2^f d) of tensors, in one vector of integers.
 
     Args:
         updates: d, floating-point tensors.
@@ -41,7 +41,7 @@ def encode(
 
 
 def decode(total: Integers, weights: int, fraction: int, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The weighted mean 2^-f total / weights, cut into tensors of float64.
+    """Fixed-point decoding: the weighted mean 2^-f total / weights, cut into tensors of float64.
 
     Args:
         total: the sum of encoded vectors, modulo 2^k.

@@ -48,17 +48,16 @@ def new_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """What belongs to a private key and may be known."""
+    """The public key of a private key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
-    """32 bytes that only the two owners of these keys can make, others for every purpose.
+    """Shared secret of two key pairs (X25519), 32 bytes, different for every purpose.
 
-    Raises:
-        ValueError: the public key is none.
+    A faulty public key is a ValueError.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -67,7 +66,7 @@ def pair_secret(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def derived(secret: bytes, purpose: str, length: int) -> bytes:
-    """Bytes that follow from a secret and tell nothing of it, others for every purpose (HKDF, RFC 5869)."""
+    """Key derivation (HKDF, RFC 5869): bytes from a secret that tell nothing of it, different for every purpose."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -75,7 +74,7 @@ def derived(secret: bytes, purpose: str, length: int) -> bytes:
 
 
 def usable(public: bytes) -> bool:
-    """Whether a public key gives a secret with another; with one that does not, nobody could go on."""
+    """Whether a public key gives a secret with another one; with a key that does not, the aggregation would stop."""
     try:
         pair_secret(new_key(), public, "trial")
     except ValueError:
@@ -84,7 +83,7 @@ def usable(public: bytes) -> bool:
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """A text that only who has the key can read or change, behind the nonce that it was sealed with."""
+    """Authenticated encryption of a text, behind its nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = os.urandom(NONCE)
@@ -107,7 +106,7 @@ def opened(key: bytes, text: bytes) -> bytes:
 
 
 def add_mask(vector: Integers, seed: bytes, sign: int) -> None:
-    """Adds the mask of a seed to a vector in place, or takes it off, modulo 2^32 or 2^64.
+    """Addition of the mask of a seed to a vector in place, or its subtraction, modulo 2^32 or 2^64.
 
     Args:
         vector: unsigned integers, little-endian on the wire as in memory.

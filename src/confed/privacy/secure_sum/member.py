@@ -1,4 +1,4 @@
-"""A client's side of secure aggregation: four steps, with all that it keeps between them in one object.
+"""A client's side of secure aggregation: four steps, and all that it keeps between them in one object.
 
 Notation as in :mod:`confed.privacy.secure_sum`. Nothing here knows of messages, rounds or models.
 """
@@ -42,12 +42,12 @@ class Keys:
 
 @dataclass
 class Member:
-    """What a client keeps of secure aggregation; never sent.
+    """State of a client in secure aggregation; never sent.
 
     Attributes:
         plan: the sum.
         name: who this is.
-        seal_key: private, and known to nobody else whatever happens.
+        seal_key: private, and never given to other parties.
         mask_key: private; shared out, as it must be known to others should this client drop out.
         seeds: block -> b_u, for the blocks that this client sends.
         keys: U_1 and their public keys.
@@ -77,13 +77,13 @@ class Member:
 
     @property
     def public(self) -> Keys:
-        """What the others may know."""
+        """The public keys, for the other members."""
         return Keys(public_key(self.seal_key), public_key(self.mask_key))
 
     def share(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
         """Step 1: shares of this client's secrets, sealed for each of the others.
 
-        Whoever asks again with the same keys gets the same shares: the polynomials follow from the seal key, which is
+        A repeated request with the same keys gets the same shares: the polynomials follow from the seal key, which is
         never shared, and from what is asked. With new ones, a second answer would hold further points of other
         polynomials through the same secrets.
 
@@ -135,13 +135,12 @@ class Member:
         return dict(vectors)
 
     def confirm(self, survivors: Sequence[str]) -> dict[str, bytes]:
-        """Between steps 2 and 3, where blocks have different senders: which survivors this client was told.
+        """Confirmation between steps 2 and 3, where blocks have different senders: the survivors this client was told.
+
+        The survivors are checked as in :meth:`unmask`, with the same ValueError.
 
         Returns:
             Survivor -> what only this client and that one can make, and of these survivors only.
-
-        Raises:
-            ValueError: as :meth:`unmask`.
         """
         self._check(dict.fromkeys(survivors, b""), tuple(self.parcels), "sent a masked vector")
         return {name: self._confirmed(self.name, name, survivors) for name in survivors if name != self.name}
@@ -213,7 +212,7 @@ class Member:
 
 
 def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """What takes the masks off the sums: a client of U_2 and a block, or -1 for the mask key of one that dropped out.
+    """Shares that take the masks off the sums: client of U_2 and block, or -1 for the mask key of one that dropped out.
 
     Args:
         plan: the sum.
@@ -229,7 +228,7 @@ def needed(plan: Plan, sharers: Iterable[str], survivors: Iterable[str]) -> Iter
 
 
 def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:
-    """What the secret of two clients is for: their masks of a block; the same from both sides.
+    """Purpose of the secret of two clients for their masks of a block; the same from both sides.
 
     Of a client that was told another plan no mask cancels: its vector stays random.
     """
@@ -237,7 +236,7 @@ def mask_purpose(plan: Plan, block: int, one: str, other: str) -> str:
 
 
 def seal_purpose(plan: Plan, owner: str, holder: str) -> str:
-    """What the secret of two clients is for: the seal of one's shares for the other, under the same plan."""
+    """Purpose of the secret of two clients for the seal of one's shares for the other, under the same plan."""
     return "\x1f".join(["seal", plan.digest, owner, holder])
 
 

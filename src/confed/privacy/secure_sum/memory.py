@@ -1,4 +1,4 @@
-"""What a client keeps of secure aggregation between two calls, as tensors and texts of its state."""
+"""Storage of a client's side of secure aggregation between two calls, as tensors and texts of its state."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def rows(tensor: Tensor) -> list[bytes]:
 
 
 def remember(state: ClientState, member: Member) -> None:
-    """Puts a client's side of secure aggregation into its state, in place of the one before."""
+    """Write a client's side of secure aggregation into its state, in place of an earlier one."""
     tensors = {"own": stacked([member.seal_key, member.mask_key, *member.seeds.values()])}
     if member.keys:
         tensors["keys"] = stacked([key.seal + key.mask for key in member.keys.values()])
@@ -55,7 +55,7 @@ def remember(state: ClientState, member: Member) -> None:
 
 
 def recall(state: ClientState) -> Member:
-    """A client's side of secure aggregation that it is in the middle of.
+    """The client's side of the secure aggregation in progress.
 
     Raises:
         ValueError: it is in none: it was not asked for its keys, or has given its shares.
@@ -74,7 +74,7 @@ def recall(state: ClientState) -> Member:
 
 
 def forget(state: ClientState) -> None:
-    """Removes all of it: the shares are given, or another sum begins."""
+    """Removal of a client's side of secure aggregation: the shares are given, or another sum begins."""
     state.tensors.pop(GROUP, None)
     state.scalars.pop(GROUP, None)
 

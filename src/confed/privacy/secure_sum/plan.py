@@ -1,4 +1,4 @@
-"""What secure aggregation's server announces, and what every client checks before it takes part."""
+"""Plan of a secure aggregation: announced by the server, and checked by every client before it takes part."""
 
 import json
 import math
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Secure aggregation.
+    """Parameters of one secure aggregation.
 
     Attributes:
         label: no two sums of a run have the same.
@@ -104,7 +104,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the plan's text; masks and seals are made with it, and fit those of the same plan only."""
+        """SHA-256 of the plan's text; masks and seals are made with it, and fit equal plans only."""
         return sha256(self.to_json().encode()).hexdigest()
 
     def check(self, options: SecureSum, weight: int) -> None:

@@ -1,4 +1,4 @@
-"""Sharing a secret so that any t of n can put it together, and fewer know nothing.
+"""Shamir's secret sharing: any t of n shares give the secret, and fewer tell nothing.
 
 Shamir, "How to share a secret", Communications of the ACM 22, 1979: the shares are values of a random polynomial of
 degree t - 1 whose value at 0 is the secret, in the integers modulo a prime.
@@ -20,13 +20,13 @@ def _drawn(_: int) -> int:
 
 
 def split(secret: bytes, threshold: int, count: int, coefficient: Callable[[int], int] = _drawn) -> list[bytes]:
-    """Shares of a secret, that of holder 1 first.
+    """Shares of a secret, beginning with holder 1.
 
     Args:
         secret: 32 bytes.
         threshold: t, how many shares put it together.
         count: n, how many there are.
-        coefficient: the polynomial's coefficients by their exponents, from 1; nobody may be able to guess them. By
+        coefficient: the polynomial's coefficients by their exponents, from 1; they must be impossible to guess. By
             default they come from the operating system.
 
     Raises:

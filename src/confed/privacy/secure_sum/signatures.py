@@ -1,6 +1,6 @@
 """Signatures on the public keys of secure aggregation's members, by keys that a server does not hand out.
 
-A server that carries the members' public keys could put keys of its own in their place and read every update. Against
+A server that carries the members' public keys could put its own keys in their place and read every update. Against
 that a site signs the keys that it draws for a sum, together with the sum's plan, with the key by which it is known in
 the federation, and shares its secrets with members only whose keys are signed likewise (Bonawitz et al., CCS 2017, the
 variant for active adversaries). Whom a key belongs to says the list that the coordinator gave the site when the
@@ -26,7 +26,7 @@ LARGEST = 8192
 
 
 def statement(plan: Plan, name: str, keys: Keys) -> bytes:
-    """What a member signs: these are its keys, and for this sum only."""
+    """Text that a member signs: its keys, for this aggregation only."""
     return b"confed secure sum keys\x1f" + json.dumps([plan.digest, name, keys.seal.hex(), keys.mask.hex()]).encode()
 
 
@@ -68,7 +68,11 @@ class ListedKeys:
         return self._key.sign(statement, ECDSA(SHA384()))
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.Signer`."""
+        """See :class:`confed.federation.client.Signer`.
+
+        Raises:
+            ValueError: the client is not on the list, or the signature is not by its key.
+        """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA384
@@ -86,7 +90,7 @@ class VouchedKeys:
 
     Args:
         startup: the folder with ``client.key``, ``client.crt`` and ``rootCA.pem``.
-        names: client -> the name in its site's certificate; whoever is not in it has the client's name there.
+        names: client -> the name in its site's certificate; clients that are not in it have the client's name there.
 
     Raises:
         ValueError: a file is missing or not what it should be.
@@ -117,7 +121,11 @@ class VouchedKeys:
         return len(signature).to_bytes(2, "big") + signature + self._own
 
     def check(self, client: str, statement: bytes, signature: bytes) -> None:
-        """See :class:`confed.federation.client.Signer`."""
+        """See :class:`confed.federation.client.Signer`.
+
+        Raises:
+            ValueError: the signature or its certificate is not that of the client's site, or is not valid now.
+        """
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15

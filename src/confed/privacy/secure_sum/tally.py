@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: it adds masked vectors up and takes the masks off the sums."""
+"""The server's side of secure aggregation: sums of masked vectors, and removal of the masks."""
 
 from collections.abc import Iterable, Mapping
 
@@ -82,7 +82,7 @@ class Tally:
         return found
 
     def _gone(self) -> list[str]:
-        """Who sent shares and then no vector."""
+        """Clients that sent shares and then no vector."""
         return sorted(set(self.sharers) - set(self.survivors))
 
     def _lost_key(self, name: str, shares: Mapping[int, bytes]) -> bytes:

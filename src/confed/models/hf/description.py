@@ -1,0 +1,111 @@
+"""Description of a vision-language model before a run: its parts, what will learn, bytes per round, memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confed.models.finetuning import USUAL, Finetuning, Trainable
+from confed.models.hf import Base, Part, hf
+from confed.models.hf.model import HuggingFaceVLM
+
+__all__ = ["describe"]
+
+QUESTION, ANSWER, SIDE = "What is in the picture?", "yes", 224
+"""Of the example that memory is measured with: a question, an answer, and a grey picture's side in pixels."""
+
+
+def describe(
+    source: str, revision: str = "", base: Base = "fp32", parts: tuple[Part, ...] = ("language",),
+    trainable: Trainable = "lora", peft: Finetuning = USUAL,
+) -> dict[str, dict[str, str]]:  # fmt: skip
+    """What a user should know of a model before a run with it.
+
+    Args:
+        source: as in :func:`confed.models.hf.hf`, and so are the others.
+        revision: commit, tag or branch of a hub name.
+        base: number format of what does not learn.
+        parts: parts that finetuning applies to.
+        trainable: the kind of finetuning.
+        peft: its options.
+
+    Returns:
+        Section -> name -> value, for people to read.
+    """
+    model = hf(0, 0, source=source, revision=revision, base=base, parts=parts, trainable=trainable, peft=peft)
+    learning = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    values = sum(value.numel() for _, value in learning)
+    sent = sum(value.nbytes for _, value in learning)
+    whole = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
+    names = [name.removeprefix(model.published_prefix) for name, _ in learning]
+    layers = sorted({name.rpartition(".lora_")[0] or name for name in names})
+    tokens, saved = _dry_step(model)
+    return {
+        "model": {
+            "source": source + (f" at {revision}" if revision else ""),
+            "family": str(model.body.config.model_type),
+            "class": type(model.body).__name__,
+            "values": f"{sum(value.numel() for value in model.parameters()) - _added(model):,}",
+        },
+        "parts": {
+            name: f"{_size(model, model.part(name)):,} values, {model.part(name).removeprefix(model.published_prefix)}"
+            for name in ("language", "vision")
+        },
+        "learning": {
+            "kind": f"{trainable} in {', '.join(parts)}",
+            "values": f"{values:,}",
+            "layers": f"{len(layers)}: {', '.join(layers[:3])}{', …' if len(layers) > 3 else ''}",
+            "sent per round and client": f"{_bytes(sent)} up and as many down",
+        },
+        "memory": {
+            "weights": f"{_bytes(whole)}, once per process however many clients there are",
+            "gradients and Adam's moments": _bytes(3 * sent),
+            "activations of one example": f"{_bytes(saved)} ({tokens} tokens, a picture of {SIDE} x {SIDE} pixels)",
+        },
+    }  # fmt: skip
+
+
+def _dry_step(model: HuggingFaceVLM) -> tuple[int, int]:
+    """Tokens of one example, and bytes that the forward pass keeps for the backward pass beside weights."""
+    text, mask = model.tokenizer([QUESTION])
+    answers = model.tokenizer.answers([ANSWER])
+    picture = torch.full((1, 3, SIDE, SIDE), 128, dtype=torch.uint8)
+    weights = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage()
+        if place.data_ptr() not in weights:
+            kept[place.data_ptr()] = place.nbytes()
+        return tensor
+
+    state = model.prefix({"image": picture, "text": text, "text_mask": mask, "answer_tokens": answers})
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model.suffix(state).logits.float()
+        loss = functional.cross_entropy(logits.transpose(1, 2), answers[:, 1:], ignore_index=0)
+    loss.backward()
+    model.zero_grad(set_to_none=True)
+    return state.ids.shape[1] + answers.shape[1] - 1, sum(kept.values())
+
+
+def _size(model: HuggingFaceVLM, part: str) -> int:
+    added = _added(model, part)
+    return sum(value.numel() for value in model.get_submodule(part).parameters()) - added
+
+
+def _added(model: Any, part: str = "") -> int:
+    """Values that finetuning added."""
+    inside = model.adapters.names
+    return sum(
+        value.numel()
+        for name, value in model.named_parameters()
+        if name.startswith(part) and (".lora_" in name or ".ia3_l" in name or any(f".{own}." in name for own in inside))
+    )
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
