@@ -2,8 +2,6 @@
 
 Flower's own handlers take whatever is announced under the number of a message that they know. Here a reply is announced
 once, names its pieces once, and what belongs to no open request is dropped.
-
-As :mod:`confed.engines.flower.superlink`, this uses parts of Flower that are not its public interface.
 """
 
 import logging
@@ -13,19 +11,20 @@ from typing import Annotated
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, HTTPException, Request
-from flwr.common.serde import message_from_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.server.superlink.linkstate import LinkState
-from flwr.supercore.protobuf.routing import ProtobufRoute
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_DEPENDENCY
 
 from confed.engines.flower.objects import PieceStore, most_pieces, pieces_of
+from confed.engines.flower.private_api import (
+    PROTOBUF_REQUEST_DEPENDENCY,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    LinkState,
+    ProtobufRoute,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    message_from_proto,
+)
 
 __all__ = ["Inbox", "RejectionLog", "RequestRejected", "router"]
 

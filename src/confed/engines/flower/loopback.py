@@ -6,13 +6,16 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from confed.engines.flower.private_api import (
+    NodeInfo,
+    ProtoMessage,
+    Run,
+    TaskIdentity,
+    message_from_proto,
+    message_to_proto,
+)
 from confed.engines.flower.transport import client_app
 from confed.engines.perform import Setup
 from confed.engines.remote.client import Site, client_named

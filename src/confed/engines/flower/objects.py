@@ -1,7 +1,4 @@
-"""Store of the pieces of Flower's messages: on disk, and never more of them than was announced.
-
-As :mod:`confed.engines.flower.superlink`, this uses parts of Flower that are not its public interface.
-"""
+"""Store of the pieces of Flower's messages: on disk, and never more of them than was announced."""
 
 import json
 import sys
@@ -12,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Array
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
+
+from confed.engines.flower.private_api import (
+    NoObjectInStoreError,
+    ObjectStore,
+    ObjectTree,
     get_object_body,
     get_object_head_values_from_object_content,
     get_object_id,
     is_valid_sha256_hash,
+    validate_object_content,
 )
-from flwr.supercore.inflatable.inflatable_utils import validate_object_content
-from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
-
 from confed.engines.remote.open_files import patiently
 
 __all__ = ["PIECE", "PieceStore", "check_expansion", "most_pieces", "pieces_of"]

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.common import now
 
+from confed.engines.flower.private_api import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    public_key_to_bytes,
+    sign_message,
+)
 from confed.engines.flower.superlink import ABOUT
 
 __all__ = ["TOLERANCE", "About", "about", "certificate_ends", "reach"]

@@ -4,9 +4,6 @@ A SuperLink of Flower's own also offers, on the same port, an interface through 
 code to run. A federation of hospitals wants no such thing: here the only requests that are answered are those of
 SuperNodes, and of these only the ones whose keys are on the list. What SuperNodes are told to run is not asked either:
 no code is stored or handed out.
-
-This module and :mod:`confed.engines.flower.supernode` use parts of Flower that are not its public interface; they are
-written for the versions that ``pyproject.toml`` allows.
 """
 
 import logging
@@ -26,42 +23,44 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import (
-    HEARTBEAT_DEFAULT_INTERVAL,
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    SUPERLINK_NODE_ID,
-    TIMESTAMP_HEADER,
-    ErrorCode,
-)
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.server.superlink.linkstate import LinkState, LinkStateFactory
 from flwr.serverapp import Grid
-from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    FLWR_IN_MEMORY_DB_NAME,
-    NOOP_FEDERATION_ID,
-    TaskType,
-)
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router as fleet_router
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
 from confed.engines.flower.connection_limits import HEAD, ConnectionLimits, LimitedServer
 from confed.engines.flower.inbox import Inbox, RejectionLog, RequestRejected, router
 from confed.engines.flower.objects import PIECE, PieceStore, check_expansion
+from confed.engines.flower.private_api import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    FLWR_IN_MEMORY_DB_NAME,
+    HEARTBEAT_DEFAULT_INTERVAL,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+    ErrorCode,
+    LinkState,
+    LinkStateFactory,
+    NodeAuthMiddleware,
+    NodeInfo,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    ProtobufTranslationMiddleware,
+    Run,
+    TaskIdentity,
+    TaskType,
+    bytes_to_public_key,
+    fleet_router,
+    get_all_nested_objects,
+    get_object_tree,
+    http_error_translator,
+    inflate_object_from_contents,
+    make_message,
+    remove_content_from_message,
+    verify_signature,
+)
 from confed.engines.flower.request_limits import WholeBody
 from confed.federation.checkpoint import private_folder
 from confed.system.release import VERSION

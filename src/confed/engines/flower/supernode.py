@@ -22,41 +22,37 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
+
+from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
+from confed.engines.flower.private_api import (
+    HEARTBEAT_MIN_INTERVAL,
     ActivateNodeRequest,
     DeactivateNodeRequest,
+    ErrorCode,
+    FleetHttpClient,
+    FlowerError,
+    Node,
+    NodeAuthHttpInterceptor,
     PullMessagesRequest,
     PullMessagesResponse,
     PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.error import FlowerError
-from flwr.supercore.inflatable.inflatable_object import (
+    RuntimeVersionHttpInterceptor,
+    SendNodeHeartbeatRequest,
     get_all_nested_objects,
     get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    inflate_object_from_contents,
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
+    message_from_proto,
+    message_to_proto,
+    no_object_id_recompute,
+    public_key_to_bytes,
     pull_objects,
     push_objects,
+    remove_content_from_message,
 )
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-from confed.engines.flower.objects import PIECE, check_expansion, most_pieces, pieces_of
 from confed.engines.remote.protocol import printable
 from confed.engines.remote.redact import redact
 from confed.system.events import Note, Progress, ignore

@@ -1,0 +1,198 @@
+"""Flower's internal interfaces that confed relies on, each with the module that needs it.
+
+The names in ``__all__`` of ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.common`` are Flower's public
+interface. Everything else that confed uses of Flower is imported here and nowhere else, for the versions that
+``pyproject.toml`` allows; ``tests/engines/flower/test_private_api.py`` says what a new Flower release changed. The
+comment beside a name lists the modules of this package that import it, and what they rely on. The reasons for using
+internal interfaces at all are in ``docs/federation.md``.
+"""
+
+from flwr.app.message import (
+    make_message,  # superlink: a message from Metadata and an error or content
+    remove_content_from_message,  # superlink, supernode: the message that travels beside its objects
+)
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,  # superlink: seconds after which Flower ends a run without heartbeat
+    HEARTBEAT_MIN_INTERVAL,  # supernode: seconds between a node's heartbeats
+    NOOP_ACCOUNT_NAME,  # superlink: owner of the nodes, without accounts
+    NOOP_FLWR_AID,  # superlink: owner of nodes and run, without accounts
+    SUPERLINK_NODE_ID,  # superlink: source of the server's messages
+    TIMESTAMP_HEADER,  # superlink, probe: header with the time that is signed
+    ErrorCode,  # superlink, supernode: codes of error replies
+)
+from flwr.common.serde import (
+    message_from_proto,  # inbox, loopback, supernode: Message from protobuf, without content
+    message_to_proto,  # loopback, supernode: the way back
+)
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,  # supernode: public key and heartbeat interval
+    DeactivateNodeRequest,  # supernode: number of the node
+    PullMessagesRequest,  # supernode: the node
+    PullMessagesResponse,  # supernode: messages and their trees of objects
+    PushMessagesRequest,  # inbox, supernode: node, messages, trees of objects, run time
+    PushMessagesResponse,  # inbox: results, objects that are missing, session
+)
+from flwr.proto.heartbeat_pb2 import (
+    SendNodeHeartbeatRequest,  # supernode: node and interval
+)
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,  # inbox: node and number of the message
+    ConfirmMessageReceivedResponse,  # inbox: empty
+    ObjectTree,  # objects: number of an object and its children
+    PushObjectRequest,  # inbox: node, session, number and content of an object
+    PushObjectResponse,  # inbox: whether the object was stored
+)
+from flwr.proto.message_pb2 import (
+    Message as ProtoMessage,  # loopback: bytes of a message
+)
+from flwr.proto.node_pb2 import (
+    Node,  # supernode: number of the node
+    NodeInfo,  # loopback, superlink: number, key, status and time of the last activation
+)
+from flwr.server.superlink.linkstate import (
+    LinkState,  # inbox, superlink: nodes, messages, objects and the task of the run
+    LinkStateFactory,  # superlink: a state in memory with an object store of ours
+)
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,  # superlink, probe: header with a node's public key
+    FLEET_HTTP_SIGNATURE_HEADER,  # superlink, probe: header with the signature of the time
+    FLWR_IN_MEMORY_DB_NAME,  # superlink: state and store without a database
+    NOOP_FEDERATION_ID,  # superlink: federation of the run
+    TaskType,  # superlink: kind of the run's task
+)
+from flwr.supercore.error import (
+    FlowerError,  # supernode: message of an error response
+    http_error_translator,  # superlink: middleware that turns Flower's errors into responses
+)
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,  # superlink, supernode: objects of a message by number
+    get_object_body,  # objects: an array's description in JSON, with arraychunk_ids
+    get_object_head_values_from_object_content,  # objects: class name, children and length of an object
+    get_object_id,  # objects: SHA-256 of an object's bytes
+    get_object_tree,  # superlink, supernode: which objects a message consists of
+    is_valid_sha256_hash,  # objects: whether a number is one of an object
+    no_object_id_recompute,  # supernode: hashes every object of a reply once
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,  # supernode: call that confirms a message
+    make_pull_object_fn_protobuf,  # supernode: call that fetches an object
+    make_push_object_fn_protobuf,  # supernode: call that sends an object
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,  # superlink, supernode: a message from the bytes of its objects
+    pull_objects,  # supernode: fetches the objects of a message
+    push_objects,  # supernode: sends the objects of a reply
+    validate_object_content,  # objects: an object has a head and its length
+)
+from flwr.supercore.interceptors import (
+    RuntimeVersionHttpInterceptor,  # supernode: headers with Flower's version
+)
+from flwr.supercore.object_store import (
+    NoObjectInStoreError,  # objects: an object that was not announced
+    ObjectStore,  # objects: base class of the store on disk, with its abstract methods
+    ObjectStoreFactory,  # superlink: takes a store of ours as store_instance
+)
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,  # superlink: a node's public key from PEM
+    public_key_to_bytes,  # probe, supernode: a public key as PEM
+    sign_message,  # probe: signature of the time
+    verify_signature,  # superlink: whether the key of the header signed the time
+)
+from flwr.supercore.protobuf.routing import (
+    ProtobufRoute,  # inbox: routes whose handlers return protobuf
+)
+from flwr.supercore.protobuf.translation import (
+    PROTOBUF_REQUEST_DEPENDENCY,  # inbox: a route's request as protobuf
+    ProtobufTranslationMiddleware,  # superlink: reads requests of the Fleet API as protobuf
+)
+from flwr.supercore.run import (
+    Run,  # loopback, superlink: the number of the run's task
+)
+from flwr.supercore.task_identity import (
+    TaskIdentity,  # loopback, superlink: numbers that Flower writes into every message of this process
+)
+from flwr.superlink.federation import (
+    NoOpFederationManager,  # superlink: a state without federations and accounts
+)
+from flwr.superlink.routers.fleet.node_auth import (
+    NodeAuthMiddleware,  # superlink: refuses requests whose signature is old or whose node is not the key's
+)
+from flwr.superlink.routers.fleet.router import (
+    router as fleet_router,  # superlink: the calls of the Fleet API; three of them inbox replaces
+)
+from flwr.supernode.fleet_http_client import (
+    FleetHttpClient,  # supernode: calls of the Fleet API, and the httpx client in _client
+)
+from flwr.supernode.node_auth_http_interceptor import (
+    NodeAuthHttpInterceptor,  # supernode: headers with key, time and signature
+)
+
+__all__ = [
+    "FLEET_HTTP_PUBLIC_KEY_HEADER",
+    "FLEET_HTTP_SIGNATURE_HEADER",
+    "FLWR_IN_MEMORY_DB_NAME",
+    "HEARTBEAT_DEFAULT_INTERVAL",
+    "HEARTBEAT_MIN_INTERVAL",
+    "NOOP_ACCOUNT_NAME",
+    "NOOP_FEDERATION_ID",
+    "NOOP_FLWR_AID",
+    "PROTOBUF_REQUEST_DEPENDENCY",
+    "SUPERLINK_NODE_ID",
+    "TIMESTAMP_HEADER",
+    "ActivateNodeRequest",
+    "ConfirmMessageReceivedRequest",
+    "ConfirmMessageReceivedResponse",
+    "DeactivateNodeRequest",
+    "ErrorCode",
+    "FleetHttpClient",
+    "FlowerError",
+    "LinkState",
+    "LinkStateFactory",
+    "NoObjectInStoreError",
+    "NoOpFederationManager",
+    "Node",
+    "NodeAuthHttpInterceptor",
+    "NodeAuthMiddleware",
+    "NodeInfo",
+    "ObjectStore",
+    "ObjectStoreFactory",
+    "ObjectTree",
+    "ProtoMessage",
+    "ProtobufRoute",
+    "ProtobufTranslationMiddleware",
+    "PullMessagesRequest",
+    "PullMessagesResponse",
+    "PushMessagesRequest",
+    "PushMessagesResponse",
+    "PushObjectRequest",
+    "PushObjectResponse",
+    "Run",
+    "RuntimeVersionHttpInterceptor",
+    "SendNodeHeartbeatRequest",
+    "TaskIdentity",
+    "TaskType",
+    "bytes_to_public_key",
+    "fleet_router",
+    "get_all_nested_objects",
+    "get_object_body",
+    "get_object_head_values_from_object_content",
+    "get_object_id",
+    "get_object_tree",
+    "http_error_translator",
+    "inflate_object_from_contents",
+    "is_valid_sha256_hash",
+    "make_confirm_message_received_fn_protobuf",
+    "make_message",
+    "make_pull_object_fn_protobuf",
+    "make_push_object_fn_protobuf",
+    "message_from_proto",
+    "message_to_proto",
+    "no_object_id_recompute",
+    "public_key_to_bytes",
+    "pull_objects",
+    "push_objects",
+    "remove_content_from_message",
+    "sign_message",
+    "validate_object_content",
+    "verify_signature",
+]
