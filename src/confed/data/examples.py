@@ -258,6 +258,7 @@ class FederatedDataset:
             training batch; empty where rows come as they are.
         public: public texts, from which pieces of words may be learned.
         types: question types that there are besides those of the examples here.
+        type_names: question type -> what it asks, in words, for reports.
         elsewhere: where all examples are at the sites of a federation and a card stands for them here, unseen place ->
             number of its examples; None where they are here.
         unreadable: what was left out because pictures cannot be read; None where they were not checked.
@@ -277,6 +278,7 @@ class FederatedDataset:
     mixture: tuple[float, ...] = ()
     public: Sequence[str] = ()
     types: tuple[str, ...] = ()
+    type_names: Mapping[str, str] = field(default_factory=dict[str, str])
     elsewhere: Mapping[str, int] | None = None
     unreadable: LeftOut | None = None
     pools: InitVar[Mapping[str, tuple[str, ...]] | None] = None

@@ -68,7 +68,7 @@ def summarise_run(
         for name in ("personal", "global", "unseen")
     }
     keys = {"personal": "personal", "global": "global_seen", "unseen": "global_unseen"}
-    left = _left(recipe, run_data)
+    left, asked = _left(recipe, run_data), run_data.dataset
     headline = {keys[view]: {p: v[metrics[p]] for p, v in places.items()} for view, places in views.items()}
     matrix: dict[str, dict[str, float]] = {}
     for (view, own, place), (values, _) in examined.results.items():
@@ -108,6 +108,7 @@ def summarise_run(
             for view, places in views.items()
         },
         "matrix": matrix,
+        **({"type_names": dict(asked.type_names)} if isinstance(asked, FederatedDataset) and asked.type_names else {}),
         "types": {
             keys[view]: {
                 place: {k.partition("/")[2]: v for k, v in values.items() if k.startswith(f"{metrics[place]}/")}

@@ -23,7 +23,7 @@ from confed.datasets.scenes.making import (
     make_public,
     make_scene,
 )
-from confed.datasets.scenes.questions import ANSWERS, WORDING_SHIFT, WORDS
+from confed.datasets.scenes.questions import ANSWERS, TYPE_NAMES, WORDING_SHIFT, WORDS
 from confed.datasets.scenes.tasks import TASK_ANSWERS, TASK_CLIENTS, TASK_WORDS, TASKS, make_task
 
 __all__ = [
@@ -221,6 +221,7 @@ def assemble(preset: str, knobs: Knobs) -> FederatedDataset:
         facts=facts,
         answer_sets=pools,
         tasks=kind.tasks,
+        type_names=TYPE_NAMES,
     )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "ANSWERS",
     "FAMILIES",
     "TEMPLATES",
+    "TYPE_NAMES",
     "WORDING_SHIFT",
     "WORDS",
     "Balance",
@@ -52,6 +53,18 @@ TEMPLATES: Templates = {
             "what color is the thing to the right of the N?"),
 }  # fmt: skip
 FAMILIES = tuple(TEMPLATES)
+TYPE_NAMES: Mapping[str, str] = {
+    "exist": "is it there",
+    "count": "how many",
+    "qcolor": "which color",
+    "qsize": "which size",
+    "qnoun": "which thing",
+    "qpos": "where",
+    "morethan": "more of which",
+    "same": "the same color",
+    "rel": "color of the thing beside it",
+}
+"""Family -> what it asks, for reports."""
 BINARY = ("exist", "qsize", "morethan", "same")
 COUNT_CAP = 0.36
 

@@ -156,6 +156,7 @@ def matrices(study: Study, tabs: Tabs) -> str:
 def question_types(study: Study, tabs: Tabs) -> str:
     """Results per type of question, mean over places."""
     panels: list[tuple[str, str]] = []
+    names = {kind: str(text) for run in study.runs for kind, text in run.summary.get("type_names", {}).items()}
     judging = {"deployed": "deployed at each client"} if judged(study) == "deployed" and not study.single else {}
     for view, title in {**judging, **VIEWS}.items():
         by_method = {m: _by_type(study.of(m), view) for m in study.methods}
@@ -173,9 +174,9 @@ def question_types(study: Study, tabs: Tabs) -> str:
             rows = [(kind, [values.get(kind) for values in by_method.values()]) for kind in kinds]
         if len(columns) > MANY_METHODS and not study.single:
             turned = [(name, [values[i] for _, values in rows]) for i, name in enumerate(columns)]
-            panels.append((title, page.heatmap("method", kinds, turned, by_column=True)))
+            panels.append((title, page.heatmap("method", [names.get(k, k) for k in kinds], turned, by_column=True)))
         else:
-            panels.append((title, page.heatmap("type", columns, rows)))
+            panels.append((title, page.heatmap("type", columns, [(names.get(k, k), row) for k, row in rows])))
     if not panels:
         return ""
     over = "seeds and places" if len(study.seeds) > 1 else "places"
