@@ -1,5 +1,7 @@
 """Vision-language models of transformers by name: the library's own numbers, finetuning, folders, faults."""
 
+import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -243,3 +245,15 @@ def test_description_counts_what_learns_and_what_is_sent(capsys: pytest.CaptureF
         main(["doctor", "model"])
     assert ended.value.code == 2
     assert "confed doctor takes nothing, or model SOURCE; got 'model' alone" in capsys.readouterr().err
+
+
+def test_processor_whose_library_is_missing_names_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision is installed, so nothing is missing")
+    _, processor = tiny("llava")
+    processor.tokenizer.save_pretrained(tmp_path)
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
+    with pytest.raises(ValueError, match=r"the processor of .* needs a library that is not installed: .*Torchvision"):
+        create_tokenizer("hf", (), source=str(tmp_path))

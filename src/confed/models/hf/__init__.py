@@ -115,8 +115,7 @@ def _processor(source: str, revision: str) -> Any:
         found = AutoProcessor.from_pretrained(_place(source), **({"revision": revision} if revision else {}))
     except ImportError as error:
         raise ValueError(
-            f"the processor of {source!r} needs a library that is not installed; the extra 'vlm' has it "
-            f"({_line(error)})"
+            f"the processor of {source!r} needs a library that is not installed: {_line(error)}"
         ) from error
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no processor could be read from {source!r}: {_line(error)}") from error
