@@ -1,0 +1,66 @@
+"""Results of a run as pandas data frames."""
+
+from typing import TYPE_CHECKING
+
+from confed.results.deployed import without_global, without_personal
+from confed.results.history import curve, loss
+from confed.results.metric import metric_of
+from confed.results.runs import Run, number, numbers
+from confed.system.data_frames import pandas
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["evaluations_frame", "history_frame", "results_frame"]
+
+VIEWS = ("personal", "global", "unseen")
+
+
+def history_frame(run: Run) -> "DataFrame":
+    """A row per round; see :attr:`confed.api.run.Run.history`."""
+    columns: dict[str, dict[int, float]] = {"loss": dict(loss(run))}
+    columns |= {view: dict(curve(run, view)) for view in VIEWS}
+    for key in ("bytes_up", "bytes_down"):
+        columns[key] = {int(line["round"]): sum(numbers(line.get(key)).values()) for line in run.rounds}
+    columns["seconds"] = {
+        int(line["round"]): value for line in run.timings if (value := number(line.get("seconds"))) is not None
+    }
+    frame = pandas().DataFrame({name: values for name, values in columns.items() if values})
+    frame = frame.sort_index().rename_axis("round")
+    return frame.astype({name: "Int64" for name in frame.columns if name.startswith("bytes")})
+
+
+def evaluations_frame(run: Run) -> "DataFrame":
+    """A row per evaluated round, view, place and metric; see :attr:`confed.api.run.Run.evaluations`."""
+    rows = [
+        (int(line["round"]), view, str(place), metric, value)
+        for line in run.evaluations
+        for view in VIEWS
+        for place, metrics in (line.get(view) or {}).items()
+        for metric, value in numbers(metrics).items()
+    ]
+    return pandas().DataFrame(rows, columns=["round", "view", "place", "metric", "value"])
+
+
+def results_frame(run: Run) -> "DataFrame":
+    """A row per client and unseen place; see :attr:`confed.api.run.Run.results`."""
+    summary = run.summary
+    own, seen, unseen = (numbers(summary.get(key)) for key in ("personal", "global_seen", "global_unseen"))
+    examples = summary.get("examples", {})
+    rows = {
+        place: {
+            "kind": "unseen" if place in run.scenes else "client",
+            "personal": own.get(place),
+            "global": seen.get(place, unseen.get(place)),
+            "train": numbers(examples.get(place)).get("train"),
+            "test": numbers(examples.get(place)).get("test"),
+        }
+        for place in dict.fromkeys((*run.clients, *own, *seen, *run.scenes))
+    }
+    frame = pandas().DataFrame.from_dict(rows, orient="index").rename_axis("place")
+    if without_personal(summary):
+        frame = frame.drop(columns="personal")
+    if without_global(summary):
+        frame = frame.drop(columns="global")
+    frame.attrs["metric"] = metric_of([run])
+    return frame.astype({"train": "Int64", "test": "Int64"})

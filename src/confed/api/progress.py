@@ -1,0 +1,167 @@
+"""Progress displays: bars on a terminal, lines otherwise."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape as markup
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from confed.data.preparation import Show, shown
+from confed.system.events import Caution, Event, JobEnded, JobProgress, JobsPlanned, JobStarted, Note, RunProgress
+from confed.system.plain_text import visible
+
+__all__ = ["Display", "escape"]
+
+
+def escape(text: str) -> str:
+    """Markup that shows a text of others unchanged: titles, names of clients, errors."""
+    return markup(visible(text))
+
+
+class Display:
+    """Progress callback for a series of jobs, such as the runs of a study; a context manager.
+
+    A terminal has a bar for all jobs with the time that is left, and one for each job under way. Elsewhere every
+    finished job is a line.
+
+    Args:
+        console: where to write.
+        quiet: only warnings.
+        rounds: without a terminal, print a line per round.
+    """
+
+    def __init__(self, console: Console, quiet: bool = False, rounds: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        self._live = console.is_terminal and not self._quiet
+        self._rounds = rounds and not self._live
+        # Jobs take long: the speed that the remaining time is worked out from is that of the last hour.
+        self._bars = Bars(
+            *columns, console=console, disable=not self._live, transient=True, speed_estimate_period=3600.0
+        )
+        self._workers: dict[int, TaskID] = {}
+        self._plan = JobsPlanned(())
+        self._overall: TaskID | None = None
+        self._done = 0
+        self._began = time.monotonic()
+        self._said: set[tuple[int, RunProgress]] = set()
+        self._open = ExitStack()
+
+    def __enter__(self) -> "Display":
+        self._open.enter_context(shown(_steps(self._bars, self._line)))
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+        self._open.close()
+
+    def __call__(self, event: Event) -> None:
+        """Shows one event."""
+        if isinstance(event, Caution):
+            self._warn(event.text)
+        elif isinstance(event, Note):
+            self._line(event.text)
+        elif isinstance(event, JobsPlanned):
+            self._begin(event)
+        elif isinstance(event, JobStarted):
+            self._start(event)
+        elif isinstance(event, JobProgress):
+            self._progress(event)
+        elif isinstance(event, JobEnded):
+            self._end(event)
+
+    @property
+    def _total(self) -> int:
+        return self._plan.finished + len(self._plan.titles)
+
+    def _begin(self, event: JobsPlanned) -> None:
+        self._plan, self._done, self._began = event, 0, time.monotonic()
+        if event.finished:
+            self._line(f"{event.finished} of {self._total} are there already")
+        if self._total > 1:
+            self._overall = self._bars.add_task("all", total=self._total, completed=event.finished, text="")
+
+    def _start(self, event: JobStarted) -> None:
+        title = self._plan.titles[event.job]
+        if event.worker in self._workers:  # a job that began again, as its process was lost
+            self._bars.remove_task(self._workers[event.worker])
+        self._workers[event.worker] = self._bars.add_task(escape(title), total=None, text="preparing data")
+        if self._rounds:
+            self._line(f"{self._numbered(event.job)}: preparing data")
+
+    def _numbered(self, job: int) -> str:
+        """A job's title, with its number where there are several."""
+        place = f"[{self._plan.finished + job + 1}/{self._total}] " if self._total > 1 else ""
+        return place + self._plan.titles[job]
+
+    def _progress(self, event: JobProgress) -> None:
+        inner = event.event
+        if isinstance(inner, Caution):
+            text = f"{self._plan.titles[event.job]}: {inner.text}" if self._total > 1 else inner.text
+            self._warn(text)
+        elif isinstance(inner, RunProgress):
+            self._bars.update(
+                self._workers[event.worker], completed=inner.round, total=inner.rounds, text=escape(inner.text)
+            )
+            if self._rounds and (event.job, inner) not in self._said:
+                self._said.add((event.job, inner))
+                self._round(self._numbered(event.job), inner)
+
+    def _round(self, title: str, event: RunProgress) -> None:
+        if event.stage == "fine-tuning":
+            self._line(f"{title}: {event.text}")
+        elif event.stage in ("training", "evaluating"):
+            self._line(f"{title}: round {event.round}/{event.rounds}, {event.text}")
+
+    def _end(self, event: JobEnded) -> None:
+        self._done += 1
+        self._bars.remove_task(self._workers.pop(event.worker))
+        if self._overall is not None:
+            self._bars.update(self._overall, completed=self._plan.finished + self._done)
+        left = len(self._plan.titles) - self._done
+        seconds = (time.monotonic() - self._began) / self._done * left
+        text = event.text if event.outcome == "done" else f"{event.outcome}: {event.text}"
+        when = f" (about {seconds / 60:.0f} min left)" if seconds > 60 and not self._live else ""
+        if self._rounds:
+            self._line(f"{self._numbered(event.job)}: {text}")
+        else:
+            place = f"[{self._plan.finished + self._done}/{self._total}] {self._plan.titles[event.job]}"
+            self._line(f"{place}: {text}{when}")
+
+    def _warn(self, text: str) -> None:
+        self._console.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
+
+    def _line(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def _steps(bars: Bars, line: Callable[[str], None]) -> Show:
+    """Shows steps of a dataset's preparation, each as a bar on a terminal, otherwise as a line."""
+
+    @contextmanager
+    def show(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        if bars.disable:
+            line(f"{what}: {total}")
+        task = bars.add_task(escape(what), total=total, text="")
+        try:
+            yield lambda done: bars.update(task, completed=done)
+        finally:
+            bars.remove_task(task)
+
+    return show

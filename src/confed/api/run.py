@@ -1,0 +1,390 @@
+"""A run as an object, and the function that makes one of a recipe."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confed.api.recipes import recipe_of
+from confed.api.report import Report, write_folder_report
+from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
+from confed.recipes.recipe import Recipe, load_recipe
+from confed.results.folder import RunFolder, kind_of
+from confed.results.runs import Run as Record
+from confed.results.runs import load
+from confed.runs.same_recipe import differing_settings
+from confed.studies.runner import run_single
+from confed.studies.study import free_folder
+from confed.system.folder_lock import without_lock
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import nn
+
+    from confed.data.pictures import PictureSource
+    from confed.federation.protocols import Batch
+    from confed.inference.finished_run import FinishedRun, Role
+    from confed.inference.trained_model import TrainedModel
+
+__all__ = ["Run", "load_run", "run"]
+
+
+class Run:
+    """A run folder, finished or not; made by :func:`run` and :func:`load_run`.
+
+    Args:
+        folder: the run folder.
+        row: name of its row in a study; the method's by default.
+        label: name of that row in tables.
+
+    Attributes:
+        folder: the run folder.
+
+    Raises:
+        ValueError: the folder is not a run's.
+    """
+
+    def __init__(self, folder: Path | str, row: str = "", label: str = "") -> None:
+        self.folder, self._row, self._label = Path(folder), row, label
+        kind = kind_of(self.folder)
+        if kind not in ("run", "federation"):
+            what = f"that of a {kind}: use confed.load_study" if kind == "study" else "no run folder (recipe.toml)"
+            raise ValueError(f"{self.folder} is {what}")
+
+    def __repr__(self) -> str:
+        found = self._record
+        state = "finished" if self.finished else f"unfinished, {self.rounds} rounds done"
+        rounds = f"{found.summary.get('rounds')} rounds, " if self.finished else ""
+        return f"Run {self._label or found.label}, seed {found.seed}, {rounds}{state}: {self.folder}"
+
+    # What it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its results."""
+        return RunFolder(self.folder).summary.is_file()
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that are done."""
+        done = [int(line["round"]) for line in self._record.rounds if line.get("event") == "round"]
+        return max(done, default=0)
+
+    @property
+    def method(self) -> str:
+        """Name of the method as in the recipe, or of its row in a study."""
+        return self._row or self._record.method
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self._record.seed
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients."""
+        return self._record.clients
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, as the run's folder has it."""
+        return load_recipe(RunFolder(self.folder).recipe)
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Content of ``summary.json``: all results and costs; an unfinished run is a ValueError."""
+        from confed.inference.finished_run import finished_summary
+
+        return finished_summary(self.folder)
+
+    # Results --------------------------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> "DataFrame":
+        """A row per round.
+
+        ``loss`` is the training loss, mean over clients; ``personal``, ``global`` and ``unseen`` are the metric's means
+        over clients or places on validation data; ``bytes_up`` and ``bytes_down`` what all clients sent and received;
+        ``seconds`` the time of training. Of an unfinished run the rounds that are done.
+
+        Example:
+            >>> history = confed.load_run("runs/first").history
+            >>> list(history.index), list(history.columns[:3])
+            ([0, 1, 2], ['loss', 'personal', 'global'])
+        """
+        from confed.api.frames import history_frame
+
+        return history_frame(self._record)
+
+    @property
+    def evaluations(self) -> "DataFrame":
+        """A row per evaluated round, view, place and metric, on validation data.
+
+        The columns are ``round``, ``view`` ("personal", "global" or "unseen"), ``place``, ``metric`` and ``value``.
+
+        Example:
+            >>> list(confed.load_run("runs/first").evaluations.columns)
+            ['round', 'view', 'place', 'metric', 'value']
+        """
+        from confed.api.frames import evaluations_frame
+
+        return evaluations_frame(self._record)
+
+    @property
+    def results(self) -> "DataFrame":
+        """A row per client and per unseen place: the metric of its personal and of the global model on test data.
+
+        The columns are ``kind`` ("client" or "unseen"), ``personal``, ``global`` and the numbers of ``train`` and
+        ``test`` examples; ``results.attrs["metric"]`` names the metric. An unfinished run is a ValueError.
+
+        Example:
+            >>> results = confed.load_run("runs/first").results
+            >>> list(results.index), results.attrs["metric"]
+            (['transport', 'sports', 'educational', 'natural', 'home', 'commercial'], 'accuracy')
+        """
+        from confed.api.frames import results_frame
+
+        _ = self.summary
+        return results_frame(self._record)
+
+    def report(self) -> Report:
+        """The run's page, written again; a notebook shows it.
+
+        Example:
+            >>> confed.load_run("runs/first").report().path.name
+            'report.html'
+        """
+        return Report(write_folder_report(self.folder))
+
+    # Models ---------------------------------------------------------------------------------------------------
+
+    def personal(self, client: str) -> "nn.Module":
+        """A client's personal model in evaluation mode, a copy of its own.
+
+        Args:
+            client: the client's name; an unknown one, or a method without personal models, is a ValueError.
+
+        Example:
+            >>> run = confed.load_run("runs/first")
+            >>> run.personal("sports")(run.batch("sports", count=3)).logits.shape[0]
+            3
+        """
+        return self.model(client).model
+
+    def global_model(self) -> "nn.Module":
+        """The global model in evaluation mode, a copy of its own; a method without one is a ValueError.
+
+        Example:
+            >>> confed.load_run("runs/first").global_model().training
+            False
+        """
+        return self.model().model
+
+    def model(self, client: str | None = None, *, shared: bool = False) -> "TrainedModel":
+        """A trained model with its tokenizer and its answers, a copy of its own.
+
+        Args:
+            client: whose personal model; None for the global one.
+            shared: with a client: the global values of what is shared, with the client's own private tensors.
+
+        Example:
+            >>> trained = confed.load_run("runs/first").model("sports")
+            >>> len(trained.answers), trained.image_size
+            (44, 64)
+        """
+        from dataclasses import replace
+
+        finished = self._loaded(client, shared)
+        trained = finished.model(client, shared=shared)
+        return replace(trained, model=deepcopy(trained.model).eval())
+
+    def batch(self, place: str, split: "Role" = "test", count: int = 8) -> "Batch":
+        """The first examples of a client or of an unseen place as tensors, as models of this run read them.
+
+        Args:
+            place: name of the client or place.
+            split: "train", "validation" or "test".
+            count: number of examples, at most.
+
+        Example:
+            >>> sorted(confed.load_run("runs/first").batch("home", count=2))[:2]
+            ['image', 'index']
+        """
+        with threads_kept():
+            self._finished.load()
+        return self._finished.batch(place, split, count)
+
+    def predict(
+        self,
+        image: "PictureSource | Sequence[PictureSource] | None" = None,
+        question: str | Sequence[str] | None = None,
+        client: str | None = None,
+        *,
+        top: int | None = None,
+        shared: bool = False,
+        image2: "PictureSource | None" = None,
+        choices: Sequence[str] = (),
+        text: str | None = None,
+        known: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """What a trained model says about a picture or a text.
+
+        Args:
+            image: a file, an array uint8 (H, W, 3) or a PIL picture of any size; several for a conversation.
+            question: the question; several for a conversation.
+            client: whose personal model answers; None for the global one.
+            top: how many answers (3 by default) or labels (all).
+            shared: with a client: the global values of what is shared, with the client's own private tensors.
+            image2: the second picture, where the task has two.
+            choices: the texts to choose from, where the task is choosing.
+            text: a text, for models that label texts.
+            known: labels whose state is known, such as "sky=yes", for models that label.
+
+        Returns:
+            ``model`` ("global" or the client) and ``answers`` with ``answer`` and ``probability``, ``caption``,
+            ``labels`` or ``turns``; what ``confed predict --json`` prints.
+
+        Example:
+            >>> import numpy as np
+            >>> picture = np.zeros((64, 64, 3), np.uint8)
+            >>> found = confed.load_run("runs/first").predict(picture, "is there a car?", client="sports")
+            >>> found["model"], len(found["answers"])
+            ('sports', 3)
+        """
+        from confed.inference.ask import ask
+
+        with threads_kept():
+            return ask(
+                self._finished, image, question, client, top=top, shared=shared, image2=image2, choices=choices,
+                text=text, known=known,
+            )  # fmt: skip
+
+    def export(self, folder: Path | str) -> dict[str, Path]:
+        """All models written for confed, transformers and peft; see :func:`confed.load_exported`.
+
+        Args:
+            folder: to be written; must not exist.
+
+        Returns:
+            Name of a model -> its folder.
+
+        Example:
+            >>> sorted(confed.load_run("runs/first").export("exported"))[:2]
+            ['clients/educational', 'clients/natural']
+            >>> confed.load_exported("exported", "sports").image_size
+            64
+        """
+        from confed.inference.export import export
+
+        with threads_kept():
+            return {name: Path(path) for name, path in export(self.folder, Path(folder)).items()}
+
+    # Going on -------------------------------------------------------------------------------------------------
+
+    def resume(self, *, progress: Shown = True) -> "Run":
+        """The same run, finished: it goes on after its last whole round, with the numbers of a run in one go.
+
+        Args:
+            progress: show it, or a callback that is called with every event.
+
+        Example:
+            >>> confed.load_run("runs/first").resume().finished
+            True
+        """
+        if not self.finished:
+            _carry_out(self.recipe, self.folder, progress)
+        return self
+
+    @property
+    def _record(self) -> Record:
+        """What the folder's files say now."""
+        return load(self.folder).runs[0]
+
+    @cached_property
+    def _finished(self) -> "FinishedRun":
+        from confed.inference.finished_run import FinishedRun
+
+        return FinishedRun(self.folder)
+
+    def _loaded(self, client: str | None, shared: bool) -> "FinishedRun":
+        self._finished.check(client, shared=shared)
+        with threads_kept():
+            self._finished.load()
+        return self._finished
+
+
+def run(
+    recipe: str | Path | Recipe = "fedvqa_scenes",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    method: str | None = None,
+    folder: Path | str | None = None,
+    progress: Shown = True,
+    **settings: Any,
+) -> Run:
+    """Execution of one method of a recipe with one seed.
+
+    Ctrl-C, or the button of a notebook, stops it with a KeyboardInterrupt once the last whole round is saved; the same
+    call with the run's folder goes on, as :meth:`Run.resume` does.
+
+    Args:
+        recipe: a recipe that comes with confed, a file, or an object.
+        overrides: ``section.key`` -> value, as ``confed run`` has them; None takes a key away.
+        method: a row of the recipe's study, or the name of any method; by default the recipe's ``[algorithm]``.
+        folder: of the run. One that holds this run goes on, or is returned if the run is finished; by default a new one
+            under ``runs/``.
+        progress: show it, or a callback that is called with every event.
+        settings: a section as a name, an object or a mapping of keys (``algorithm=FedP3(lam=0.1)``,
+            ``local={"lr": 1e-3}``), or a key of ``[run]`` (``rounds=2``, ``seed=1``).
+
+    Raises:
+        ValueError: an unknown recipe, key or method, faulty data, or a folder that holds something else.
+
+    Example:
+        >>> small = {"data.train": 8, "data.validation": 4, "data.test": 4, "model.name": "vilt_tiny"}
+        >>> run = confed.run("fedvqa_scenes", small, method="fedavg", rounds=2, folder="runs/first", progress=False)
+        >>> run
+        Run FedAvg, seed 0, 2 rounds, finished: runs/first
+    """
+    chosen = recipe_of(recipe, overrides, settings)
+    if method is not None and "algorithm" in settings:
+        raise ValueError(f"give either method or algorithm, got method={method!r} besides")
+    single = chosen.single if method is None else chosen.method(method)
+    place = free_folder(single.name) if folder is None else _checked(Path(folder), single)
+    if not RunFolder(place).summary.is_file():
+        _carry_out(single, place, progress)
+    return Run(place)
+
+
+def load_run(folder: Path | str) -> Run:
+    """A run that is there, finished or not, of this version or an earlier one.
+
+    Args:
+        folder: the run folder; any other is a ValueError.
+
+    Example:
+        >>> confed.load_run("runs/first").clients
+        ('transport', 'sports', 'educational', 'natural')
+    """
+    return Run(folder)
+
+
+def _checked(folder: Path, recipe: Recipe) -> Path:
+    """A folder that is free, or that holds this run."""
+    if kind_of(folder) == "run":
+        before = RunFolder(folder).begun if RunFolder(folder).begun.is_file() else RunFolder(folder).recipe
+        if changed := differing_settings(load_recipe(before), recipe):
+            keys = ", ".join(f"{key}={then}, not {now}" for key, (then, now) in changed.items())
+            raise ValueError(f"{folder} holds a run with {keys}; give another folder, or none for a new one")
+    elif folder.exists() and (not folder.is_dir() or without_lock(folder)):
+        raise ValueError(f"{folder} exists already and is no run folder; give another folder, or none for a new one")
+    return folder
+
+
+def _carry_out(recipe: Recipe, folder: Path, progress: Shown) -> None:
+    """Execution or continuation of a run, and its report."""
+    again = f"confed.load_run({str(folder)!r}).resume()"
+    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+        run_single(in_this_session(recipe, shown), folder, shown)
+    write_folder_report(folder)

@@ -1,0 +1,264 @@
+"""A study as an object, and the function that makes one of a recipe: methods and seeds on the same data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from confed.api.recipes import recipe_of
+from confed.api.report import Report, write_folder_report
+from confed.api.run import Run
+from confed.api.study_files import write_study_files
+from confed.api.watching import Shown, display, in_this_session, interruptible, threads_kept
+from confed.engines.workers import free_cores
+from confed.federation.algorithm import Algorithm
+from confed.recipes.objects import section_of
+from confed.recipes.recipe import Recipe
+from confed.results.folder import kind_of
+from confed.results.runs import Study as Record
+from confed.results.runs import load
+from confed.studies.runner import Outcome, run_study
+from confed.studies.study import free_folder, growing, open_study, rows_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from confed.report.statistics.comparison import Comparison
+
+__all__ = ["Methods", "Study", "load_study", "study"]
+
+Method = str | Algorithm | type[Algorithm]
+Methods = str | Sequence[Method] | Mapping[str, Method]
+"""Names ("all" or "a,b,c"), or names and objects; a mapping names the rows."""
+
+
+class Study:
+    """A study folder, finished or not; made by :func:`study` and :func:`load_study`.
+
+    Args:
+        folder: the study folder.
+
+    Attributes:
+        folder: the study folder.
+
+    Raises:
+        ValueError: the folder is not a study's.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        kind = kind_of(self.folder)
+        if kind != "study":
+            what = f"that of a {kind}: use confed.load_run" if kind == "run" else "no study folder"
+            raise ValueError(f"{self.folder} is {what}")
+
+    def __repr__(self) -> str:
+        found = self._record
+        done = sum(run.complete for run in found.runs)
+        methods = ", ".join(found.rows.values())
+        return f"Study of {methods}, {done} finished runs: {self.folder}"
+
+    def __iter__(self) -> Iterator[Run]:
+        """The runs, methods in the order of tables and seeds in order within a method."""
+        return (Run(run.folder, run.method, run.label) for run in self._record.runs)
+
+    def __len__(self) -> int:
+        return len(self._record.runs)
+
+    def __getitem__(self, key: tuple[str, int]) -> Run:
+        """The run of a method and a seed.
+
+        Raises:
+            ValueError: there is none.
+
+        Example:
+            >>> confed.load_study("runs/study")["fedavg", 0].method
+            'fedavg'
+        """
+        there = {(run.method, run.seed): run for run in self}
+        if key not in there:
+            raise ValueError(f"{self.folder} has no run {key!r}; there are {', '.join(map(str, there))}")
+        return there[key]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that have runs, in the order of tables."""
+        return self._record.methods
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds, ascending."""
+        return self._record.seeds
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Run, as "method/seed-n" -> why it is not there."""
+        return self._record.failures
+
+    @property
+    def table(self) -> "DataFrame":
+        """A row per method, a column per result: means over seeds on test data, in percent, and costs.
+
+        Example:
+            >>> list(confed.load_study("runs/study").table.index)
+            ['Local only', 'FedAvg']
+        """
+        from confed.report.tables.headline import table_of
+
+        return table_of(self._record).frame()
+
+    def compare(self, reference: str | Sequence[str] | None = None, margin: float = 1.0) -> "Comparison":
+        """Paired differences to reference methods with tests over seeds and over examples.
+
+        A notebook shows its tables; ``.frame()`` has the first as a data frame, ``.differences`` every number.
+
+        Args:
+            reference: the method or methods that the others are compared with; by default FedAvg and FedAvg + FT as far
+                as they are there.
+            margin: points within which methods count as equal.
+
+        Raises:
+            ValueError: there is no such method, or the margin is not between 0 and 100 points.
+
+        Example:
+            >>> comparison = confed.load_study("runs/study").compare(reference="local")
+            >>> comparison.references, sorted({d.method for d in comparison.differences})
+            (('local',), ['fedavg'])
+        """
+        from confed.report.statistics.comparison import compare
+
+        if not 0 < margin < 100:
+            raise ValueError(f"margin must lie between 0 and 100 points, got {margin:g}")
+        return compare([self.folder], reference, margin / 100)
+
+    def report(self) -> Report:
+        """The study's page, written again; a notebook shows it.
+
+        Example:
+            >>> confed.load_study("runs/study").report().path.name
+            'report.html'
+        """
+        return Report(write_folder_report(self.folder))
+
+    def resume(self, *, workers: int | None = None, progress: Shown = True) -> "Study":
+        """The same study with its missing runs.
+
+        Args:
+            workers: runs at a time, one process each; by default one per core, or one on a GPU.
+            progress: show it, or a callback that is called with every event.
+
+        Example:
+            >>> len(confed.load_study("runs/study").resume(progress=False))
+            4
+        """
+        _carry_out(self.folder, workers, progress)
+        return self
+
+    @property
+    def _record(self) -> Record:
+        """What the folder's files say now."""
+        return load(self.folder)
+
+
+def study(
+    recipe: str | Path | Recipe = "fedvqa_scenes",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    methods: Methods | None = None,
+    seeds: int | Sequence[int] = 1,
+    folder: Path | str | None = None,
+    workers: int | None = None,
+    progress: Shown = True,
+    **settings: Any,
+) -> Study:
+    """Execution of methods and seeds of a recipe on the same data.
+
+    A run that goes wrong does not end the others; :attr:`Study.errors` says why it is not there. Ctrl-C, or the button
+    of a notebook, stops with a KeyboardInterrupt once the runs under way are saved; the same call with the study's
+    folder goes on, as :meth:`Study.resume` does.
+
+    Args:
+        recipe: as for :func:`confed.run`.
+        overrides: as for :func:`confed.run`.
+        methods: names of methods or rows of the recipe, or "all" for its whole table; objects; or a mapping of rows'
+            names to either. By default the recipe's methods.
+        seeds: how many, counted from the recipe's; or which.
+        folder: of the study. One that holds runs of this recipe gets those that are missing; by default a new one under
+            ``runs/``.
+        workers: runs at a time, one process each; by default one per core, or one on a GPU.
+        progress: show it, or a callback that is called with every event.
+        settings: as for :func:`confed.run`.
+
+    Raises:
+        ValueError: an unknown recipe, key or method, faulty data, a folder that holds something else, or no run that
+            could be made.
+
+    Example:
+        >>> small = {"data.train": 8, "data.validation": 4, "data.test": 4, "model.name": "vilt_tiny"}
+        >>> confed.study("fedvqa_scenes", small, methods=["local", "fedavg"], seeds=2, rounds=1, folder="runs/study",
+        ...              workers=1, progress=False)
+        Study of Local only, FedAvg, 4 finished runs: runs/study
+    """
+    chosen = _with_rows(recipe_of(recipe, overrides, settings), methods)
+    first = chosen.run.seed
+    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds must be at least 1, or different numbers, got {seeds}")
+    place = free_folder(chosen.name) if folder is None else Path(folder)
+    open_study(chosen, place, numbers)
+    _carry_out(place, workers, progress)
+    return Study(place)
+
+
+def load_study(folder: Path | str) -> Study:
+    """A study that is there, finished or not, of this version or an earlier one, or of the command line.
+
+    Args:
+        folder: the study folder; any other is a ValueError.
+
+    Example:
+        >>> confed.load_study("runs/study").seeds
+        (0, 1)
+    """
+    return Study(folder)
+
+
+def _with_rows(recipe: Recipe, methods: Methods | None) -> Recipe:
+    """The recipe with the methods that a call names as its rows."""
+    if methods is None:
+        return recipe.with_rows(recipe.methods or (recipe.sections["algorithm"]["name"],))
+    if isinstance(methods, str):
+        return recipe.with_rows(rows_of(recipe, methods))
+    named = list(methods.items()) if isinstance(methods, Mapping) else [(_row(method), method) for method in methods]
+    rows = [row for row, _ in named]
+    if twice := next((row for row in rows if rows.count(row) > 1), None):
+        raise ValueError(f"two methods would be called {twice!r}: give a mapping of names to methods")
+    own: dict[str, dict[str, Any]] = {}
+    for row, method in named:
+        given = section_of("algorithm", method)
+        is_row = isinstance(method, str) and row == method
+        own[row] = dict(recipe.overrides.get(row, {})) if is_row else given
+    return recipe.with_rows(rows, {row: values for row, values in own.items() if values})
+
+
+def _row(method: Method) -> str:
+    """The name of a method's row in tables."""
+    if isinstance(method, str):
+        return method
+    name = str(section_of("algorithm", method)["name"])
+    return name.rpartition(":")[2]
+
+
+def _carry_out(folder: Path, workers: int | None, progress: Shown) -> Outcome:
+    """Execution of a study's missing runs, its tables, figures and report."""
+    found = growing(folder)
+    again = f"confed.load_study({str(folder)!r}).resume()"
+    with display(progress) as shown, threads_kept(), interruptible(folder, again):
+        if found is not None:
+            in_this_session(found.recipe, shown)
+            alone = bool(found.recipe.session_only) or found.recipe.run.device != "cpu"
+            workers = workers if workers is not None and not found.recipe.session_only else 1 if alone else free_cores()
+        outcome = run_study(folder, shown, workers or 1)
+    if not outcome.summaries:
+        raise ValueError(f"no run could be made: {next(iter(outcome.errors.values()), 'the study has none')}")
+    write_study_files(folder)
+    return outcome

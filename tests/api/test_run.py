@@ -1,0 +1,245 @@
+"""Runs from Python: the same bytes as from the command line, going on, results and models."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+import confed
+from confed.api.report import Report
+from confed.api.watching import in_this_session
+from confed.inference.predict import predict
+from confed.registry import models
+from confed.results.folder import RunFolder
+from confed.studies.runner import run_single
+from confed.system.events import Event, JobProgress, Note, RunProgress
+from tiny_runs import TINY, Halved, Linear
+from toy_federation import squares
+
+PICTURE = np.full((64, 64, 3), 200, np.uint8)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """What a run computes; costs and versions apart."""
+    names = ("metrics.jsonl", "recipe.toml", "predictions.safetensors", "models/global/trained.safetensors")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def start(folder: Path | None = None, **settings: object) -> confed.Run:
+    return confed.run(
+        "fedvqa_scenes", TINY, method="fedavg", folder=folder, progress=False, **{"rounds": 2, **settings}
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> confed.Run:
+    return start(tmp_path_factory.mktemp("python") / "run")
+
+
+def test_a_run_has_the_bytes_of_the_command_line(finished: confed.Run, tmp_path: Path) -> None:
+    overrides = [f"{key}={json.dumps(value)}" for key, value in TINY.items()]
+    recipe = confed.load_recipe("fedvqa_scenes", [*overrides, "run.rounds=2"]).method("fedavg")
+    run_single(recipe, tmp_path / "run")
+    assert bytes_of(tmp_path / "run") == bytes_of(finished.folder)
+
+
+def test_a_run_says_what_it_is(finished: confed.Run) -> None:
+    assert str(finished) == f"Run FedAvg, seed 0, 2 rounds, finished: {finished.folder}"
+    assert (finished.method, finished.seed, finished.rounds, finished.finished) == ("fedavg", 0, 2, True)
+    assert finished.clients == ("warm", "cold", "both")
+    assert finished.recipe.run.rounds == 2
+    assert finished.summary["label"] == "FedAvg"
+
+
+def test_results_are_the_summary_as_frames(finished: confed.Run) -> None:
+    results, summary = finished.results, finished.summary
+    assert results["personal"].dropna().to_dict() == summary["personal"]
+    assert results["global"].to_dict() == {**summary["global_seen"], **summary["global_unseen"]}
+    assert results.loc["everything", "kind"] == "unseen"
+    history = finished.history
+    assert list(history.index) == [0, 1, 2]
+    assert history.loc[2, "bytes_up"] == sum(summary["bytes_up"]["2"].values())
+    values = finished.evaluations
+    last = values[(values["round"] == 2) & (values["view"] == "personal") & (values["metric"] == "accuracy")]
+    assert last["value"].mean() == pytest.approx(history.loc[2, "personal"])
+
+
+def test_a_method_without_a_global_model_has_no_such_column(tmp_path: Path) -> None:
+    run = start_local(tmp_path / "local")
+    assert "global" not in run.results.columns
+    with pytest.raises(ValueError, match="Local only has no global model; name a client's personal model"):
+        run.global_model()
+
+
+def start_local(folder: Path) -> confed.Run:
+    return confed.run("fedvqa_scenes", TINY, method="local", rounds=1, folder=folder, progress=False)
+
+
+def test_models_are_copies_of_their_own(finished: confed.Run) -> None:
+    warm, cold, shared = finished.personal("warm"), finished.personal("cold"), finished.global_model()
+    for client, model in (("warm", warm), ("cold", cold)):
+        tensors = load_file(RunFolder(finished.folder).personal_model(client))
+        there = dict(model.named_parameters()) | dict(model.named_buffers())
+        assert tensors
+        assert all(torch.equal(tensor, there[name]) for name, tensor in tensors.items())
+        assert not model.training
+    assert shared(finished.batch("warm", count=3)).logits.shape[0] == 3
+    assert len(finished.batch("warm", "train", 100)["label"]) == 6
+    with pytest.raises(ValueError, match="no client is called 'hot'; there are warm, cold, both"):
+        finished.personal("hot")
+    with pytest.raises(ValueError, match="no client or unseen place is called 'hot'; there are warm, cold"):
+        finished.batch("hot")
+    with pytest.raises(ValueError, match="split must be one of train, validation, test, got 'all'"):
+        finished.batch("warm", "all")  # type: ignore[arg-type]
+
+
+def test_predictions_are_those_of_the_command_line_from_files_arrays_and_pictures(
+    finished: confed.Run, tmp_path: Path
+) -> None:
+    Image.fromarray(PICTURE).save(tmp_path / "grey.png")
+    expected = predict(finished.folder, tmp_path / "grey.png", "which colour is this?", "warm", 2)
+    for source in (tmp_path / "grey.png", str(tmp_path / "grey.png"), PICTURE, Image.fromarray(PICTURE), [PICTURE]):
+        assert finished.predict(source, "which colour is this?", "warm", top=2) == expected
+    assert finished.predict(PICTURE, "which?")["model"] == "global"
+    with pytest.raises(ValueError, match="this run's models give answers: give a picture and a question"):
+        finished.predict(PICTURE)
+    with pytest.raises(ValueError, match="answer questions and give no labels: leave known out"):
+        finished.predict(PICTURE, "which?", known=["red=yes"])
+    with pytest.raises(ValueError, match=r"a picture must be uint8 of shape \(H, W, 3\) or \(H, W\), got float64"):
+        finished.predict(PICTURE / 255.0, "which?")
+    with pytest.raises(ValueError, match="read one picture and one question at a time"):
+        finished.predict(PICTURE, ["which?", "and which?"])
+
+
+def test_models_that_label_are_asked_as_well(finished_label_run: Path) -> None:
+    run = confed.load_run(finished_label_run)
+    found = run.predict(np.zeros((8, 8, 3), np.uint8), known=["red=yes"])
+    assert found["known"][0]["label"] == "red"
+    assert {entry["label"] for entry in found["labels"]} == {"green", "blue", "never"}
+    with pytest.raises(ValueError, match="give labels and answer no questions: leave question out"):
+        run.predict(PICTURE, "which?")
+
+
+def test_a_finished_run_is_returned_and_another_recipe_refused(finished: confed.Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")}
+    again = start(finished.folder)
+    assert again.summary == finished.summary
+    assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*")} == before
+    with pytest.raises(ValueError, match=r"holds a run with local\.lr=0\.003, not 0\.1; give another folder"):
+        start(finished.folder, local={"lr": 0.1})
+    with pytest.raises(ValueError, match="exists already and is no run folder"):
+        start(finished.folder.parent)
+
+
+def test_interrupted_runs_go_on_with_the_same_numbers(finished: confed.Run, tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        inner = event.event if isinstance(event, JobProgress) else None
+        if isinstance(inner, RunProgress) and inner.round == 1 and inner.stage == "training":
+            raise KeyboardInterrupt
+
+    for number, go_on in enumerate((lambda run: run.resume(progress=False), lambda run: start(run.folder))):
+        folder = tmp_path / f"run{number}"
+        with pytest.raises(KeyboardInterrupt, match=r"is saved\. Go on with confed\.load_run\('.*'\)\.resume\(\)"):
+            confed.run("fedvqa_scenes", TINY, method="fedavg", rounds=2, folder=folder, progress=interrupt)
+        run = confed.load_run(folder)
+        assert str(run) == f"Run fedavg, seed 0, unfinished, 1 rounds done: {folder}"
+        assert list(run.history.index) == [0, 1]
+        for ask in (lambda run: run.results, lambda run: run.summary, lambda run: run.personal("warm")):
+            with pytest.raises(ValueError, match="is not finished: it stands at round 1; continue it with"):
+                ask(run)
+        assert go_on(run).finished
+        assert bytes_of(folder) == bytes_of(finished.folder)
+
+
+def test_objects_of_this_session_run_resume_and_answer_here_only(tmp_path: Path) -> None:
+    recipe = confed.Recipe(
+        algorithm=Halved(share=0.25), model=Linear(4), data=squares(6, 4), local={"lr": 0.1, "epochs": 1},
+        run={"rounds": 1, "gallery": 0, "workers": 2},
+    )  # fmt: skip
+    told: list[Event] = []
+    run = confed.run(recipe, folder=tmp_path / "run", progress=told.append)
+    (note,) = [event.text for event in told if isinstance(event, Note)]
+    assert note.startswith(f"recipe.toml cannot hold {', '.join(recipe.session_only)}: the run goes on")
+    assert isinstance(run.personal("warm"), Linear)
+    assert not torch.equal(run.global_model().head.weight, Linear(4).head.weight)  # type: ignore[union-attr]
+    name = recipe.sections["model"]["name"]
+    entry = models._entries.pop(name)
+    try:
+        other = confed.load_run(tmp_path / "run")
+        assert len(other.results) == 4
+        with pytest.raises(ValueError, match=f"the model '{name}' is an object of the Python session"):
+            other.personal("warm")
+    finally:
+        models.add(name, entry)
+
+
+def test_spawned_processes_do_not_have_the_objects_of_this_session() -> None:
+    run = {"workers": 2, "start_method": "spawn"}
+    recipe = confed.Recipe(model=Linear(4), data="squares", run=run)
+    assert in_this_session(recipe, lambda event: None).run.workers == 1
+    assert in_this_session(confed.Recipe(model="vilt_tiny", data="squares", run=run), print).run.workers == 2
+    with pytest.raises(ValueError, match=r"run\.engine must be 'local' with objects of this session"):
+        in_this_session(recipe.changed({"run.engine": "ray"}), print)
+
+
+def test_calls_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"recipe must be a name, a path or a confed\.Recipe, got dict"):
+        confed.run(TINY)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no recipe at 'nope'; packaged recipes: bicsl_privacy"):
+        confed.run("nope")
+    with pytest.raises(ValueError, match="either method or algorithm"):
+        confed.run(method="fedavg", algorithm="fedprox")
+    with pytest.raises(ValueError, match="local is given twice"):
+        confed.run("fedvqa_scenes", {"local": {"lr": 1}}, local={"lr": 2})
+    with pytest.raises(ValueError, match=r"is no run folder \(recipe\.toml\)"):
+        confed.load_run(tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match=r"data frames need pandas, which is not installed: pip install"):
+        _ = start_local(tmp_path / "run").history
+
+
+def test_a_folder_of_its_own_and_the_threads_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = [start(rounds=1), start(rounds=1)]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert [str(run.folder) for run in runs] == ["runs/fedvqa_scenes", "runs/fedvqa_scenes-2"]
+
+
+def test_the_report_shows_itself_in_a_notebook(finished: confed.Run) -> None:
+    report = finished.report()
+    assert isinstance(report, Report)
+    assert Path(report) == report.path == finished.folder / "report.html"
+    shown = report._repr_html_()
+    assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert shown.count("<") == 2  # nothing of the page ends the frame
+
+
+def test_exported_models_load_again(finished: confed.Run, tmp_path: Path) -> None:
+    folders = finished.export(tmp_path / "exported")
+    assert {"global", "clients/warm", "clients/cold", "clients/both"} <= set(folders)
+    assert folders["clients/warm"].is_dir()
+    trained = confed.load_exported(tmp_path / "exported", "warm")
+    batch = finished.batch("warm")
+    assert torch.equal(trained.model(batch).logits, finished.personal("warm")(batch).logits)
+
+
+def test_runs_without_the_record_of_their_start_load(finished: confed.Run, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "old")
+    for name in ("begun.toml", "begun.json", "timings.jsonl"):
+        (tmp_path / "old" / name).unlink()
+    old = confed.load_run(tmp_path / "old")
+    assert old.results.equals(finished.results)
+    assert isinstance(old.personal("warm"), nn.Module)
+    assert start(old.folder).summary == finished.summary

@@ -1,0 +1,117 @@
+"""Studies from Python: methods by name and as objects, growth, tables and tests."""
+
+from pathlib import Path
+
+import pytest
+
+import confed
+from confed.algorithms.fedprox import FedProx
+from confed.system.events import Event, JobProgress, RunProgress
+from tiny_runs import TINY, Halved, Linear
+from toy_federation import squares
+
+
+def start(folder: Path, methods: object = ("local", "fedavg"), **settings: object) -> confed.Study:
+    settings = {"rounds": 1, "workers": 1, "progress": False, **settings}
+    return confed.study("fedvqa_scenes", TINY, methods=methods, folder=folder, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> confed.Study:
+    return start(tmp_path_factory.mktemp("python") / "study", seeds=2)
+
+
+def test_a_study_has_its_runs_and_files(finished: confed.Study) -> None:
+    assert str(finished) == f"Study of Local only, FedAvg, 4 finished runs: {finished.folder}"
+    assert [(run.method, run.seed) for run in finished] == [("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
+    assert (len(finished), finished.methods, finished.seeds, finished.errors) == (4, ("local", "fedavg"), (0, 1), {})
+    assert {"compare.csv", "table.md", "report.html"} <= {path.name for path in finished.folder.iterdir()}
+    assert finished["fedavg", 1].summary["seed"] == 1
+    with pytest.raises(ValueError, match=r"has no run \('st', 0\); there are \('local', 0\)"):
+        _ = finished["st", 0]
+
+
+def test_the_table_has_means_over_seeds(finished: confed.Study) -> None:
+    table = finished.table
+    runs = [run for run in finished if run.method == "fedavg"]
+    expected = 100 * sum(run.summary["global_seen_mean"] for run in runs) / 2
+    assert table.loc["FedAvg", "global seen"] == pytest.approx(expected)
+    assert table.loc["Local only"].isna()["global seen"]
+
+
+def test_methods_are_compared_with_a_reference(finished: confed.Study) -> None:
+    comparison = finished.compare("local")
+    assert comparison.references == ("local",)
+    assert ("personal on own data", "FedAvg") in comparison.frame().index
+    assert "<table" in comparison._repr_html_()
+    with pytest.raises(ValueError, match="fedprox"):
+        finished.compare("fedprox")
+    with pytest.raises(ValueError, match="margin must lie between 0 and 100 points, got 0"):
+        finished.compare(margin=0)
+
+
+def test_the_same_call_runs_what_is_missing(finished: confed.Study) -> None:
+    before = {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in finished}
+    grown = start(finished.folder, {"weak": FedProx(mu=1e-4), "strong": FedProx(mu=1.0), "local": "local"}, seeds=[1])
+    assert [(run.method, run.seed) for run in grown][-2:] == [("weak", 1), ("strong", 1)]
+    assert grown["strong", 1].recipe.construct("algorithm").mu == 1.0
+    assert all(folder.joinpath("summary.json").stat().st_mtime_ns == time for folder, time in before.items())
+    assert len(grown.resume(progress=False)) == 6
+
+
+def test_objects_of_this_session_are_compared(tmp_path: Path) -> None:
+    class Unnamed(Halved):
+        pass
+
+    recipe = confed.Recipe(model=Linear(4), data=squares(6, 4), local={"lr": 0.1}, run={"rounds": 1, "gallery": 0})
+    study = confed.study(recipe, methods=["fedavg", Halved(share=0.1)], folder=tmp_path / "study", progress=False)
+    assert study.methods == ("fedavg", "Halved")
+    assert study["Halved", 0].recipe.construct("algorithm") == Halved(share=0.1)
+    assert study["Halved", 0].personal("warm").head.out_features == 4  # type: ignore[union-attr]
+    del Unnamed
+
+
+def test_faulty_methods_and_seeds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two methods would be called 'fedprox': give a mapping of names"):
+        start(tmp_path / "study", [FedProx(mu=0.1), FedProx(mu=1.0)])
+    with pytest.raises(ValueError, match="no algorithm is called 'fedavgg'; did you mean 'fedavg'"):
+        start(tmp_path / "study", ["fedavgg"])
+    with pytest.raises(ValueError, match="seeds must be at least 1, or different numbers, got 0"):
+        start(tmp_path / "study", seeds=0)
+    assert not (tmp_path / "study").exists()
+    with pytest.raises(ValueError, match="no run could be made: "):
+        confed.study("fedvqa_scenes", TINY, methods=["fedlgt"], folder=tmp_path / "none", workers=1, progress=False)
+
+
+def test_one_method_that_cannot_run_leaves_the_others(tmp_path: Path) -> None:
+    study = start(tmp_path / "study", ["fedavg", "fedlgt"])
+    assert [run.method for run in study] == ["fedavg"]
+    assert list(study.errors) == ["fedlgt/seed-0"]
+
+
+def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        inner = event.event if isinstance(event, JobProgress) else None
+        if isinstance(inner, RunProgress) and inner.stage == "training":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"Go on with confed\.load_study\('.*'\)\.resume\(\)"):
+        start(tmp_path / "study", ["fedavg"], progress=interrupt)
+    study = confed.load_study(tmp_path / "study")
+    assert str(study).startswith("Study of FedAvg, 0 finished runs")
+    assert study.resume(workers=1, progress=False)["fedavg", 0].finished
+
+
+def test_folders_of_other_kinds_are_refused(finished: confed.Study, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is that of a run: use confed\.load_run"):
+        confed.load_study(finished["fedavg", 0].folder)
+    with pytest.raises(ValueError, match=r"is that of a study: use confed\.load_study"):
+        confed.load_run(finished.folder)
+    with pytest.raises(ValueError, match="is no study folder"):
+        confed.load_study(tmp_path)
+
+
+def test_a_study_of_the_command_line_loads(finished_study: Path) -> None:
+    study = confed.load_study(finished_study)
+    assert len(study) == 10
+    assert study.compare().references == ("fedavg",)
