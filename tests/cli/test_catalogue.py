@@ -36,7 +36,7 @@ def test_recipes_say_how_long_they_take_where_that_was_measured():
 def test_algorithms_name_their_options_and_source():
     row = next(row for row in listing("algorithms") if row["name"] == "fedp3")
     assert "top_n=20" in row["options"]
-    assert row["source"].startswith("Lao et al., FedVQA")
+    assert row["source"].startswith('Lao et al., "FedVQA')
 
 
 def test_contract_says_which_checks_apply():
@@ -77,10 +77,10 @@ def test_runs_and_their_states(tmp_path: Path):
     assert listing("runs", runs=tmp_path / "none") == []
 
 
-def test_faulty_kinds():
-    with pytest.raises(ValueError, match="algorithms, models, tasks, datasets, recipes, runs, got 'foo'"):
+def test_kinds_that_cannot_be_listed_are_refused():
+    with pytest.raises(ValueError, match="methods, models, tasks, datasets, recipes, runs, got 'foo'"):
         listing("foo")
-    with pytest.raises(ValueError, match="only algorithms"):
+    with pytest.raises(ValueError, match="only methods"):
         listing("models", contract=True)
 
 
@@ -94,6 +94,26 @@ def test_describe_counts_and_draws(tmp_path: Path):
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size[1] == sum(role in ("train", "unseen") for _, role in rows) * 214
         assert len(sheet.getcolors(1 << 20) or ()) > 1000
+
+
+def test_describe_writes_a_page_of_a_recipe_s_data(tmp_path: Path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        '[algorithm]\nname = "fedavg"\n[model]\nname = "vilt_tiny"\n[task]\nname = "vqa"\n'
+        '[data]\nname = "scenes"\ntrain = 40\nvalidation = 20\ntest = 40\n',
+        encoding="utf-8",
+    )
+    description = describe(str(recipe), ["train=20"], html=tmp_path / "data.html")
+    assert {row["questions"] for row in description["rows"] if row["role"] == "train"} == {20}
+    assert any("fewer than 5 training examples" in fault for fault in description["faults"])
+    page = (tmp_path / "data.html").read_text(encoding="utf-8")
+    assert page.count("background-image:url(data:image/png") > 20
+    assert "fewer than 5 training examples" in page
+    assert "<th scope=row>sports</th><td>train</td><td>20</td>" in page
+    labels = describe("scene_labels", ["clients=3"], html=tmp_path / "labels.html")
+    assert labels["page"] == str(tmp_path / "labels.html")
+    with pytest.raises(ValueError, match=r"ending \.html"):
+        describe("scenes", SMALL, html=tmp_path / "page.png")
 
 
 def test_describe_names_what_is_wrong(tmp_path: Path):

@@ -143,7 +143,7 @@ def test_compare_writes_its_tables(study: Path, tmp_path: Path, capfd: pytest.Ca
         (["frobnicate"], "frobnicate"),
         (["data"], "Missing command"),
         (["resume", "nowhere"], "nowhere is neither a run folder"),
-        (["list", "foo"], "kind must be one of algorithms"),
+        (["list", "foo"], "kind must be one of methods"),
         (["predict", "nowhere", "--image", "a.png", "--question", "b"], "nowhere is not a run folder"),
     ],
 )

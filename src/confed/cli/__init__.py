@@ -4,17 +4,21 @@ from confed.cli.app import app, main
 
 # The order of the verbs in the help is the order in which their modules are imported.
 # isort: off
+from confed.cli import init as beginning
 from confed.cli import run as running
+from confed.cli import watch as watching
 from confed.cli import compare as comparing
 from confed.cli import sweep as sweeping
 from confed.cli import cell as computing
 from confed.cli import tune as tuning
+from confed.cli import gates as judging
 from confed.cli import unlearn as forgetting
 from confed.cli import attack as attacking
 from confed.cli import tell as telling
 from confed.cli import predict as asking
 from confed.cli import evaluate as evaluating
 from confed.cli import list as looking
+from confed.cli import show as describing
 from confed.cli import data as datasets
 from confed.cli import convert as converting
 from confed.cli import pretrain as pretraining
@@ -27,14 +31,17 @@ __all__ = [
     "app",
     "asking",
     "attacking",
+    "beginning",
     "comparing",
     "computing",
     "converting",
     "datasets",
+    "describing",
     "evaluating",
     "federating",
     "federation_cards",
     "forgetting",
+    "judging",
     "looking",
     "main",
     "pretraining",
@@ -43,4 +50,5 @@ __all__ = [
     "sweeping",
     "telling",
     "tuning",
+    "watching",
 ]

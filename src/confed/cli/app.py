@@ -19,16 +19,16 @@ import typer.main
 from rich.console import Console
 from rich.markup import escape
 
+from confed.cli.global_options import allowed_modules, is_quiet, permission_option, quiet_option
 from confed.data.preparation import shown
-from confed.registry import allow_code, allowing_code
+from confed.registry import allowing_code
 from confed.system.events import Caution, Event, Note, Progress
 from confed.system.plain_text import visible
 
 if TYPE_CHECKING:
-    from confed.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from confed.recipes.recipe import Recipe
 
 __all__ = [
     "FAILED",
@@ -36,8 +36,8 @@ __all__ = [
     "INTERRUPTED",
     "Json",
     "Judged",
-    "allowed_modules",
     "app",
+    "command_line",
     "complain",
     "console",
     "data_app",
@@ -68,12 +68,11 @@ app = typer.Typer(
     name="confed",
     help="Federated vision-language learning: a global model for everyone, and a personal one for each.",
     epilog=_EXAMPLES,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(help="Describe and prepare datasets.")
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", rich_help_panel="Data and weights")
 
 console = Console(stderr=True)
 
@@ -124,7 +123,7 @@ def _code(given: Sequence[str]) -> int:
     """Execution of a command; its exit code."""
     try:
         with _spoken_warnings(), shown(_step), allowing_code():
-            return _command()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
+            return command_line()(args=given or ["--help"], prog_name="confed", standalone_mode=False) or 0
     except (typer.Abort, KeyboardInterrupt):
         say("[yellow]stopped[/]")
         return INTERRUPTED
@@ -155,6 +154,9 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.errors import LiveError
     from rich.progress import Progress as Bars
 
+    if is_quiet():
+        yield lambda done: None
+        return
     bars = Bars(console=console, transient=True)
     task = bars.add_task(escape(what), total=total)
     live = console.is_terminal
@@ -172,65 +174,28 @@ def _step(what: str, total: int) -> Iterator[Callable[[int], None]]:
             bars.stop()
 
 
-def _command() -> Any:
+def command_line() -> Any:
     """The command line; arguments get back the help that typer 0.20 loses with click 8.5.
 
-    Every verb has the option ``--allow-code``, because nearly every one may meet a recipe that names a module.
+    Every verb has the options ``--allow-code``, because nearly every one may meet a recipe that names a module, and
+    ``--quiet``.
     """
     root: Any = typer.main.get_command(app)
-    permission = _permission()
+    permission, silence = permission_option(), quiet_option()
     pending = [root]
     while pending:
         command = pending.pop()
         groups = getattr(command, "commands", {}).values()
         pending += groups
         if not groups:
-            command.params.append(permission)
+            command.params += [permission, silence]
         hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
         for parameter in command.params:
             for info in getattr(hints.get(parameter.name), "__metadata__", ()):
                 parameter.help = parameter.help or info.help
-            if parameter is not permission and isinstance(getattr(parameter, "help", None), str):
+            if parameter not in (permission, silence) and isinstance(getattr(parameter, "help", None), str):
                 parameter.help = escape(parameter.help)  # "[data]" is a section, and no markup
     return root
-
-
-def _permission() -> Any:
-    """The option ``--allow-code`` of every verb."""
-    carrier = typer.Typer(add_completion=False)
-
-    def allow(modules: list[str] | None) -> None:
-        _ALLOWED[:] = modules or []
-        allow_code(*_ALLOWED)
-
-    @carrier.command()
-    def verb(  # pyright: ignore[reportUnusedFunction]
-        allow_code: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--allow-code",
-                metavar="MODULE",
-                callback=allow,
-                expose_value=False,
-                is_eager=True,
-                show_default=False,
-                help="Allow recipes to name this module, whose code is then run; repeatable.",
-            ),
-        ] = None,
-    ) -> None:
-        """Carrier of the option; does nothing."""
-
-    command: Any = typer.main.get_command(carrier)
-    return next(parameter for parameter in command.params if parameter.name == "allow_code")
-
-
-_ALLOWED: list[str] = []
-"""What the command was given with ``--allow-code``."""
-
-
-def allowed_modules() -> tuple[str, ...]:
-    """Modules that the command was given with ``--allow-code``, for a command that goes on with its work."""
-    return tuple(_ALLOWED)
 
 
 def _failure(error: Exception) -> int:
@@ -273,7 +238,7 @@ def notes(of: str = "") -> Progress:
     """
 
     def show(event: Event) -> None:
-        if isinstance(event, Note | Caution):
+        if isinstance(event, Caution) or (isinstance(event, Note) and not is_quiet()):
             say(escape(f"{of}: {event.text}" if of else event.text))
 
     return show
@@ -317,7 +282,7 @@ def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.results.folder import kind_of
 
-    resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in _ALLOWED)])
+    resume = " ".join([f"confed resume {folder}", *(f"--allow-code {module}" for module in allowed_modules())])
     try:
         yield
     except KeyboardInterrupt:
@@ -360,12 +325,10 @@ def print_table(table: "RenderableType") -> None:
 
 def show(folder: Path, summaries: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Writes a folder's report and prints its results: as a table, or as JSON."""
-    from confed.report.report import write_report
-    from confed.report.tables import modalities
+    from confed.api.report import write_folder_report
     from confed.report.tables.headline import study_table
 
-    modalities.write(folder)
-    page = write_report(folder)
+    page = write_folder_report(folder)
     if as_json:
         print_json({"folder": str(folder), "report": str(page), "runs": summaries})
         return

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import Json, app, notes, plain, print_json, print_table
+from confed.cli.completion import complete_folder
 
 __all__ = ["KINDS", "attack"]
 
@@ -27,9 +28,11 @@ returns a :class:`confed.analysis.victim.Finding`.
 """
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def attack(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs or studies.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs or studies.", autocompletion=complete_folder)
+    ],
     kind: Annotated[str, typer.Option(help=f"The attack: {', '.join(KINDS)}.")],
     examples: Annotated[int | None, typer.Option(help="Number of test questions, or of audited examples.")] = None,
     client: Annotated[

@@ -2,38 +2,58 @@
 
 import inspect
 import json
-import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from confed import registry
+from confed.cli.docstrings import first_line
+from confed.cli.packaged import packaged
+from confed.cli.papers import papers
+from confed.federation.algorithm import Algorithm
+from confed.federation.traits import GROUPS
+from confed.recipes.schema import DERIVED
 
-__all__ = ["KINDS", "listing"]
+__all__ = ["KINDS", "listing", "tasks_of"]
 
-KINDS = ("algorithms", "models", "tasks", "datasets", "recipes", "runs")
+KINDS = ("methods", "models", "tasks", "datasets", "recipes", "runs")
+
+EVERY_METHOD = frozenset(f.name for f in fields(Algorithm))
+"""Fields that all methods have."""
+
+BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE = "built in", "read from a folder (data.root)", "need something else"
 
 
-def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> list[dict[str, Any]]:
-    """Entries of one kind, a row each with the same keys.
+def listing(
+    kind: str, contract: bool = False, runs: Path = Path("runs"), *, task: str = "", paper: str = ""
+) -> list[dict[str, Any]]:
+    """Entries of one kind, a row each with the same keys, those of one group together.
 
     Args:
-        kind: one of :data:`KINDS`.
-        contract: for algorithms, a row per method and check of the contract instead: whether it applies, or
-            why not.
+        kind: one of :data:`KINDS`, or "algorithms" for methods.
+        contract: for methods, a row per method and check of the contract instead: whether it applies, or why not.
         runs: the folder with runs and studies.
+        task: only what a packaged recipe runs with this task.
+        paper: only methods whose source, and recipes whose head comment, contain this text in any case.
 
     Raises:
-        ValueError: an unknown kind, or ``contract`` with another kind than algorithms.
+        ValueError: an unknown kind or task, ``contract`` with another kind than methods, or a filter of another kind.
     """
+    kind = "methods" if kind == "algorithms" else kind
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if contract and kind != "algorithms":
-        raise ValueError(f"only algorithms have a contract, got {kind!r}")
+    if contract and kind != "methods":
+        raise ValueError(f"only methods have a contract, got {kind!r}")
+    if task:
+        _ = registry.tasks[task]
+        if kind == "runs":
+            raise ValueError("--task filters methods, models, tasks, datasets and recipes, got 'runs'")
+    if paper and kind not in ("methods", "recipes"):
+        raise ValueError(f"--paper filters methods and recipes, got {kind!r}")
     if contract:
         from confed.testing import contract as checks
 
@@ -43,66 +63,129 @@ def listing(kind: str, contract: bool = False, runs: Path = Path("runs")) -> lis
             for check, verdict in checks(name)
         ]
     rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "algorithms": lambda: [_algorithm(name) for name in registry.algorithms.names()],
-        "models": lambda: _constructors(
-            registry.models,
-            {"answers", "vocab_size", "seed", "heads", "region_width", "words"}
-            | {"picture_size", "sample_rate", "series_channels"},
-        ),
-        "tasks": lambda: _constructors(registry.tasks, {"answers", "types"}),
-        "datasets": lambda: _constructors(registry.datasets, set()),
+        "methods": lambda: [_algorithm(name) for name in registry.algorithms.names()],
+        "models": _models,
+        "tasks": _tasks,
+        "datasets": _datasets,
         "recipes": _recipes,
         "runs": lambda: _runs(runs),
     }
-    return rows[kind]()
+    found = [row for row in rows[kind]() if _fits(kind, row, task, paper)]
+    order = {"methods": GROUPS, "datasets": (BUILT_IN, FROM_A_FOLDER, FROM_ELSEWHERE)}.get(kind, ())
+    return sorted(found, key=lambda row: _rank(order, row.get("group", "")))
+
+
+def _rank(order: Sequence[str], group: str) -> tuple[int, str]:
+    return (order.index(group) if group in order else len(order), group)
+
+
+def _fits(kind: str, row: Mapping[str, Any], task: str, paper: str) -> bool:
+    """Whether a row passes the filters."""
+    if task and task not in tasks_of(kind, row["name"]):
+        return False
+    if not paper:
+        return True
+    if kind == "methods":
+        found = papers().get(row["name"])
+        said = f"{row['name']} {row['label']} {row['source']} {found.title if found else ''}"
+    else:
+        (said,) = (recipe.comment for recipe in packaged() if recipe.name == row["name"])
+        said += f" {row['name']}"
+    return paper.casefold() in said.casefold()
+
+
+def tasks_of(kind: str, name: str) -> set[str]:
+    """Tasks for which a packaged recipe has a method, model or dataset; of a recipe its own."""
+    found: set[str] = set()
+    for recipe in packaged():
+        has = {
+            "methods": recipe.rows.values(),
+            "models": recipe.models.values(),
+            "datasets": [recipe.names("data")],
+            "tasks": [recipe.names("task")],
+            "recipes": [recipe.name],
+        }[kind]
+        if name in has:
+            found.add(recipe.names("task"))
+    return found
 
 
 def _algorithm(name: str) -> dict[str, Any]:
     entry: Any = registry.algorithms[name]
-    own = [f for f in fields(entry) if f.name != "accumulator"]  # every method has that one
+    own = [f for f in fields(entry) if f.name not in EVERY_METHOD]
     options = {f.name: "must be given" if f.default is MISSING else f.default for f in own}
-    module = sys.modules[entry.__module__]
     return {
         "name": name,
         "label": entry.traits.label or entry.__name__,
-        "summary": _first_line(entry.__doc__),
+        "group": entry.traits.group,
+        "summary": first_line(entry.__doc__),
         "options": _options(options),
-        "source": _citation(module.__doc__ or ""),
+        "source": papers()[name].source if name in papers() else "",
     }
 
 
-def _constructors(found: registry.Registry, skip: set[str]) -> list[dict[str, Any]]:
+def _models() -> list[dict[str, Any]]:
+    """Models by family: the module's first line heads the sizes that it registers."""
+    return [
+        {"name": name, "group": _title(registry.models[name]), **_summary_of(registry.models[name], DERIVED["model"])}
+        for name in registry.models.names()
+    ]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    rows = [
+        {"name": name, "group": "", **_summary_of(registry.tasks[name], DERIVED["task"])}
+        for name in registry.tasks.names()
+    ]
+    return [{**row, "summary": _title(registry.tasks[row["name"]])} for row in rows]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    """Datasets: those that are made on the spot, those of a folder, and those that need something else."""
+    together = Counter(registry.datasets[name].__module__ for name in registry.datasets.names())
     rows: list[dict[str, Any]] = []
-    for name in found.names():
-        parameters = inspect.signature(found[name]).parameters.values()
-        options = {
-            p.name: "must be given" if p.default is inspect.Parameter.empty else p.default
-            for p in parameters
-            if p.name not in skip
-        }
-        rows.append({"name": name, "summary": _first_line(found[name].__doc__), "options": _options(options)})
+    for name in registry.datasets.names():
+        entry = registry.datasets[name]
+        row = {"name": name, "group": _origin(entry), **_summary_of(entry, set())}
+        if together[entry.__module__] == 1:
+            row["summary"] = _title(entry)
+        rows.append(row)
     return rows
+
+
+def _origin(dataset: Callable[..., Any]) -> str:
+    """Where a dataset's examples come from, by what must be given."""
+    needed = [p.name for p in inspect.signature(dataset).parameters.values() if p.default is inspect.Parameter.empty]
+    if not needed:
+        return BUILT_IN
+    return FROM_A_FOLDER if needed == ["root"] else FROM_ELSEWHERE
+
+
+def _summary_of(entry: Callable[..., Any], skip: set[str]) -> dict[str, Any]:
+    options = {
+        p.name: "must be given" if p.default is inspect.Parameter.empty else p.default
+        for p in inspect.signature(entry).parameters.values()
+        if p.name not in skip
+    }
+    return {"summary": first_line(entry.__doc__), "options": _options(options)}
+
+
+def _title(entry: Callable[..., Any]) -> str:
+    """The first line of the module that defines something."""
+    return first_line(sys.modules[entry.__module__].__doc__)
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from confed.recipes.recipe import packaged_recipes
-
-    rows: list[dict[str, Any]] = []
-    for name in packaged_recipes():
-        text = (files("confed.recipes") / f"{name}.toml").read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-        comment = re.match(r"(?:#[^\n]*\n)*", text)
-        words = " ".join(line.lstrip("# ") for line in comment[0].splitlines()) if comment else ""
-        methods = content.get("study", {}).get("methods") or [content.get("algorithm", {}).get("name", "")]
-        row = {"name": name, "summary": _first_sentence(words), "methods": ", ".join(methods)}
-        rows.append({**row, "time": _time(comment[0] if comment else "")})
-    return rows
-
-
-def _time(comment: str) -> str:
-    """Duration on two cores per method and seed: the line "# Time: ..." at a recipe's head, "" where it has none."""
-    line = re.search(r"^# Time: (.+)$", comment, re.MULTILINE)
-    return line[1] if line else ""
+    return [
+        {
+            "name": recipe.name,
+            "group": recipe.names("task"),
+            "summary": recipe.summary,
+            "methods": ", ".join(recipe.methods),
+            "time": recipe.time,
+        }
+        for recipe in packaged()
+    ]
 
 
 def _runs(root: Path) -> list[dict[str, Any]]:
@@ -159,23 +242,3 @@ def _state(folder: Path) -> str:
 
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
-def _first_line(text: str | None) -> str:
-    line = inspect.cleandoc(text or "").partition("\n")[0]
-    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", line)
-
-
-def _first_sentence(text: str) -> str:
-    """Up to the first full stop that ends a sentence."""
-    return re.split(r"(?<=[a-z0-9)])(?<! al)\.\s", text + " ", maxsplit=1)[0].strip().rstrip(".:")
-
-
-def _citation(text: str) -> str:
-    """The first line after a module's title that names a year, as citations do."""
-    paragraphs = [" ".join(p.split()) for p in inspect.cleandoc(text).split("\n\n")]
-    for paragraph in paragraphs:
-        found = re.match(r".*?\b(?:19|20)\d\d\b", paragraph)
-        if found:
-            return found[0].replace('"', "")
-    return ""

@@ -20,7 +20,7 @@ AGAIN = 75
 """Exit code of a cell that stopped before its end and goes on when it is started again (EX_TEMPFAIL of sysexits.h)."""
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def cell(
     study: Annotated[Path, typer.Argument(help="Folder of a study or sweep, written with --on.")],
     number: Annotated[
@@ -35,7 +35,7 @@ def cell(
     `confed compare --recipe RECIPE --on slurm` writes the study and a job script whose tasks call this. Exit codes: 0
     done, 75 stopped before the end (SIGUSR1) and to be started again, 143 asked to end (SIGTERM).
     """
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.federation.checkpoint import CorruptCheckpoint
     from confed.studies.cells import find_cell
     from confed.studies.cluster import array_index
@@ -121,12 +121,7 @@ def _saved(folder: Path) -> int:
 
 
 def _stopped(number: int, folder: Path, before: int, limit: bool) -> None:
-    """What follows a stop: the task is queued again if it was the time limit, and some round was finished.
-
-    Raises:
-        RuntimeError: the time limit came before one round, or the final evaluation, was finished.
-        typer.Exit: with the code that says which.
-    """
+    """What follows a stop: the task is queued again if it was the time limit, and some round was finished."""
     from confed.studies.cluster import requeue
     from confed.studies.runner import leave_error
 

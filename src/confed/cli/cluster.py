@@ -1,4 +1,4 @@
-"""Studies and sweeps on a cluster: options of the verbs that open them, the job script, and what is there."""
+"""Studies and sweeps on a cluster: options of the verbs that open them, job script or Ray, and what is there."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -8,15 +8,20 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from confed.cli.app import allowed_modules, complain, console, plain, print_json, print_table, say
-from confed.cli.study import show_gathered
+from confed.cli.app import complain, console, interruptible, plain, print_json, print_table, say
+from confed.cli.global_options import allowed_modules, is_quiet
+from confed.cli.study import finish, show_gathered
 
-__all__ = ["Before", "On", "Slurm", "Submit", "check_cluster", "distribute", "show_cells"]
+__all__ = [
+    "Before", "On", "Slurm", "Submit", "carry_out", "check_cluster", "show_cells", "with_address",
+]  # fmt: skip
 
 On = Annotated[
     str,
     typer.Option(
-        "--on", help="Write a job script, a task per run, in place of running: slurm, or script (PBS, LSF, ...)."
+        "--on",
+        help="ray: runs on the nodes of a Ray cluster (run.address). slurm, or script (PBS, LSF, ...): write a job "
+        "script, a task per run, in place of running.",
     ),
 ]
 Slurm = Annotated[
@@ -28,6 +33,9 @@ Before = Annotated[
     list[str] | None,
     typer.Option("--before", help='A line of shell before each task, such as "module load cuda". Repeatable.'),
 ]
+
+_RAY = {"run.engine": "run.engine=local", "run.address": 'run.address=""'}
+"""Key -> override with which runs are made without Ray."""
 
 LISTED = 30
 """Cells that are shown one by one."""
@@ -41,16 +49,81 @@ def check_cluster(on: str, slurm: list[str] | None, submit: bool, before: list[s
     """
     from confed.studies.cluster import parse_options
 
-    if on not in ("", "slurm", "script"):
-        raise ValueError(f"--on must be slurm or script, got {on!r}")
-    if not on and (slurm or submit or before):
+    if on not in ("", "slurm", "script", "ray"):
+        raise ValueError(f"--on must be slurm, script or ray, got {on!r}")
+    if on in ("", "ray") and (slurm or submit or before):
         raise ValueError("--slurm, --submit and --before need --on slurm")
     if on == "script" and (slurm or submit):
         raise ValueError("--slurm and --submit need --on slurm; other schedulers take their options with the script")
     parse_options(slurm or [])
 
 
-def distribute(
+def with_address(on: str, recipe: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """Address of the Ray cluster that a recipe or overrides name in ``run.address``, and overrides without Ray.
+
+    With them each run of a study is computed by one process, whatever the recipe says.
+
+    Args:
+        on: where runs are computed; elsewhere than on Ray the overrides stay as they are.
+        recipe: name or file.
+        overrides: of the command line.
+    """
+    from confed.recipes.recipe import load_recipe
+
+    if on != "ray":
+        return "", overrides
+    rest = [text for text in overrides if text.partition("=")[0].strip() not in _RAY]
+    return load_recipe(recipe, [*overrides, "run.engine=ray"]).run.address, [*rest, *_RAY.values()]
+
+
+def carry_out(
+    root: Path,
+    on: str,
+    address: str,
+    workers: int | None,
+    slurm: list[str] | None,
+    submit: bool,
+    before: list[str] | None,
+    as_json: bool,
+) -> None:
+    """Executes what is missing of a study or sweep: on this machine, on Ray, or as a job script that is written.
+
+    Args:
+        root: the folder, opened by the verb.
+        on: "ray", "slurm", "script", or "" for this machine.
+        address: of the Ray cluster.
+        workers: runs at a time; None for one per core.
+        slurm: options of sbatch.
+        submit: whether to submit the script.
+        before: lines of shell before each task of the script.
+        as_json: print JSON and nothing else.
+    """
+    if on == "ray":
+        _compute(root, address, workers, as_json)
+    elif on:
+        _distribute(root, on, slurm, submit, before, as_json)
+    else:
+        finish(root, workers, as_json)
+
+
+def _compute(root: Path, address: str, workers: int | None, as_json: bool) -> None:
+    """Computes the cells of a study or sweep that are missing on a Ray cluster, and shows what is there.
+
+    Args:
+        root: the folder, opened by the verb.
+        address: of the cluster.
+        workers: cells at a time; None for one per core, or per GPU.
+        as_json: print JSON and nothing else.
+    """
+    from confed.api.progress import Display
+    from confed.studies.on_ray import compute_on_ray
+
+    with interruptible(root), Display(console, quiet=as_json or is_quiet()) as display:
+        compute_on_ray(root, address, workers or 0, display, lambda cell, why: complain(f"{cell}: {why}", "without"))
+    show_gathered(root, as_json, {})
+
+
+def _distribute(
     root: Path, on: str, slurm: list[str] | None, submit: bool, before: list[str] | None, as_json: bool
 ) -> None:
     """Numbers the cells of a study or sweep, writes the job script for those that are missing, and submits it if asked.

@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 
 from confed.cli.app import Json, Judged, app, complain, console, default_workers, plain, print_json, print_table
-from confed.cli.cluster import Before, On, Slurm, Submit, check_cluster, distribute, show_cells
+from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, show_cells, with_address
 from confed.cli.plan import Plan, rows_of_study, show_plan
-from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, finish, judged_by, tuned_values, write_files
+from confed.cli.study import Margin, Methods, Seeds, Tuned, Workers, judged_by, tuned_values
 
 if TYPE_CHECKING:
     from confed.recipes.recipe import Recipe
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def compare(
     folders: Annotated[
         list[str] | None,
@@ -74,22 +74,21 @@ def compare(
     grid for each model, and a table of models and methods with tests over models.
 
     With --on slurm it writes a job array for a cluster, a task per run; `confed compare STUDY` shows what is there.
+    With --on ray the runs are computed on the nodes of a Ray cluster.
     """
     from confed.studies.cluster import parse_options
 
     judged = judged_by(reference, margin, headline, relative)
     check_cluster(on, slurm, submit, before)
+    address, overrides = ("", []) if recipe is None else with_address(on, recipe, folders or [])
     if recipe is not None and plan:
-        rows = _planned(recipe, folders or [], methods, models, seeds, tuned, headline)
+        rows = _planned(recipe, overrides, methods, models, seeds, tuned, headline)
         count = workers or default_workers(next(iter(rows.values())))
         show_plan(rows, seeds, count, True, parse_options(slurm or []), as_json)
         return
     if recipe is not None:
-        folder = _opened(recipe, folders or [], methods, models, seeds, tuned, headline, judged, out)
-        if on:
-            distribute(folder, on, slurm, submit, before, as_json)
-        else:
-            finish(folder, workers, as_json)
+        folder = _opened(recipe, overrides, methods, models, seeds, tuned, headline, judged, out)
+        carry_out(folder, on, address, workers, slurm, submit, before, as_json)
         return
     if (
         methods is not None
@@ -125,6 +124,7 @@ def _compare_folders(
     """Tables of folders that are there, written into a folder if one is given, and printed."""
     from dataclasses import asdict
 
+    from confed.api.study_files import write_files
     from confed.report.statistics.comparison import compare as compare_folders
     from confed.report.tables import models as model_tables
     from confed.report.tables.table import in_files, to_rich

@@ -10,7 +10,7 @@ from rich.markup import escape
 from confed.cli.app import Json, app, print_json
 
 convert_app = typer.Typer(help="Turn published checkpoints into safetensors files.")
-app.add_typer(convert_app, name="convert")
+app.add_typer(convert_app, name="convert", rich_help_panel="Data and weights")
 
 
 @convert_app.callback()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import Json, console, data_app, print_json
+from confed.cli.completion import complete_dataset
 from confed.system.events import Event, Progress, StepProgress
 
 if TYPE_CHECKING:
@@ -22,15 +23,24 @@ data_app.add_typer(prepare_app, name="prepare")
 
 @data_app.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="A dataset's name (`confed list datasets`).")] = "scenes",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset's name (`confed list datasets`), or a recipe's file (.toml).",
+            autocompletion=complete_dataset,
+        ),
+    ] = "scenes",
     options: Annotated[list[str] | None, typer.Argument(help="key=value, e.g. setting=A")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a PNG with sample pictures here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page here: clients, splits, answers, examples with pictures, faults.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Counts, answers, sources and floors of a dataset."""
+    """Clients, splits, answers, sources, floors and faults of a dataset, with examples as a page (--html)."""
     from confed.cli.dataset_description import describe as describe_data
 
-    description = describe_data(name, options or [], out)
+    description = describe_data(name, options or [], out, html)
     if as_json:
         print_json(description)
         return
@@ -44,12 +54,19 @@ def describe(
         for row in description["rows"]:
             table.add_row(*(escape(str(value)) for value in row.values()))
     shown = Console(highlight=False)
-    shown.print(f"[bold]{escape(name)}[/]: {description['answers']} answers, {description['words']} words")
+    shown.print(
+        f"[bold]{escape(description['name'])}[/]: {description['answers']} answers, {description['words']} words"
+    )
     shown.print(table)
     for key, value in description["facts"].items():
         shown.print(f"{escape(key)}: {escape(value)}")
-    if out is not None:
-        shown.print(f"written: {escape(str(out))}", soft_wrap=True)
+    for fault in description["faults"]:
+        shown.print(f"[yellow]mind:[/] {escape(fault)}")
+    if not description["faults"]:
+        shown.print("no faults found")
+    for file in (out, html):
+        if file is not None:
+            shown.print(f"written: {escape(str(file))}", soft_wrap=True)
 
 
 def _of_modalities(rows: Sequence[dict[str, Any]]) -> "RichTable":

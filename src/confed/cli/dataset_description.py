@@ -1,6 +1,7 @@
 """Description of a dataset: counts, answers, facts, and a sheet of sample pictures."""
 
 import tomllib
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,39 +23,74 @@ LISTED = 100
 """Clients of multi-label data that a description lists; the others are one line."""
 
 
-def describe(name: str, options: Sequence[str] = (), out: Path | None = None) -> dict[str, Any]:
-    """Counts, answers and facts of a dataset, and a sheet of sample pictures.
+def describe(
+    name: str, options: Sequence[str] = (), out: Path | None = None, html: Path | None = None
+) -> dict[str, Any]:
+    """Counts, answers, faults and facts of a dataset, a sheet of sample pictures, and a page.
 
     Args:
-        name: the dataset's registered name.
+        name: the dataset's registered name, or a recipe's file, which names one in its section ``[data]``.
         options: ``key=value`` of its constructor, values as in TOML; ``missing`` as in recipes.
         out: a PNG file for the sheet.
+        html: an HTML file for the page.
 
     Returns:
         ``name``, ``answers`` and ``words`` (how many), ``rows`` (``place``, ``role``, ``questions``, ``pictures``,
         ``answers``, ``most_frequent``; where examples lack modalities or have others, also ``modalities``, ``sounds``
-        and ``series``), ``facts`` and, with ``out``, ``sheet``. Of multi-label data answers are labels, and questions
-        pictures or texts; the first clients have a row each.
+        and ``series``), ``facts``, ``faults``, with ``out`` ``sheet``, and with ``html`` ``page``. Of multi-label data
+        answers are labels, and questions pictures or texts; the first clients have a row each.
 
     Raises:
         ValueError: an unknown dataset or option, a value of the wrong type, or ``out`` is no PNG file.
     """
+    from confed.data.faults import faults
     from confed.data.labelled import LabelDataset
     from confed.data.missing import drop_modalities, missing_of
-    from confed.data.modalities import is_modal
     from confed.data.readable import leave_out_unreadable
+    from confed.recipes.recipe import load_recipe
     from confed.recipes.schema import validate
 
     if out is not None and out.suffix.lower() != ".png":
         raise ValueError(f"out must be a file with the ending .png, got {out}")
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"html must be a file with the ending .html, got {html}")
+    given: dict[str, Any] = {}
+    if name.endswith(".toml"):
+        given = dict(load_recipe(name).sections["data"])
+        name = given.pop("name")
+    given |= dict(_option(text) for text in options)
     constructor = registry.datasets[name]
-    given = dict(_option(text) for text in options)
     missing = missing_of(given.pop("missing", {}))
-    values = validate(constructor, given, "data", set())
-    dataset: FederatedDataset | LabelDataset = constructor(**values)
+    card = given.pop("card", None)
+    values = validate(constructor, {key: value for key, value in given.items() if value is not None}, "data", set())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dataset: FederatedDataset | LabelDataset = constructor(**values)
+        if not isinstance(dataset, LabelDataset):
+            dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
+    for warning in told:
+        warnings.warn(warning.message, stacklevel=2)
+    found = [" ".join(str(warning.message).split()) for warning in told] + faults(dataset)
+    if card is not None:
+        found.append(f"the terms of the card {card} are not applied here")
+    description = {**_described(name, dataset, out), "faults": found}
+    if html is not None:
+        from confed.report.html.dataset_page import dataset_page
+
+        source = " ".join([f"data.name = {name}", *(f"{key}={value}" for key, value in given.items())])
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(dataset_page(dataset, description["rows"], found, source), encoding="utf-8")
+        description["page"] = str(html)
+    return description
+
+
+def _described(name: str, dataset: "FederatedDataset | LabelDataset", out: Path | None) -> dict[str, Any]:
+    """Counts, answers and facts, and the sheet."""
+    from confed.data.labelled import LabelDataset
+    from confed.data.modalities import is_modal
+
     if isinstance(dataset, LabelDataset):
         return _describe_labels(dataset, out)
-    dataset = drop_modalities(leave_out_unreadable(dataset), missing, int(values.get("seed", 0)))
     modal = is_modal(dataset)
     parts = list(_parts(dataset))
     description = {
@@ -123,11 +159,7 @@ def _row(place: str, role: str, examples: "Examples") -> dict[str, Any]:
 
 
 def _describe_labels(dataset: "LabelDataset", out: Path | None) -> dict[str, Any]:
-    """Description of a multi-label dataset, as :func:`describe`.
-
-    Raises:
-        ValueError: a sheet is asked for of texts.
-    """
+    """Description of a multi-label dataset, as :func:`describe`."""
     parts: list[tuple[str, str, LabelExamples]] = []
     for name, _ in zip(dataset.clients, range(LISTED), strict=False):
         parts += [(name, role, examples) for role, examples in dataset.clients[name].roles.items()]

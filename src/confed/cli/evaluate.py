@@ -8,11 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import Json, app, plain, print_json, print_table
+from confed.cli.completion import complete_folder
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="A finished run, or a study (its main method's first seed).")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A finished run, or a study (its main method's first seed).", autocompletion=complete_folder
+        ),
+    ],
     data: Annotated[
         list[str] | None,
         typer.Option(help="A key of the data section, such as root=DIR, or name=... for other data; repeatable."),

@@ -33,7 +33,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value w
 Method = Annotated[str | None, typer.Option(help="A method of a study. [default: the recipe's main method]")]
 
 
-@app.command()
+@app.command(rich_help_panel="Federation")
 def server(
     recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
     overrides: Overrides = None,
@@ -125,7 +125,7 @@ def server(
     show(state, [summary], as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Federation")
 def client(
     recipe: Annotated[str, typer.Argument(help="The federation's recipe: a file, or the name of a packaged one.")],
     overrides: Overrides = None,
@@ -316,11 +316,7 @@ def _private() -> Iterator[None]:
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Orderly end of a site on Ctrl-C and on the signal of a service manager.
-
-    Raises:
-        typer.Exit: afterwards, with the code of the signal, 130 or 143, as of all commands.
-    """
+    """Orderly end of a site on Ctrl-C and on the signal of a service manager."""
     asked: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from confed.cli.app import Json, app, notes, print_json, say, show
 from confed.cli.federation import Chosen, Engine, Method, Overrides, need_flower, single_recipe
 
 federation_app = typer.Typer(help="Create a federation across machines, or try one on this machine.")
-app.add_typer(federation_app, name="federation")
+app.add_typer(federation_app, name="federation", rich_help_panel="Federation")
 
 
 @federation_app.command("new")

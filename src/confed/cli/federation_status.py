@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from confed.cli.progress import escape
+from confed.api.progress import escape
 from confed.results import format as formats
 from confed.system.events import Caution, Event, Note, RunProgress, SiteStates, SiteStatus
 

@@ -1,44 +1,99 @@
 """Verbs that list and diagnose: list, doctor."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 
 from confed.cli.app import FAILED, Json, app, print_json
+from confed.cli.completion import complete_kind, complete_task
 
 
-@app.command(name="list")
+@app.command(name="list", rich_help_panel="Start")
 def list_things(
-    kind: Annotated[str, typer.Argument(help="algorithms, models, tasks, datasets, recipes or runs")] = "algorithms",
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="methods, models, tasks, datasets, recipes or runs (those under ./runs)", autocompletion=complete_kind
+        ),
+    ] = "methods",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Only what a packaged recipe runs with this task, such as vqa.", autocompletion=complete_task
+        ),
+    ] = "",
+    paper: Annotated[str, typer.Option(help="Methods and recipes: only those whose paper or author has this.")] = "",
     contract: Annotated[
-        bool, typer.Option("--contract", help="Algorithms: which checks apply, and why others do not.")
+        bool, typer.Option("--contract", help="Methods: which checks apply, and why others do not.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods, models, tasks, datasets and recipes there are, and the runs under ./runs."""
+    """List the methods, models, tasks, datasets and recipes there are, by group, and the runs under ./runs.
+
+    `confed show NAME` has everything about one of them.
+    """
     from confed.cli.catalogue import listing
 
-    rows = listing(kind, contract=contract)
+    rows = listing(kind, contract=contract, task=task, paper=paper)
     if as_json:
         print_json(rows)
         return
+    console = Console(highlight=False)
+    if not rows:
+        console.print(f"no {escape(kind)} found")
+        return
+    if contract or kind == "runs":
+        _print_rows(console, rows)
+        return
+    groups = dict.fromkeys(row["group"] for row in rows)
+    wide = max(len(row["name"]) for row in rows)
+    labels = max((len(row["label"]) for row in rows if "label" in row), default=0)
+    for group in groups:
+        if group:
+            console.print(f"[bold]{escape(group)}[/]")
+        _print_group(console, [row for row in rows if row["group"] == group], wide, min(labels, _LABEL))
+    console.print(f"\n{len(rows)} {escape(kind)}; everything about one: confed show NAME")
+
+
+_LABEL = 14
+"""Columns of labels; longer ones are broken."""
+
+
+def _print_group(console: Console, rows: Sequence[Mapping[str, Any]], wide: int, labels: int) -> None:
+    """A line per thing: name, label and what it is."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(width=wide, no_wrap=True)
+    if labels:
+        table.add_column(width=labels)
+    table.add_column()
+    for row in rows:
+        label = [escape(row["label"])] if labels else []
+        table.add_row(escape(row["name"]), *label, escape(row["summary"]))
+    console.print(Padding(table, (0, 0, 0, 2 if rows[0]["group"] else 0)))
+
+
+def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with a heading per column."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in rows[0] if rows else ():
-        table.add_column(column, no_wrap=column == "name")
+    for column in rows[0]:
+        table.add_column(column, overflow="fold" if column == "name" else "ellipsis")
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
-    Console().print(table if rows else f"no {kind} found")
+    console.print(table)
 
 
-@app.command()
+@app.command(rich_help_panel="Start")
 def doctor(
     what: Annotated[
         str | None, typer.Argument(help='"model": describe a vision-language model before a run with it.')

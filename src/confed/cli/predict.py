@@ -3,18 +3,26 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from confed.cli.app import Json, app, print_json, say
+from confed.cli.completion import complete_folder
+
+if TYPE_CHECKING:
+    from confed.inference.finished_run import FinishedRun
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def predict(
     folder: Annotated[
-        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+        Path,
+        typer.Argument(
+            help="A finished run, a study (its main method's first seed), or a site's private folder.",
+            autocompletion=complete_folder,
+        ),
     ],
     image: Annotated[Path | None, typer.Option(help="A picture, of any size and format.")] = None,
     question: Annotated[
@@ -53,112 +61,83 @@ def predict(
     labels, --image or --text alone, and --known tells it labels that are certain. One that converses is asked every
     --question in turn, with what was said before in the prompt; without --question, every line of the input.
     """
+    from confed.inference.ask import ask, kind_of_answers, unwanted
     from confed.inference.finished_run import FinishedRun
-    from confed.inference.predict import predict as ask
-    from confed.inference.predict import writes
-    from confed.inference.predict_chat import converses
 
     folder, client = _run_of(folder, client)
-    if FinishedRun(folder).labelled:
-        given = {"--question": question, "--picture2": picture2, "--choice": choice}
-        if extra := [name for name, value in given.items() if value]:
-            raise ValueError(f"this run's models give labels and answer no questions: leave {extra[0]} out")
-        _labels(folder, image, text, client, top, known or (), shared, page, as_json)
+    run = FinishedRun(folder)
+    kind = kind_of_answers(run)
+    given = {"question": question, "image2": picture2, "choices": choice, "text": text, "known": known}
+    if error := unwanted(kind, given | {"attention": page, "top": top}, _OPTIONS):
+        raise ValueError(error)
+    if kind == "conversations":
+        _talk(run, [one for one in (image, picture2) if one is not None], question, client, shared, as_json)
         return
-    if writes(FinishedRun(folder)):
-        given = {"--question": question, "--picture2": picture2, "--choice": choice, "--text": text}
-        given |= {"--known": known, "--page": page, "--top": top}
-        if extra := [name for name, value in given.items() if value]:
-            raise ValueError(f"this run's models write captions: leave {extra[0]} out")
-        _caption(folder, image, client, shared, as_json)
-        return
-    if converses(FinishedRun(folder)):
-        given = {"--choice": choice, "--text": text, "--known": known, "--page": page, "--top": top}
-        if extra := [name for name, value in given.items() if value]:
-            raise ValueError(f"this run's models write their answers: leave {extra[0]} out")
-        _talk(folder, [one for one in (image, picture2) if one is not None], question, client, shared, as_json)
-        return
-    given = {"--text": text, "--known": known, "--page": page}
-    if extra := [name for name, value in given.items() if value]:
-        raise ValueError(f"this run's models answer questions and give no labels: leave {extra[0]} out")
-    if question is not None and len(question) > 1:
-        raise ValueError(f"this run's models answer one question at a time: give one --question, got {len(question)}")
-    if image is None or question is None:
-        raise ValueError(f"this run's models answer questions: give {'a picture (--image)' if image is None else ''}"
-                         f"{' and ' if image is None and question is None else ''}"
-                         f"{'a question (--question)' if question is None else ''}")  # fmt: skip
-    top = 3 if top is None else top
-    answers = ask(folder, image, question[0], client, top, image2=picture2, choices=choice or (), shared=shared)
-    if as_json:
-        print_json(answers)
-        return
-    for answer in answers["answers"]:
-        print(f"{answer['probability']:6.1%}  {answer['answer']}")
-    if answers["unknown_words"]:
-        words = escape(", ".join(answers["unknown_words"]))
-        say(f"[yellow]words the model does not know:[/] {words}")
-
-
-def _talk(
-    folder: Path, images: Sequence[Path], questions: list[str] | None, client: str | None, shared: bool, as_json: bool
-) -> None:
-    """A conversation with a model that writes free answers; without questions, lines of the input are asked."""
-    from confed.inference.predict_chat import Talk
-
-    talk = Talk(folder, images, client, shared=shared)
-    if as_json:
-        print_json(talk.asked(questions if questions is not None else [line for line in sys.stdin if line.strip()]))
-        return
-    for asked in questions if questions is not None else sys.stdin:
-        if asked.strip():
-            print(talk.ask(asked), flush=True)
-
-
-def _caption(folder: Path, image: Path | None, client: str | None, shared: bool, as_json: bool) -> None:
-    """Caption of a picture by a model that writes captions.
-
-    Raises:
-        ValueError: there is no picture.
-    """
-    from confed.inference.predict import predict_caption
-
-    if image is None:
+    if kind == "captions" and image is None:
         raise ValueError("this run's models write captions: give a picture (--image)")
-    found = predict_caption(folder, image, client, shared=shared)
-    if as_json:
-        print_json(found)
-        return
-    print(found["caption"])
-
-
-def _labels(
-    folder: Path,
-    image: Path | None,
-    text: str | None,
-    client: str | None,
-    top: int | None,
-    known: Sequence[str],
-    shared: bool,
-    page: Path | None,
-    as_json: bool,
-) -> None:
-    """Labels of a picture or a text by a multi-label model."""
-    from confed.inference.predict_labels import predict_labels
-
-    looks = page is not None or as_json
-    found = predict_labels(folder, image, text, client, top, known=known, shared=shared, attention=looks)
+    if kind == "answers":
+        _check_question(image, question)
+    found = ask(
+        run, image, question, client, top=top, shared=shared, image2=picture2, choices=choice or (), text=text,
+        known=known or (), attention=kind == "labels" and (page is not None or as_json),
+    )  # fmt: skip
     if page is not None:
         from confed.inference.label_page import write_page
 
         write_page(page, found, image, text)
     if as_json:
         print_json(found | ({} if page is None else {"page": str(page)}))
-        return
-    print("\n".join(_lines(found, max(10, sum(entry["predicted"] for entry in found["labels"])))))
+    elif kind == "captions":
+        print(found["caption"])
+    else:
+        _print_found(found, page)
+
+
+_OPTIONS = {"question": "--question", "image2": "--picture2", "choices": "--choice", "text": "--text"}
+_OPTIONS |= {"known": "--known", "attention": "--page", "top": "--top"}
+"""Input of :func:`confed.inference.ask.ask` -> its option."""
+
+
+def _check_question(image: Path | None, question: list[str] | None) -> None:
+    """Check that there is a picture and one question."""
+    if question is not None and len(question) > 1:
+        raise ValueError(f"this run's models answer one question at a time: give one --question, got {len(question)}")
+    if image is None or question is None:
+        raise ValueError(f"this run's models answer questions: give {'a picture (--image)' if image is None else ''}"
+                         f"{' and ' if image is None and question is None else ''}"
+                         f"{'a question (--question)' if question is None else ''}")  # fmt: skip
+
+
+def _print_found(found: Mapping[str, Any], page: Path | None) -> None:
+    """Answers or labels with their probabilities, and what the model does not know."""
+    if "labels" in found:
+        print("\n".join(_lines(found, max(10, sum(entry["predicted"] for entry in found["labels"])))))
+    for answer in found.get("answers", ()):
+        print(f"{answer['probability']:6.1%}  {answer['answer']}")
     if found.get("unknown_words"):
         say(f"[yellow]words the model does not know:[/] {escape(', '.join(found['unknown_words']))}")
     if page is not None:
         say(f"page: {escape(str(page))}")
+
+
+def _talk(
+    run: "FinishedRun",
+    images: Sequence[Path],
+    questions: list[str] | None,
+    client: str | None,
+    shared: bool,
+    as_json: bool,
+) -> None:
+    """A conversation with a model that writes free answers; without questions, lines of the input are asked."""
+    from confed.inference.predict_chat import Talk
+
+    talk = Talk(run, images, client, shared=shared)
+    if as_json:
+        print_json(talk.asked(questions if questions is not None else [line for line in sys.stdin if line.strip()]))
+        return
+    for asked in questions if questions is not None else sys.stdin:
+        if asked.strip():
+            print(talk.ask(asked), flush=True)
 
 
 def _lines(found: Mapping[str, Any], shown: int) -> list[str]:
@@ -183,10 +162,14 @@ def _lines(found: Mapping[str, Any], shown: int) -> list[str]:
     return lines + ([f"and {left} less probable labels (--top, --json)"] if left else [])
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def export(
     folder: Annotated[
-        Path, typer.Argument(help="A finished run, a study (its main method's first seed), or a site's private folder.")
+        Path,
+        typer.Argument(
+            help="A finished run, a study (its main method's first seed), or a site's private folder.",
+            autocompletion=complete_folder,
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     merged: Annotated[

@@ -8,7 +8,7 @@ import typer
 from confed.cli.app import Json, app, print_json
 
 
-@app.command()
+@app.command(rich_help_panel="Data and weights")
 def pretrain(
     model: Annotated[str, typer.Argument(help="The mini backbone.")] = "vilt_mini",
     out: Annotated[Path | None, typer.Option(help="The safetensors file to write; default: MODEL.safetensors.")] = None,

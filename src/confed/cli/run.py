@@ -6,25 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from confed.cli.app import (
-    Json,
-    app,
-    complain,
-    console,
-    interruptible,
-    show,
-)
+from confed.cli.app import Json, app, complain, console, interruptible, show
+from confed.cli.completion import complete_folder, complete_key, complete_method
+from confed.cli.global_options import is_quiet
 from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import RecipeName, finish, show_sweep
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def run(
     recipe: RecipeName = "fedvqa_scenes",
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; '~section.key' removes a key"
+            help="section.key=value with a TOML value, e.g. algorithm.lam=0.5; '~section.key' removes a key",
+            autocompletion=complete_key,
         ),
     ] = None,
     out: Annotated[
@@ -35,7 +31,11 @@ def run(
     workers: Annotated[int | None, typer.Option(help="Processes; 0 = one per core.")] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods, or rows of the recipe, instead of the recipe's: a,b,c.", show_default=False),
+        typer.Option(
+            help="Methods, or rows of the recipe, instead of the recipe's: a,b,c.",
+            show_default=False,
+            autocompletion=complete_method,
+        ),
     ] = None,
     plan: Plan = False,
     as_json: Json = False,
@@ -46,7 +46,7 @@ def run(
 
     Ctrl-C stops; `confed resume FOLDER` goes on exactly there.
     """
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.engines.workers import free_cores
     from confed.recipes.recipe import load_recipe
     from confed.studies.runner import run_single, run_study
@@ -68,7 +68,7 @@ def run(
         show_plan(rows_of_study(loaded), seeds, loaded.run.workers or free_cores(), False, None, as_json)
         return
     folder = out or free_folder(loaded.name)
-    with interruptible(folder), Display(console, quiet=as_json, rounds=True) as display:
+    with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
         if loaded.methods or seeds != 1:
             create_study(loaded, folder, seeds)
             summaries = run_study(folder, display).summaries
@@ -77,18 +77,20 @@ def run(
     show(folder, summaries, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder.", autocompletion=complete_folder)],
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run, study or sweep where it stopped, with the same result."""
     finish(folder, None, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run, study or sweep folder, finished or not.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run, study or sweep folder, finished or not.", autocompletion=complete_folder)
+    ],
     figures: Annotated[
         bool, typer.Option("--figures", help="Also write the figures into figures/, as PNG and SVG.")
     ] = False,

@@ -23,6 +23,8 @@ from confed.cli.app import (
     say,
     show,
 )
+from confed.cli.completion import complete_method, complete_recipe
+from confed.cli.global_options import is_quiet
 from confed.federation.file_names import name_of_file, path_of
 
 if TYPE_CHECKING:
@@ -33,15 +35,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Margin", "Methods", "RecipeName", "Seeds", "Tuned", "Workers", "finish", "judged_by", "show_gathered",
-    "show_sweep", "tuned_values", "write_files",
+    "show_sweep", "tuned_values",
 ]  # fmt: skip
 
 RecipeName = Annotated[
-    str, typer.Argument(help="A recipe file, or the name of a packaged one (`confed list recipes`).")
+    str,
+    typer.Argument(
+        help="A recipe file, or the name of a packaged one (`confed list recipes`).", autocompletion=complete_recipe
+    ),
 ]
 Methods = Annotated[
     str | None,
-    typer.Option(help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]"),
+    typer.Option(
+        help="all (the recipe's table, else every method), or names a,b,c. [default: the recipe's table]",
+        autocompletion=complete_method,
+    ),
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds, counted from the recipe's.")]
 Workers = Annotated[
@@ -101,7 +109,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     Raises:
         ValueError: the folder is that of a federation across machines.
     """
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.results.folder import kind_of
     from confed.studies.runner import resume
     from confed.studies.study import growing
@@ -120,7 +128,7 @@ def finish(folder: Path, workers: int | None, as_json: bool) -> None:
     elif kind == "study" and (study := growing(folder)) is not None:
         _finish_study(study, execute, as_json)
     else:
-        with interruptible(folder), Display(console, quiet=as_json, rounds=True) as display:
+        with interruptible(folder), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
             summaries = resume(folder, display)
         show(folder, summaries, as_json)
 
@@ -155,24 +163,18 @@ def show_gathered(folder: Path, as_json: bool, more: Mapping[str, Any]) -> None:
 
 def _run(study: "Study", root: Path, workers: int | None, as_json: bool) -> "Outcome":
     """Execution of the missing runs of a study that grows, which a command on ``root`` goes on with."""
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.studies.runner import run_study
 
     count = workers if workers is not None else default_workers(study.recipe)
-    with interruptible(root), Display(console, quiet=as_json) as display:
+    with interruptible(root), Display(console, quiet=as_json or is_quiet()) as display:
         return run_study(study.root, display, count)
 
 
 def _finish_study(
     study: "Study", execute: "Callable[[Study], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Tables of a study after its missing runs were executed or gathered, judged as its index says.
-
-    Raises:
-        ValueError: not one run could be made.
-        RuntimeError: the same, and one of them failed on the way.
-        typer.Exit: a run failed on the way.
-    """
+    """Tables of a study after its missing runs were executed or gathered, judged as its index says."""
     said = study.index.get("judged", {})
     judged = Judged(tuple(said.get("references", ())), said.get("margin", Judged.margin), said.get("relative", ""))
     outcome = execute(study)
@@ -190,12 +192,7 @@ def _finish_study(
 def _finish_sweep(
     root: Path, execute: "Callable[[Study], Outcome]", as_json: bool, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model.
-
-    Raises:
-        ValueError: not one run could be made.
-        typer.Exit: a run failed on the way.
-    """
+    """Tables of a sweep after its missing runs were executed or gathered, value by value or model by model."""
     from confed.report.report import write_report
     from confed.report.tables.write import write_tables
     from confed.results.sweep import read_sweep
@@ -244,40 +241,28 @@ def _present(sweep: "Sweep", methods: set[str]) -> tuple[str, ...] | None:
 
 def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping[str, Any]) -> None:
     """Tables of a study that grows, written and printed, and its report."""
-    from confed.report.figures.save import save_figures
-    from confed.report.report import write_report
-    from confed.report.statistics.comparison import compare as compare_folders
+    from confed.api.study_files import write_study_files
     from confed.report.tables.paper import main_tables
     from confed.report.tables.table import to_rich
-    from confed.report.tables.write import write_tables
     from confed.results.runs import load
     from confed.studies.tuned import in_words
 
-    study = load(outcome.folder)
-    there = {run.method for run in study.runs if run.complete}
-    for absent in [name for name in judged.references if name not in there]:
+    written = write_study_files(outcome.folder, judged.references, judged.margin, judged.relative)
+    for absent in written.absent["reference"]:
         complain(f"reference {absent!r} has no finished run", "note")
-    references = [name for name in judged.references if name in there] or None
-    comparison = compare_folders([outcome.folder], references, judged.margin)
-    tables = [p.stem for p in write_tables(outcome.folder, references, judged.margin) if p.suffix == ".md"]
-    figures = save_figures(outcome.folder)
-    own = judged.relative if judged.relative in comparison.clients_of else ""
-    if own:
-        write_files(comparison.relative_files(own), outcome.folder)
-        tables.append("relative")
-    elif judged.relative:
-        complain(f"{judged.relative!r}, asked for with --relative, has no finished run", "note")
-    page = write_report(outcome.folder)
+    for absent in written.absent["relative"]:
+        complain(f"{absent!r}, asked for with --relative, has no finished run", "note")
+    comparison, tables, page = written.comparison, written.tables, written.page
     if as_json:
         found = {"folder": str(outcome.folder), "report": str(page), "runs": outcome.summaries}
         found |= {"errors": outcome.errors, "tuned": outcome.tuned, "comparison": asdict(comparison)}
         print_json(plain(found | dict(more)))
         return
-    for table in main_tables(study):
+    for table in main_tables(load(outcome.folder)):
         print_table(to_rich(table))
     print_table(comparison.rich())
-    if own:
-        print_table(to_rich(comparison.relative(own)))
+    if written.relative:
+        print_table(to_rich(comparison.relative(written.relative)))
     shown = Console()
     if outcome.tuned:
         words = "; ".join(f"{row} {in_words(values)}" for row, values in outcome.tuned.items())
@@ -289,8 +274,8 @@ def _show_study(outcome: "Outcome", judged: Judged, as_json: bool, more: Mapping
     each = ", each" if len(tables) > 1 else ""
     text = f"tables: {outcome.folder}/{' and '.join(tables)}{each} as .md, .csv and .tex"
     shown.print(escape(text), soft_wrap=True, highlight=False)
-    if figures:
-        shown.print(escape(f"figures: {figures[0].parent}, as .png and .svg"), soft_wrap=True, highlight=False)
+    if written.figures:
+        shown.print(escape(f"figures: {written.figures[0].parent}, as .png and .svg"), soft_wrap=True, highlight=False)
     shown.print(f"report: {escape(str(page))}", soft_wrap=True, highlight=False)
 
 
@@ -359,10 +344,3 @@ def _grouped(errors: Mapping[str, str]) -> dict[str, list[str]]:
     for cell, text in errors.items():
         found.setdefault(text, []).append(cell)
     return found
-
-
-def write_files(files: Mapping[str, str] | Mapping[str, bytes], folder: Path) -> None:
-    """Write files, by name, into a folder that is made if it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)

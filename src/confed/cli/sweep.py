@@ -1,12 +1,14 @@
 """Verbs that repeat a study for several values of a setting: sweep."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confed.cli.app import Json, app
-from confed.cli.cluster import Before, On, Slurm, Submit, check_cluster, distribute
+from confed.cli.app import Json, app, complain, default_workers
+from confed.cli.cluster import Before, On, Slurm, Submit, carry_out, check_cluster, with_address
+from confed.cli.completion import complete_key
+from confed.cli.plan import Plan, rows_of_study, show_plan
 from confed.cli.study import (
     Margin,
     Methods,
@@ -14,19 +16,24 @@ from confed.cli.study import (
     Seeds,
     Tuned,
     Workers,
-    finish,
     judged_by,
     tuned_values,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from confed.recipes.recipe import Recipe
+
 __all__ = ["sweep"]
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def sweep(
     recipe: RecipeName,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value with a TOML value, for all values.")
+        list[str] | None,
+        typer.Argument(help="section.key=value with a TOML value, for all values.", autocompletion=complete_key),
     ] = None,
     over: Annotated[
         str, typer.Option(help="The setting and its values: data.shards=1,2,3. [default: the override with several]")
@@ -57,6 +64,7 @@ def sweep(
     slurm: Slurm = None,
     submit: Submit = False,
     before: Before = None,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods for each value of a setting, such as the number of clients: one table and one figure.
@@ -71,13 +79,14 @@ def sweep(
 
     from confed.recipes.recipe import load_recipe
     from confed.results.sweep import MODELS, Sweep
+    from confed.studies.cluster import parse_options
     from confed.studies.sweep import Axis, models_of, open_sweep, parse_axis, points_of, recipes_of
 
     if "=" in recipe and not Path(recipe).is_file():
         raise ValueError(f"a sweep needs a recipe before its settings, as in `confed sweep modalities {recipe}`")
     judged = judged_by(reference, margin, headline)
     check_cluster(on, slurm, submit, before)
-    overrides = list(overrides or [])
+    address, overrides = with_address(on, recipe, list(overrides or []))
     if not over:
         several = [text for text in overrides if "=" in text and len(parse_axis(text).values) > 1]
         if len(several) == 1:
@@ -97,12 +106,34 @@ def sweep(
             if wanted not in loaded.methods:
                 raise ValueError(f"--reference {wanted} is none of the methods compared: {', '.join(loaded.methods)}")
     first, _ = recipes[points[0].folder]
+    if plan:
+        rows = _planned({point.title: recipes[point.folder][0] for point in points})
+        show_plan(rows, seeds, workers or default_workers(first), True, parse_options(slurm or []), as_json)
+        return
     name = Path(recipe).name.removesuffix(".toml")
     root = out or Path("runs") / f"{name}-by-{axis.key.rpartition('.')[2]}"
     by_key = "" if by is None else by.key
     wanted = Sweep(first.name, axis.key, points, judged.references, judged.margin, by_key)
     open_sweep(root, wanted, recipes, seeds=seeds, judged=asdict(judged))
-    if on:
-        distribute(root, on, slurm, submit, before, as_json)
-    else:
-        finish(root, workers, as_json)
+    carry_out(root, on, address, workers, slurm, submit, before, as_json)
+
+
+def _planned(recipes: "Mapping[str, Recipe]") -> "dict[str, Recipe]":
+    """Title -> single-run recipe of each run of a sweep and one seed; a run that its setting does not concern once.
+
+    Args:
+        recipes: title of each point -> recipe of its study.
+    """
+    from confed.studies.study import differing
+
+    found: dict[str, Recipe] = {}
+    again = 0
+    for point, recipe in recipes.items():
+        for title, row in rows_of_study(recipe, point).items():
+            if all(differing(before, row) for before in found.values()):
+                found[title] = row
+            else:
+                again += 1
+    if again:
+        complain(f"runs of each seed that are the same at an earlier value and count once: {again}", "note")
+    return found

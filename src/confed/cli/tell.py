@@ -8,12 +8,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import Json, app, notes, plain, print_json, print_table, say
+from confed.cli.completion import complete_folder
 from confed.system.events import ignore
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def tell(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs or studies of labels.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of finished runs or studies of labels.", autocompletion=complete_folder),
+    ],
     shares: Annotated[
         str, typer.Option(help="Shares of each example's labels that are given as known.")
     ] = "0,0.25,0.5,0.75",

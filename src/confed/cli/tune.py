@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from confed.cli.app import FAILED, INTERRUPTED, Json, app, console, default_workers, plain, print_json, print_table, say
+from confed.cli.completion import complete_key
+from confed.cli.global_options import is_quiet
 from confed.cli.study import Methods, RecipeName
 
 if TYPE_CHECKING:
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
     from confed.studies.tuned import Tuned
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def tune(
     recipe: RecipeName = "fedvqa_scenes",
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=3")
+        list[str] | None,
+        typer.Argument(help="section.key=value with a TOML value, e.g. run.rounds=3", autocompletion=complete_key),
     ] = None,
     budget: Annotated[int, typer.Option(help="Configurations per method, the recipe's included.")] = 6,
     methods: Methods = None,
@@ -43,7 +46,7 @@ def tune(
     """
     from dataclasses import asdict
 
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.studies import tune as tuning
     from confed.studies.study import load_rows
 
@@ -51,7 +54,7 @@ def tune(
     folder = out or Path("runs") / f"{loaded.name}-tune"
     count = workers if workers is not None else default_workers(loaded)
     try:
-        with Display(console, quiet=as_json) as display:
+        with Display(console, quiet=as_json or is_quiet()) as display:
             found = tuning.tune(loaded, folder, budget=budget, seed=seed, workers=count, progress=display, prune=prune)
     except KeyboardInterrupt:
         say("[yellow]stopped;[/] every finished configuration is saved. Go on with the same command")

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from confed.cli.app import Json, app, console, interruptible, print_json
+from confed.cli.completion import complete_folder
+from confed.cli.global_options import is_quiet
 
 ROWS = {
     "auc": "membership attack on {client}, AUC (0.5 is chance)",
@@ -20,9 +22,14 @@ ROWS = {
 }
 
 
-@app.command()
+@app.command(rich_help_panel="Use and examine")
 def forget(
-    folder: Annotated[Path, typer.Argument(help="A run folder; exact forgetting takes an unfinished one too.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder; exact forgetting takes an unfinished one too.", autocompletion=complete_folder
+        ),
+    ],
     client: Annotated[str, typer.Option(help="The client to forget.")],
     out: Annotated[Path | None, typer.Option(help="The new run folder; by default RUN-without-CLIENT.")] = None,
     approximate: Annotated[
@@ -35,7 +42,7 @@ def forget(
 
     Starts from the last checkpoint before the client joined where there is one (`run.keep_checkpoints = "joins"`).
     """
-    from confed.cli.progress import Display
+    from confed.api.progress import Display
     from confed.studies.progress import headline
     from confed.system.events import JobEnded, JobsPlanned, JobStarted, of_job
     from confed.unlearning.exact import Approximation, check_client, folder_without, recipe_of
@@ -46,7 +53,7 @@ def forget(
     check_client(recipe, client)
     target = folder_without(folder, client) if out is None else out
     title = f"without {client}, seed {recipe.run.seed}"
-    with interruptible(target), Display(console, quiet=as_json, rounds=True) as display:
+    with interruptible(target), Display(console, quiet=as_json or is_quiet(), rounds=True) as display:
         display(JobsPlanned([title]))
         display(JobStarted(0))
         result = forget_client(folder, client, target, approximate=how, progress=of_job(display, 0))

@@ -178,11 +178,7 @@ def _reason(error: Exception) -> str:
 
 
 def _fit(source: Path, state: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
-    """The tensors under their new names, complete and of the right shapes.
-
-    Raises:
-        ValueError: a tensor is missing, unknown, of another shape or not finite; names it.
-    """
+    """The tensors under their new names, complete and of the right shapes."""
     wanted = build_scene_classifier(arch).state_dict()
     try:
         renamed = {rename_resnet(name): tensor for name, tensor in state.items()}

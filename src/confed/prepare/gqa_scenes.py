@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from confed.data.picture_files import find_pictures
 from confed.data.vl_files.gqa_questions import Question, Questions, Source, question_files
@@ -28,6 +28,7 @@ from confed.datasets.gqa_scenes.places import (
     scene_of,
     write_predictions,
 )
+from confed.federation.ranges import AT_LEAST_ONE, SHARE, check_fields
 from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
@@ -49,20 +50,15 @@ class Options:
         seed: of that draw.
     """
 
-    threshold: float = 0.5
-    answers: int = 1642
-    max_missing: float = 0.01
-    train_cap: int | None = None
+    threshold: Annotated[float, SHARE] = 0.5
+    answers: Annotated[int, AT_LEAST_ONE] = 1642
+    max_missing: Annotated[float, SHARE] = 0.01
+    train_cap: Annotated[int, AT_LEAST_ONE] | None = None
     questions: Questions = "balanced"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "max_missing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("answers", "train_cap"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_fields(self, "")
 
 
 def prepare(
@@ -145,11 +141,7 @@ def prepare(
 
 
 def _survey(sources: Mapping[str, Sequence[Source]], progress: Progress) -> set[str]:
-    """The images that questions are about, after a check that ids are distinct and splits share no image.
-
-    Raises:
-        ValueError: an id occurs twice, or an image is in both splits.
-    """
+    """The images that questions are about, after a check that ids are distinct and splits share no image."""
     ids: set[str] = set()
     images: dict[str, set[str]] = {}
     for role, parts in sources.items():
@@ -227,11 +219,7 @@ def _sort(
 def _select(
     sources: Mapping[str, Sequence[Source]], scenes: Mapping[str, str], progress: Progress
 ) -> dict[tuple[str, str], list[Question]]:
-    """(scene, "train" or "test") -> its questions, in the order of the files.
-
-    Raises:
-        ValueError: a scene has no questions.
-    """
+    """(scene, "train" or "test") -> its questions, in the order of the files."""
     rows: dict[tuple[str, str], list[Question]] = {(s, r): [] for s in SCENES for r in ("train", "test")}
     kept = 0
     for role, parts in sources.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from confed.data.picture_files import find_pictures
 from confed.data.region_files import REGIONS, RegionIndex, image_number, write_regions
 from confed.data.region_layouts import PictureRegions, read_layout
 from confed.data.vl_files.vqa import vqa_records
+from confed.federation.ranges import AT_LEAST_ONE, check_fields
 from confed.system.events import Progress, StepProgress, ignore
 
 __all__ = ["Options", "prepare"]
@@ -32,17 +33,14 @@ class Options:
         device: where the encoder computes.
     """
 
-    regions: int | None = None
-    width: int | None = None
+    regions: Annotated[int, AT_LEAST_ONE] | None = None
+    width: Annotated[int, AT_LEAST_ONE] | None = None
     precision: str = "float16"
-    grid: int = 10
+    grid: Annotated[int, AT_LEAST_ONE] = 10
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("regions", "width", "grid"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_fields(self, "")
 
 
 def prepare(
@@ -90,11 +88,7 @@ def prepare(
 
 
 def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
-    """The pictures that questions are about, ascending, and counts.
-
-    Raises:
-        ValueError: a split has no questions.
-    """
+    """The pictures that questions are about, ascending, and counts."""
     every: set[int] = set()
     questions: dict[str, int] = {}
     pictures: dict[str, int] = {}
@@ -115,11 +109,7 @@ def _asked(root: Path, progress: Progress) -> tuple[list[int], dict[str, Any]]:
 def _collect(
     asked: Sequence[int], sources: Sequence[Path], file: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
-    """One file of all regions, whose shapes are all checked first, and their values one by one while writing.
-
-    Raises:
-        ValueError: a picture has features twice, or their width or number is not the expected one.
-    """
+    """One file of all regions, whose shapes are all checked first, and their values one by one while writing."""
     wanted, unused = set(asked), 0
     found: dict[int, PictureRegions] = {}
     width = options.width

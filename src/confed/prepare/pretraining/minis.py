@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from confed.data.examples import Examples, encode
+from confed.data.encode import encode
+from confed.data.examples import Examples
 from confed.data.table import Table
 from confed.models import create_model, create_tokenizer
 from confed.models.answer_tokenizer import AnswerTokenizer

@@ -1,0 +1,113 @@
+"""Shell completion: names of methods, models, datasets, tasks, recipes, keys of recipes, and runs.
+
+Names are kept in a file of the user's cache, because looking them up imports torch, which takes seconds.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "complete_anything", "complete_dataset", "complete_folder", "complete_key", "complete_kind", "complete_method",
+    "complete_recipe", "complete_task",
+]  # fmt: skip
+
+Known = dict[str, list[str]]
+
+
+def _known() -> Known:
+    """Kind -> names, and "keys" -> keys of recipes; from the cache where it is as new as the package."""
+    from confed.system.release import VERSION
+
+    home = Path(__file__).parents[1]
+    newest = max(path.stat().st_mtime_ns for path in home.glob("*/") if path.is_dir())
+    stamp = f"{VERSION} {home} {newest}"
+    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "confed" / "names.json"
+    with suppress(OSError, ValueError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept.get("stamp") == stamp:
+            return kept["names"]
+    names = _looked_up()
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps({"stamp": stamp, "names": names}), encoding="utf-8")
+        part.replace(file)
+    return names
+
+
+def _looked_up() -> Known:
+    from confed.cli.description import describe_name, names
+
+    known = names()
+    keys = [f"{section}.name=" for section in ("algorithm", "model", "task", "data")]
+    for kind, section in (("method", "algorithm"), ("model", "model"), ("task", "task"), ("dataset", "data")):
+        for name in known[kind]:
+            (found,) = describe_name(name, kind)
+            keys += [f"{section}.{setting.name}=" for setting in found.settings]
+    for section in known["section"]:
+        (found,) = describe_name(section, "section")
+        keys += [f"{section}.{setting.name}=" for setting in found.settings]
+    return {**known, "keys": sorted(dict.fromkeys(keys))}
+
+
+def _those(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in _known()[kind] if name.startswith(incomplete)]
+
+    return complete
+
+
+def complete_anything(incomplete: str) -> list[str]:
+    """Names of methods, models, datasets, tasks, recipes and sections."""
+    every = [name for kind, names in _known().items() if kind != "keys" for name in names]
+    return sorted({name for name in every if name.startswith(incomplete)})
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Packaged recipes, and recipe files."""
+    from glob import glob
+
+    files = sorted(glob(f"{incomplete}*.toml"))
+    return [*_those("recipe")(incomplete), *files]
+
+
+complete_dataset = _those("dataset")
+complete_task = _those("task")
+
+
+def complete_key(incomplete: str) -> list[str]:
+    """Keys of a recipe with an equals sign; the values of "name" after it."""
+    section, _, value = incomplete.partition(".name=")
+    kinds = {"algorithm": "method", "model": "model", "task": "task", "data": "dataset"}
+    if section in kinds and ".name=" in incomplete:
+        return [f"{section}.name={name}" for name in _those(kinds[section])(value)]
+    return [key for key in _known()["keys"] if key.startswith(incomplete)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Methods in a list with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _those("method")(last)]
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Kinds of things that ``confed list`` has."""
+    kinds = ("methods", "models", "tasks", "datasets", "recipes", "runs")
+    return [kind for kind in kinds if kind.startswith(incomplete)]
+
+
+def complete_folder(incomplete: str) -> list[str]:
+    """Runs, studies and sweeps under ``runs/``, and below the folder that is written."""
+    parent = Path(incomplete.rpartition("/")[0] or "/") if "/" in incomplete else Path("runs")
+    return [str(path) for path in sorted(_runs_in(parent)) if str(path).startswith(incomplete) or not incomplete]
+
+
+def _runs_in(parent: Path) -> Iterator[Path]:
+    marks = ("recipe.toml", "summary.json", "sweep.json", "models.json")
+    with suppress(OSError):
+        for path in parent.iterdir():
+            if path.is_dir() and (any((path / mark).is_file() for mark in marks) or any(path.glob("*/recipe.toml"))):
+                yield path

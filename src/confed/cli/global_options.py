@@ -1,0 +1,78 @@
+"""Options that every verb has, ``--allow-code`` and ``--quiet``, and what the command was given with them."""
+
+from typing import Annotated, Any
+
+import typer
+import typer.main
+
+from confed.registry import allow_code
+
+__all__ = ["allowed_modules", "is_quiet", "permission_option", "quiet_option"]
+
+_QUIET: list[bool] = []
+"""Whether the command was given ``--quiet``."""
+
+_ALLOWED: list[str] = []
+"""What the command was given with ``--allow-code``."""
+
+
+def permission_option() -> Any:
+    """The option ``--allow-code`` of every verb."""
+    carrier = typer.Typer(add_completion=False)
+
+    def allow(modules: list[str] | None) -> None:
+        _ALLOWED[:] = modules or []
+        allow_code(*_ALLOWED)
+
+    @carrier.command()
+    def verb(  # pyright: ignore[reportUnusedFunction]
+        allow_code: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--allow-code",
+                metavar="MODULE",
+                callback=allow,
+                expose_value=False,
+                is_eager=True,
+                show_default=False,
+                help="Allow recipes to name this module, whose code is then run; repeatable.",
+            ),
+        ] = None,
+    ) -> None:
+        """Carrier of the option; does nothing."""
+
+    command: Any = typer.main.get_command(carrier)
+    return next(parameter for parameter in command.params if parameter.name == "allow_code")
+
+
+def quiet_option() -> Any:
+    """The option ``--quiet`` of every verb."""
+    carrier = typer.Typer(add_completion=False)
+
+    def silence(wanted: bool) -> None:
+        _QUIET[:] = [wanted]
+
+    @carrier.command()
+    def verb(  # pyright: ignore[reportUnusedFunction]
+        quiet: Annotated[
+            bool,
+            typer.Option(
+                "--quiet", "-q", callback=silence, expose_value=False, show_default=False,
+                help="Print results, warnings and errors, but no progress.",
+            ),
+        ] = False,
+    ) -> None:  # fmt: skip
+        """Carrier of the option; does nothing."""
+
+    command: Any = typer.main.get_command(carrier)
+    return next(parameter for parameter in command.params if parameter.name == "quiet")
+
+
+def is_quiet() -> bool:
+    """Whether the command prints no progress."""
+    return any(_QUIET)
+
+
+def allowed_modules() -> tuple[str, ...]:
+    """Modules that the command was given with ``--allow-code``, for a command that goes on with its work."""
+    return tuple(_ALLOWED)

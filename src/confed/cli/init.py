@@ -1,0 +1,89 @@
+"""Verb that writes a recipe for a folder of data: init."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from confed.cli.app import Json, app, print_json
+
+if TYPE_CHECKING:
+    from confed.prepare.own_data import Found
+
+
+@app.command(rich_help_panel="Start")
+def init(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder with your pictures, questions or texts; asked for on a terminal.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Recipe to write; must not exist. [default: FOLDER's name .toml, here]")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Clients, where the data do not say whose they are.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 5,
+    form: Annotated[str, typer.Option("--as", help="Way of reading the folder, where there are several.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Write a recipe for a folder of your own data: what is there is recognised, and what is left out is said.
+
+    Recognised are folders of classes, labels.jsonl, question files (JSON, CSV, Parquet), COCO, VQA v2 and datasets of
+    Hugging Face.
+    """
+    from confed.prepare.own_data import recognise
+    from confed.prepare.recipe_draft import draft
+    from confed.recipes.recipe import parse_recipe
+
+    if folder is None:
+        folder, clients, rounds = _asked(clients, rounds)
+    place = out or Path(f"{folder.resolve().name or 'data'}.toml")
+    if place.exists():
+        raise ValueError(f"{place} exists already; name another file with --out")
+    found, left = recognise(folder, clients)
+    names = [one.form for one in found]
+    if form and form not in names:
+        raise ValueError(f"--as must be one of {', '.join(names)}, which {folder} can be read as; got {form!r}")
+    chosen = found[names.index(form)] if form else found[0]
+    if form:
+        left = sorted(p.name for p in folder.iterdir() if p.name not in chosen.uses and not p.name.startswith("."))
+    words = ", ".join(left[:6]) + (f" and {len(left) - 6} more" if len(left) > 6 else "")
+    text = draft(chosen, str(place), words, rounds, device)
+    _ = parse_recipe(text, place.stem)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, encoding="utf-8")
+    others = [name for name in names if name != chosen.form]
+    if as_json:
+        print_json(
+            {"recipe": str(place), "form": chosen.form, "dataset": chosen.dataset, "options": dict(chosen.options),
+             "saw": list(chosen.saw), "left": left, "others": others}
+        )  # fmt: skip
+        return
+    _say(folder, place, chosen, words, others)
+
+
+def _say(folder: Path, place: Path, chosen: "Found", left: str, others: list[str]) -> None:
+    """What was found, what was left, and what comes next."""
+    shown = Console(highlight=False)
+    shown.print(f"[bold]{escape(str(folder))}[/] is read as {escape(chosen.form)} (dataset {escape(chosen.dataset)}):")
+    for line in chosen.saw:
+        shown.print(Padding(escape(line), (0, 0, 0, 2)))
+    if left:
+        shown.print(Padding(f"not read: {escape(left)}", (0, 0, 0, 2)))
+    if others:
+        shown.print(f"  other ways of reading it: {', '.join(f'--as {name}' for name in others)}")
+    shown.print(f"\nwritten: {escape(str(place))}", soft_wrap=True)
+    for command, what in (("data describe", "look at it"), ("run", "train and test")):
+        shown.print(f"  [bold]{escape(f'confed {command} {place}')}[/]   # {what}", soft_wrap=True)
+
+
+def _asked(clients: int, rounds: int) -> tuple[Path, int, int]:
+    """Folder, clients and rounds, asked for on a terminal."""
+    if not sys.stdin.isatty():
+        raise ValueError("confed init needs the folder with your data: confed init FOLDER")
+    place = typer.prompt("Folder with your data", err=True)
+    clients = typer.prompt("Clients, where the data do not say whose they are", default=clients, type=int, err=True)
+    return Path(str(place)).expanduser(), clients, typer.prompt("Rounds", default=rounds, type=int, err=True)

@@ -1,0 +1,123 @@
+"""State of runs under way, from what they write: rounds, losses, accuracy, speed, and who is at work."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from confed.results.folder import kind_of, run_folders
+from confed.results.headline import headline
+from confed.results.history import evaluations, loss
+from confed.results.runs import Run, average, load, number
+from confed.results.sweep import read_sweep
+from confed.system.folder_lock import holder_of
+
+__all__ = ["RunState", "State", "states_of"]
+
+State = Literal["waiting", "running", "stopped", "failed", "finished"]
+"""Not begun; a process is at work; none is; an error was written down; there is a result."""
+
+ERROR = "error.txt"
+"""What went wrong in a run of a study."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        name: of the run within its study or sweep.
+        state: see :data:`State`.
+        round: the last finished one.
+        rounds: of the recipe; 0 where the run has none yet.
+        loss: mean training loss of the clients in that round.
+        metric: name of the task's metric; empty before the first evaluation.
+        value: mean of the metric over clients, a fraction: of a finished run the headline on test data, before on
+            validation data, of personal models where there are any.
+        seconds: of the last round, with its evaluation.
+        left: seconds until the last round, at the mean speed so far.
+        text: first line of an error; empty where there is none.
+    """
+
+    name: str
+    state: State
+    round: int = 0
+    rounds: int = 0
+    loss: float | None = None
+    metric: str = ""
+    value: float | None = None
+    seconds: float | None = None
+    left: float | None = None
+    text: str = ""
+
+
+def states_of(folder: Path) -> list[RunState]:
+    """State of every run in a run, study or sweep folder, in the order in which they are made.
+
+    Args:
+        folder: where results go.
+
+    Raises:
+        ValueError: the folder is none of these, or a file of it is damaged.
+    """
+    if not kind_of(folder):
+        raise ValueError(f"{folder} is neither a run, a study nor a sweep (see `confed list runs`)")
+    at_work = _held(folder)
+    return [_state(name, place, at_work) for name, place in _places(folder)]
+
+
+def _places(folder: Path, before: str = "") -> Iterator[tuple[str, Path]]:
+    """Names and folders of all runs."""
+    if kind_of(folder) == "sweep":
+        for point in read_sweep(folder).points:
+            if kind_of(folder / point.folder):
+                yield from _places(folder / point.folder, f"{point.folder}/")
+            else:
+                yield point.folder, folder / point.folder
+        return
+    for place in run_folders(folder):
+        yield before + (str(place.relative_to(folder)) if place != folder else folder.name), place
+
+
+def _held(folder: Path) -> bool:
+    holder = holder_of(folder)
+    return holder is not None and holder.alive
+
+
+def _state(name: str, place: Path, at_work: bool) -> RunState:
+    if (place / ERROR).is_file() and not (place / "summary.json").is_file():
+        lines = (place / ERROR).read_text(encoding="utf-8", errors="replace").splitlines()
+        return RunState(name, "failed", text=lines[0] if lines else "")
+    if not (place / "recipe.toml").is_file():
+        return RunState(name, "waiting")
+    run = load(place).runs[0]
+    rounds = int(run.recipe.get("run", {}).get("rounds", 0))
+    reached = max((int(line.get("round", 0)) for line in run.rounds), default=0)
+    seconds = [
+        (number(line.get("seconds")) or 0.0) + (number(line.get("evaluation_seconds")) or 0.0) for line in run.timings
+    ]
+    mean = average(seconds[1:] or seconds)  # the first round also warms caches
+    losses = loss(run)
+    state: State = "finished" if run.complete else "running" if at_work or _held(place) else "stopped"
+    return RunState(
+        name,
+        state,
+        min(reached, rounds),
+        rounds,
+        losses.get(max(losses)) if losses else None,
+        *_value(run),
+        seconds[-1] if seconds else None,
+        None if mean is None or run.complete else mean * max(rounds - reached, 0),
+    )
+
+
+def _value(run: Run) -> tuple[str, float | None]:
+    """Metric and its mean over clients."""
+    if run.complete:
+        view = "personal_mean" if run.summary.get("personal") else "global_seen_mean"
+        return run.metric, headline(run.summary, view)
+    for view in ("personal", "global"):
+        found = evaluations(run, view)
+        if found:
+            return run.metric, average(list(found[max(found)].values()))
+    return "", None

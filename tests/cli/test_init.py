@@ -1,0 +1,274 @@
+"""Recipes for folders of one's own: every form is recognised, and the recipe that is written runs."""
+
+import csv
+import json
+import shutil
+import tomllib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about a newer click
+    from confed.cli import main
+
+RGB = {"red": (220, 40, 40), "blue": (40, 60, 220), "green": (40, 200, 60)}
+QUICK = [
+    "run.rounds=1", "run.workers=1", "run.gallery=0", "run.controls=none", "run.evaluate_every=0", "local.epochs=1",
+    'study.methods=["fedavg"]',
+]  # fmt: skip
+
+
+def confed(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def picture(path: Path, colour: str, number: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(number).integers(0, 30, (20, 16, 3))
+    Image.fromarray((np.array(RGB[colour]) + noise).clip(0, 255).astype(np.uint8)).save(path)
+    return path.name
+
+
+def rows(folder: Path, count: int = 24) -> list[dict[str, str]]:
+    colours = [list(RGB)[number % 3] for number in range(count)]
+    return [
+        {"file": picture(folder / "images" / f"{number}.png", colour, number), "query": "which colour is it?",
+         "label": colour, "hospital": "north" if number % 2 else "south"}
+        for number, colour in enumerate(colours)
+    ]  # fmt: skip
+
+
+def lines(file: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    file.write_text("\n".join(json.dumps(entry) for entry in entries), encoding="utf-8")
+
+
+def classes(folder: Path) -> None:
+    for number in range(36):
+        colour = list(RGB)[number % 3]
+        picture(folder / colour / f"{number}.png", colour, number)
+    (folder / "notes.txt").write_text("mine")
+
+
+def domains(folder: Path) -> None:
+    for number in range(48):
+        colour = list(RGB)[number % 2]
+        picture(folder / f"style {number % 4 // 2}" / colour / f"{number}.png", colour, number)
+
+
+def split_classes(folder: Path) -> None:
+    for number in range(48):
+        colour = list(RGB)[number % 3]
+        picture(folder / ("train", "test", "train", "val")[number % 4] / colour / f"{number}.png", colour, number)
+
+
+def one_label(folder: Path) -> None:
+    lines(folder / "labels.jsonl", [{"image": row["file"], "label": row["label"]} for row in rows(folder, 36)])
+
+
+def several_labels(folder: Path) -> None:
+    entries = [
+        {"image": row["file"], "labels": [row["label"], "square"], "user": row["hospital"]} for row in rows(folder)
+    ]
+    lines(folder / "labels.jsonl", entries)
+
+
+def chat_lines(folder: Path) -> None:
+    lines(
+        folder / "qa.jsonl", [{"image": r["file"], "question": r["query"], "answer": r["label"]} for r in rows(folder)]
+    )
+
+
+def json_list(folder: Path) -> None:
+    entries = [{"img": row["file"], "question": row["query"], "answer": row["label"]} for row in rows(folder)]
+    (folder / "qa.json").write_text(json.dumps(entries))
+    (folder / "settings.json").write_text("{}")
+
+
+def table(folder: Path) -> None:
+    found = rows(folder)
+    with (folder / "questions.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, found[0])
+        writer.writeheader()
+        writer.writerows(found)
+
+
+def parquet(folder: Path) -> None:
+    arrow, library = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    library.write_table(arrow.Table.from_pylist(rows(folder)), folder / "questions.parquet")
+
+
+def labelled_table(folder: Path) -> None:
+    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["filename", "class"])
+        writer.writerows([row["file"], row["label"]] for row in rows(folder))
+
+
+def conversations(folder: Path) -> None:
+    entries = [
+        {"images": [row["file"]], "client": row["hospital"], "messages": [
+            {"role": "user", "content": "<image> which colour?"}, {"role": "assistant", "content": row["label"]},
+            {"role": "user", "content": "sure?"}, {"role": "assistant", "content": f"yes, {row['label']}"}]}
+        for row in rows(folder, 8)
+    ]  # fmt: skip
+    lines(folder / "talks.jsonl", entries)
+
+
+def coco(folder: Path) -> None:
+    found = rows(folder)
+    (folder / "images").rename(folder / "train2017")
+    names = list(RGB)
+    content = {
+        "images": [{"id": number, "file_name": row["file"]} for number, row in enumerate(found)],
+        "annotations": [
+            {"id": number, "image_id": number, "category_id": names.index(row["label"]) + 1, "iscrowd": 0, "area": 4.0,
+             "bbox": [0, 0, 2, 2]}
+            for number, row in enumerate(found)
+        ],
+        "categories": [{"id": number + 1, "name": name} for number, name in enumerate(names)],
+    }  # fmt: skip
+    (folder / "annotations").mkdir()
+    (folder / "annotations" / "instances_train2017.json").write_text(json.dumps(content))
+
+
+def captions(folder: Path) -> None:
+    found = rows(folder)
+    content = {
+        "images": [{"id": number, "file_name": row["file"]} for number, row in enumerate(found)],
+        "annotations": [
+            {"id": 5 * number + again, "image_id": number, "caption": f"a {row['label']} square"}
+            for number, row in enumerate(found)
+            for again in range(2)
+        ],
+    }
+    (folder / "captions_mine.json").write_text(json.dumps(content))
+
+
+def vqa(folder: Path) -> None:
+    for split in ("train2014", "val2014"):
+        asked, answered = [], []
+        for number in range(24):
+            colour = list(RGB)[number % 3]
+            picture(folder / split / f"COCO_{split}_{number:012d}.jpg", colour, number)
+            keys = {"question_id": number * 1000, "image_id": number}
+            asked.append({**keys, "question": "What colour is it?"})
+            people = [{"answer": colour, "answer_id": n + 1, "answer_confidence": "yes"} for n in range(10)]
+            answered.append({**keys, "question_type": "what", "answer_type": "other",
+                             "multiple_choice_answer": colour, "answers": people})  # fmt: skip
+        head = {"data_type": "mscoco", "data_subtype": split}
+        questions = folder / f"v2_OpenEnded_mscoco_{split}_questions.json"
+        questions.write_text(json.dumps({**head, "questions": asked}))
+        (folder / f"v2_mscoco_{split}_annotations.json").write_text(json.dumps({**head, "annotations": answered}))
+
+
+def saved(folder: Path) -> None:
+    library = pytest.importorskip("datasets")
+    found = rows(folder)
+    columns = {
+        "picture": [str(folder / "images" / row["file"]) for row in found],
+        "query": [row["query"] for row in found],
+        "label": [row["label"] for row in found],
+    }
+    features = library.Features({"picture": library.Image(), "query": library.Value("string"),
+                                 "label": library.Value("string")})  # fmt: skip
+    written = library.Dataset.from_dict(columns, features=features)
+    library.DatasetDict({"train": written}).save_to_disk(str(folder))
+    shutil.rmtree(folder / "images")
+
+
+def texts(folder: Path) -> None:
+    lines(
+        folder / "texts.jsonl",
+        [{"text": f"{row['label']} thing", "labels": [row["label"]]} for row in rows(folder, 40)],
+    )
+    shutil.rmtree(folder / "images")
+
+
+FORMS: Sequence[tuple[Callable[[Path], None], str, str, Mapping[str, Any]]] = (
+    (classes, "classes", "labelled_folders", {"clients": 3}),
+    (domains, "classes", "labelled_folders", {"partition": "domain", "domains": True}),
+    (split_classes, "classes", "labelled_folders", {}),
+    (one_label, "classes", "labelled_folders", {"partition": "iid"}),
+    (several_labels, "labels", "labelled_pictures", {}),
+    (chat_lines, "questions", "chat_records", {"partition": "iid"}),
+    (json_list, "questions", "chat_records", {"columns": {"image": "img"}, "files": ["qa.json"]}),
+    (table, "questions", "chat_records", {"partition": "client", "columns": {
+        "image": "file", "question": "query", "answer": "label", "client": "hospital"}}),
+    (parquet, "questions", "chat_records", {"partition": "client"}),
+    (labelled_table, "questions", "chat_records", {"question": "what is this?"}),
+    (conversations, "conversations", "chat_records", {"partition": "client"}),
+    (coco, "objects", "coco", {"train": "train2017", "categories": "file"}),
+    (captions, "captions", "coco_captions", {"captions": "captions_mine.json"}),
+    (vqa, "vqa", "vqa_v2", {"min_answers": 1}),
+    (saved, "questions", "hub", {"columns": {"image": "picture", "question": "query", "answer": "label"}}),
+    (texts, "texts", "tagged_texts", {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "form", "dataset", "options"), FORMS, ids=[make.__name__ for make, *_ in FORMS])
+def test_what_is_written_runs(
+    make: Callable[[Path], None], form: str, dataset: str, options: Mapping[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    make(folder)
+    assert confed("init", folder, "--json") == 0, capfd.readouterr().err
+    said = json.loads(capfd.readouterr().out)
+    assert (said["form"], said["dataset"]) == (form, dataset)
+    written = tomllib.loads((tmp_path / "mine.toml").read_text(encoding="utf-8"))
+    assert {key: written["data"].get(key) for key in options} == dict(options)
+    assert said["left"] == {"classes": ["notes.txt"], "json_list": ["settings.json"]}.get(make.__name__, [])
+    assert confed("run", "mine.toml", *QUICK, "--out", tmp_path / "run", "--json") == 0, capfd.readouterr().err
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert not run.get("errors")
+    assert len(run["clients"]) >= 1
+
+
+def test_what_is_seen_and_left_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    classes(tmp_path / "mine")
+    assert confed("init", "mine", "--clients", "3", "--rounds", "2") == 0
+    out = capfd.readouterr().out
+    for text in ("36 pictures of 3 classes, blue 12, green 12, red 12", "not read: notes.txt", "confed run mine.toml"):
+        assert text in out
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    assert "# number of clients" in text
+    assert tomllib.loads(text)["data"]["clients"] == 3
+    assert confed("init", "mine") == 2
+    assert "mine.toml exists already" in capfd.readouterr().err
+
+
+def test_folders_without_readable_data_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    chat_lines(tmp_path / "lost")
+    shutil.rmtree(tmp_path / "lost" / "images")
+    coco(tmp_path / "coco")
+    shutil.rmtree(tmp_path / "coco" / "train2017")
+    for folder, message in (
+        ("nowhere", "expected a folder with data at nowhere, found none"),
+        ("empty", "There is nothing"),
+        ("lost", "expected pictures below lost or its folder images/, found none; the first is '0.png'"),
+        ("coco", "expected the pictures of the split 'train2017'"),
+    ):
+        assert confed("init", folder) == 2
+        assert message in capfd.readouterr().err
+    assert confed("init") == 2
+    assert "confed init FOLDER" in capfd.readouterr().err
+    assert not list(tmp_path.glob("*.toml"))

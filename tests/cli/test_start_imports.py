@@ -1,0 +1,69 @@
+"""What a start imports: modules are slow to import (transformers takes longer than PyTorch) and hold memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEVER = (
+    "confed.report", "datasets", "flwr", "h5py", "matplotlib", "nvflare", "optuna",
+    "pandas", "pyarrow", "ray", "sklearn", "torchvision",
+)  # fmt: skip
+"""Not before the first round, in any run of a packaged network."""
+
+TRANSFORMERS = ("peft", "scipy", "sympy", "torch._dynamo", "torch.distributed.tensor", "transformers")
+"""Not before the first round where the network is confed's own."""
+
+FIRST_ROUND = """
+import json, sys
+import confed.runs.run
+from confed.cli import main
+
+def stop(*arguments):
+    print(json.dumps(sorted(sys.modules)))
+    raise KeyboardInterrupt
+
+confed.runs.run.simulate = stop
+main(sys.argv[1:])
+"""
+
+
+def modules(code: str, *arguments: object) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert lines, done.stderr
+    return set(json.loads(lines[-1]))
+
+
+def loaded(there: set[str], names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name in there]
+
+
+def test_help_needs_no_numerical_library():
+    code = (
+        "import json, sys\nfrom confed.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
+    )
+    there = modules(code)
+    assert loaded(there, (*NEVER, *TRANSFORMERS, "numpy", "PIL", "pydantic", "safetensors", "torch")) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "families"), [("captions_scenes", None), ("fedvqa_scenes", {"vilt"}), ("fedlgt_scenes", {"resnet"})]
+)
+def test_the_way_to_the_first_round_imports_what_the_network_needs(
+    tmp_path: Path, recipe: str, families: set[str] | None
+):
+    small = ("data.train=8", "data.validation=4", "data.test=4", "run.workers=1", "run.evaluate_every=0")
+    there = modules(FIRST_ROUND, "run", recipe, "study.methods=[]", *small, "--out", tmp_path / "run")
+    assert loaded(there, NEVER) == []
+    if families is None:
+        assert loaded(there, TRANSFORMERS) == []
+    else:
+        # Classes of one family of models, and no other's; "auto" is what transformers' own modules import.
+        found = {name.split(".")[2] for name in there if name.startswith("transformers.models.")}
+        assert families <= found <= {*families, "auto", "encoder_decoder"}
