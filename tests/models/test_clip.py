@@ -1,5 +1,6 @@
 """Dual encoders: equality with the library, learned context, frozen features, refusals."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,12 +137,49 @@ def test_linear_head_learns_alone_on_unit_features() -> None:
     torch.testing.assert_close(features.norm(dim=1), torch.ones(3))
 
 
+def test_attention_adapter_is_fedclips_network() -> None:
+    model = encoder("clip", head="attention", trainable="head")
+    assert {n.split(".")[0] for n, p in model.named_parameters() if p.requires_grad} == {"picture_adapter"}
+    plain, adapter = model.image_features({"image": pictures()}), model.picture_adapter
+    with torch.no_grad():
+        adapter.output.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+        network = torch.nn.Sequential(adapter.hidden, torch.nn.Tanh(), adapter.output, torch.nn.Softmax(dim=1))
+        weighed = network(plain * 24**0.5) * plain
+        wanted = weighed / weighed.norm(dim=1, keepdim=True) @ model.handwritten_features(torch.arange(3)).T
+        output = model({"image": pictures()})
+    torch.testing.assert_close(output.logits, wanted * model.body.logit_scale.exp())
+    assert (output.features - plain).abs().max() > 0.01
+
+
+def test_bottleneck_adapter_is_clip_adapters_network() -> None:
+    model = encoder("siglip", head="adapter", trainable="head")
+    learned = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert learned == {"picture_adapter.down.weight", "picture_adapter.up.weight"}
+    plain, adapter = model.image_features({"image": pictures()}), model.picture_adapter
+    assert adapter.down.weight.shape == (plain.shape[1] // 4, plain.shape[1])
+    with torch.no_grad():
+        hidden = (plain @ adapter.down.weight.T).clamp_min(0) @ adapter.up.weight.T
+        mixed = 0.2 * hidden.clamp_min(0) + 0.8 * plain
+        output = model({"image": pictures()})
+    torch.testing.assert_close(output.features, mixed / mixed.norm(dim=1, keepdim=True))
+    F.cross_entropy(model.train()({"image": pictures()}).logits, torch.tensor([0, 1, 2])).backward()
+    assert adapter.down.weight.grad.abs().sum() > 0
+
+
 def test_patch_features_are_projected_and_of_unit_length() -> None:
     found = encoder("clip").patch_features({"image": pictures()})
     assert found.shape == (3, 16, 24)
     torch.testing.assert_close(found.norm(dim=2), torch.ones(3, 16))
     with pytest.raises(ValueError, match="pools them by attention"):
         encoder("siglip").patch_features({"image": pictures()})
+
+
+def test_a_model_without_a_text_tower_is_refused(tmp_path: Path) -> None:
+    from transformers import ViTConfig
+
+    ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="it is of the kind 'vit', and dual encoders are clip, siglip"):
+        create_model("clip", answers=NAMES, source=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +193,8 @@ def test_patch_features_are_projected_and_of_unit_length() -> None:
         ({"context": 0}, "at least 1 vector, got 0"),
         ({"context": " "}, "must be words, or a number of vectors"),
         ({"head": "linear"}, "has no effect with model.head = 'linear'"),
+        ({"head": "attention"}, "has no effect with model.head = 'attention'"),
+        ({"head": "cosine"}, "must be one of text, linear, attention, adapter, got 'cosine'"),
         ({"source": "tiny:nothing"}, "there are tiny:clip, tiny:siglip"),
         ({"source": "nowhere"}, "there is no folder 'nowhere'"),
     ],

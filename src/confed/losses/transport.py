@@ -4,6 +4,8 @@ Cuturi, "Sinkhorn distances", NIPS 2013; Benamou et al., "Iterative Bregman proj
 problems", SIAM J. Sci. Comput. 2015, section 5, for rows whose mass has an upper bound.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,8 +26,9 @@ def transport_plan(
         min over T >= 0 of sum T C + strength * sum T (log T - 1)
         sum_n T_vn <= 1 / V (equal where mass = 1),      sum_v T_vn = mass / N
 
-    Sources may keep what is left: with ``mass`` below 1 those with the highest cost move the least. In logarithms, so
-    that a small strength is safe; the plan meets the sinks exactly and the sources up to the tolerance.
+    Sources may keep what is left: with ``mass`` below 1 those with the highest cost move the least. The plan meets the
+    sinks exactly and the sources up to the tolerance. Where the range of costs over the strength could overflow, the
+    iterations are in logarithms, which take about seven times as long.
 
     Args:
         cost: C.
@@ -42,16 +45,46 @@ def transport_plan(
     if not strength > 0:
         raise ValueError(f"strength must be positive, got {strength}")
     sources, sinks = cost.shape[-2:]
-    kernel = -cost.detach() / strength
-    row = torch.full_like(kernel[..., 0], 1 / sources).log()
-    column = torch.full_like(kernel[..., 0, :], mass / sinks).log()
-    u, v = torch.zeros_like(row), torch.zeros_like(column)
+    # Sinks before sources, so that sums over the many sources are over neighbours in memory.
+    kernel = (-cost.detach() / strength).transpose(-1, -2).contiguous()
+    kernel = kernel - kernel.amax((-2, -1), keepdim=True) if kernel.numel() else kernel
+    solve = _in_logarithms if kernel.numel() and float(kernel.min()) < -_exponents(kernel.dtype) else _by_scaling
+    return solve(kernel, mass / sinks, 1 / sources, mass < 1, steps, tolerance).transpose(-1, -2)
+
+
+def _exponents(dtype: torch.dtype) -> float:
+    """Range of exponents in which products of a kernel's value and both factors stay finite."""
+    return 0.45 * math.log(torch.finfo(dtype).max)
+
+
+def _by_scaling(kernel: Tensor, column: float, row: float, bounded: bool, steps: int, tolerance: float) -> Tensor:
+    """The plan as the kernel's exponential times a factor per source and one per sink, (..., N, V).
+
+    Factors of sources follow from those of sinks, and do not change by a larger share: sinks decide when to end.
+    """
+    values = kernel.exp()
+    a, b = values.new_ones(*values.shape[:-2], 1, values.shape[-1]), values.new_ones(*values.shape[:-1], 1)
     for _ in range(steps):
-        before = u, v
-        u = row - (kernel + v.unsqueeze(-2)).logsumexp(-1)
-        if mass < 1:
-            u = u.clamp_max(0.0)  # the projection onto "at most 1 / V": a row below its bound is not scaled
-        v = column - (kernel + u.unsqueeze(-1)).logsumexp(-2)
-        if max(float((u - before[0]).abs().max()), float((v - before[1]).abs().max())) < tolerance:
+        before = b
+        a = row / (values * b).sum(-2, keepdim=True)
+        if bounded:
+            a = a.clamp_max(1.0)  # the projection onto "at most 1 / V": a row below its bound is not scaled
+        b = column / (values * a).sum(-1, keepdim=True)
+        if float((b / before - 1).abs().max()) < tolerance:
             break
-    return (kernel + u.unsqueeze(-1) + v.unsqueeze(-2)).exp()
+    return values * a * b
+
+
+def _in_logarithms(kernel: Tensor, column: float, row: float, bounded: bool, steps: int, tolerance: float) -> Tensor:
+    """:func:`_by_scaling` with logarithms of kernel and factors."""
+    v = kernel.new_zeros(*kernel.shape[:-1], 1)
+    u = v
+    for _ in range(steps):
+        before = v
+        u = math.log(row) - (kernel + v).logsumexp(-2, keepdim=True)
+        if bounded:
+            u = u.clamp_max(0.0)
+        v = math.log(column) - (kernel + u).logsumexp(-1, keepdim=True)
+        if float((v - before).abs().max()) < tolerance:
+            break
+    return (kernel + u + v).exp()

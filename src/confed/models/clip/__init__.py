@@ -54,10 +54,11 @@ def clip(
         template: handwritten prompt, ``{}`` for the class name.
         templates: several of them, whose features are averaged, in place of ``template``.
         context: with ``trainable = "prompt"``: the words that learned vectors start from, or how many random ones.
-        head: "text" scores classes by their prompts, "linear" by a linear layer on the picture's features, which
-            always learns.
-        trainable: "prompt" learns context vectors and nothing else (CoOp); "head" nothing but the linear head, if
-            there is one; "lora", "ia3", "adapters", "bias", "top" and "all" a part of the towers, under handwritten
+        head: "text" scores classes by their prompts, "linear" by a linear layer on the picture's features; "attention"
+            (FedCLIP) and "adapter" (CLIP-Adapter) put layers on the picture's features, which texts then score. Layers
+            always learn.
+        trainable: "prompt" learns context vectors and nothing else (CoOp); "head" nothing but the head's layers, if
+            there are any; "lora", "ia3", "adapters", "bias", "top" and "all" a part of the towers, under handwritten
             prompts.
         peft: options of that finetuning.
         max_length: of the questions, which are ignored.
@@ -71,8 +72,8 @@ def clip(
     if head not in get_args(Head):
         raise ValueError(f"model.head must be one of {', '.join(get_args(Head))}, got {head!r}")
     learned = trainable == "prompt"
-    if learned and head == "linear":
-        raise ValueError("model.trainable = 'prompt' has no effect with model.head = 'linear': set it to 'head'")
+    if learned and head != "text":
+        raise ValueError(f"model.trainable = 'prompt' has no effect with model.head = {head!r}: set it to 'head'")
     body, processor = _body(source, revision, seed), _processor(source, revision)
     rng = torch.Generator().manual_seed(seed)
     model = DualEncoder(
@@ -89,11 +90,7 @@ clip.tokenizer = WordTokenizer  # pyright: ignore[reportFunctionMemberAccess]
 
 @lru_cache(maxsize=2)
 def _processor(source: str, revision: str) -> Any:
-    """The processor of a source.
-
-    Raises:
-        ValueError: there is none, or a library that it needs is missing.
-    """
+    """The processor of a source."""
     if source.startswith(TINY):
         from confed.models.clip.tiny import tiny
 
@@ -114,11 +111,7 @@ def _processor(source: str, revision: str) -> Any:
 
 
 def _body(source: str, revision: str, seed: int) -> Any:
-    """The library's model in fp32.
-
-    Raises:
-        ValueError: there is none, it cannot be read, its weights are incomplete, or it is no dual encoder.
-    """
+    """The library's model in fp32."""
     if source.startswith(TINY):
         from confed.models.clip.tiny import tiny
 
@@ -145,11 +138,7 @@ def _body(source: str, revision: str, seed: int) -> Any:
 
 
 def _place(source: str) -> str:
-    """A folder or a hub name.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A folder or a hub name."""
     own = WEIGHTS / source
     path = own if own.parent == WEIGHTS and own.is_dir() else Path(source).expanduser()
     where = str(path) if source and path.is_dir() else hub_name(source)

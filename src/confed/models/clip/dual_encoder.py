@@ -19,13 +19,18 @@ from confed.federation.offered import among_offered
 from confed.federation.protocols import Batch, Output
 from confed.models.adapters import AdapterBank, Host
 from confed.models.clip.class_texts import ClassTexts
+from confed.models.clip.picture_adapters import AttentionAdapter, BottleneckAdapter
 from confed.models.clip.picture_inputs import PictureInputs
 from confed.models.finetuning import Finetunable, Places
 
 __all__ = ["Context", "DualEncoder", "Head"]
 
-Head = Literal["text", "linear"]
-"""What scores classes: their texts, or a linear layer on the picture's features."""
+Head = Literal["text", "linear", "attention", "adapter"]
+"""What scores classes: their texts, a linear layer on the picture's features, or texts behind FedCLIP's attention or
+CLIP-Adapter's bottleneck on the picture's features."""
+
+REDUCTION, SHARE = 4, 0.2
+"""CLIP-Adapter's."""
 
 
 class Context(nn.Module):
@@ -90,6 +95,11 @@ class DualEncoder(Finetunable):
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
             self.answer_head = "classifier"
+        self.picture_adapter: nn.Module | None = None
+        if head == "attention":
+            self.picture_adapter = AttentionAdapter(self.feature_shape[0], rng)
+        elif head == "adapter":
+            self.picture_adapter = BottleneckAdapter(self.feature_shape[0], REDUCTION, SHARE, rng)
 
     # What there is ------------------------------------------------------------------------------------------
 
@@ -121,7 +131,7 @@ class DualEncoder(Finetunable):
         vision: Any = self.body.vision_model
         layers = vision.encoder.layers
         width: int = self.body.config.vision_config.hidden_size
-        heads = tuple(n for n in ("context", "classifier") if getattr(self, n) is not None)
+        heads = tuple(n for n in ("context", "classifier", "picture_adapter") if getattr(self, n) is not None)
         return Places(
             heads=heads,
             top=(f"body.vision_model.encoder.layers.{len(layers) - 1}.", "body.vision_model.post_layernorm."),
@@ -152,6 +162,8 @@ class DualEncoder(Finetunable):
         features, batch = state
         if self.classifier is not None:
             return Output(among_offered(self.classifier(features) * self.body.logit_scale.exp(), batch), features)
+        if self.picture_adapter is not None:
+            features = self.picture_adapter(features)
         classes = classes_of(batch, self.class_count).to(features.device)
         if self.context is not None:
             texts = self._remembered(self.context.vectors, classes)
@@ -291,11 +303,7 @@ class DualEncoder(Finetunable):
         return torch.cat([rows[:, :begin], self._inserted.to(rows.dtype), rows[:, begin + length :]], dim=1)
 
     def _start(self, context: str | int, rng: torch.Generator) -> Tensor:
-        """Initial context: embeddings of words, or N(0, 0.02) as in CoOp.
-
-        Raises:
-            ValueError: there are no words, or fewer than one vector.
-        """
+        """Initial context: embeddings of words, or N(0, 0.02) as in CoOp."""
         weight = self._embedding.get_parameter("weight").detach()
         if isinstance(context, int):
             if context < 1:
