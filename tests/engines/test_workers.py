@@ -11,8 +11,9 @@ from confed.engines.local import InProcess, Simulation, Workspace, simulate
 from confed.engines.setup_source import SetupSource
 from confed.engines.usage import cpu_seconds, peak_memory
 from confed.engines.workers import Workers, start_method
+from confed.federation.directory_store import CorruptCheckpoint
 from confed.federation.messages import Call, Message
-from confed.federation.state import MemoryStore
+from confed.federation.state import ClientState, MemoryStore
 from confed.federation.wire import encode_state
 from confed.recipes.recipe import load_recipe
 from confed.runs.run import run
@@ -50,6 +51,54 @@ def test_a_spawned_worker_that_cannot_make_the_setup_says_why() -> None:
             list(lost(calls, MemoryStore(), 0))
     finally:
         lost.close()
+
+
+class _Fails(MemoryStore):
+    """States of which one cannot be read: a damaged file, or Ctrl-C at that moment."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def load(self, client_id: str) -> ClientState:
+        if client_id == "client-2":
+            raise self.fault
+        return super().load(client_id)
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), CorruptCheckpoint("client-2 is damaged")])
+def test_a_call_that_was_not_sent_is_not_waited_for(fault: BaseException) -> None:
+    setup = source("fedavg").setup()
+    calls = [Call(setup.population.info(number), "fit", Message()) for number in range(5)]
+    some = Workers(setup, 2)
+    try:
+        with pytest.raises(type(fault)):
+            list(some(calls, _Fails(fault), 0))
+        before = some.processes()
+        assert [reply.client.id for reply in some(calls, MemoryStore(), 0)] == [f"client-{n}" for n in range(5)]
+        assert some.processes() == before
+    finally:
+        some.close()
+
+
+def test_half_a_call_ends_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = source("fedavg").setup()
+    calls = [Call(setup.population.info(number), "fit", Message()) for number in range(5)]
+    some = Workers(setup, 2)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers.Encoded, "of", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(some(calls, MemoryStore(), 0))
+        replies = list(some(calls, MemoryStore(), 0))
+        assert [reply.client.id for reply in replies] == [f"client-{n}" for n in range(5)]
+        assert not any("died" in (reply.error or "") for reply in replies)
+    finally:
+        some.close()
+
+
+def _interrupted(*_: object) -> bytes:
+    raise KeyboardInterrupt
 
 
 def test_spawning_without_a_source_is_refused() -> None:

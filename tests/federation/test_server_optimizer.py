@@ -222,6 +222,6 @@ def test_methods_with_an_aggregation_of_their_own_refuse_it(method: type[Algorit
         (lambda: FedAvgM(momentum=1), r"algorithm\.momentum must lie in \[0, 1\), got 1"),
     ],
 )
-def test_misuse_is_explained(build: Callable[[], object], message: str) -> None:
+def test_rates_out_of_range_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

@@ -287,3 +287,80 @@ def test_what_came_is_in_the_order_of_the_model() -> None:
     names = client.names(Scope.SHARED)
     client.load({n: client.incoming[n] for n in reversed(names)})
     assert list(client.incoming) == names
+
+
+def _bias(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    """A loss of slope 1 in every value of the bias, so that plain SGD moves it by the sum of the rates."""
+    yield model.get_parameter("head.bias").sum()
+
+
+def _bias_twice(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    for _ in range(2):
+        yield model.get_parameter("head.bias").sum()
+
+
+def _moved(client: Client, objective: Objective) -> float:
+    before = client.tensors["head.bias"].detach().clone()
+    train(client, objective)
+    return float((before - client.tensors["head.bias"].detach()).mean())
+
+
+PLAIN = Local(epochs=1, batch_size=6, lr=0.1, optimizer="sgd", weight_decay=0.0)  # 20 examples: 4 steps per epoch
+
+
+def test_iterations_go_through_the_examples_again_and_stop_in_the_middle() -> None:
+    def indices(local: Local) -> list[list[int]]:
+        seen: list[list[int]] = []
+
+        def objective(model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+            seen.append(batch["index"].tolist())
+            yield from _objective(model, batch)
+
+        train(_client(local), objective)
+        return seen
+
+    two_epochs = indices(replace(PLAIN, epochs=2))
+    assert indices(replace(PLAIN, iterations=6)) == two_epochs[:6]
+    assert indices(replace(PLAIN, iterations=3)) == two_epochs[:3]
+    assert len(indices(replace(PLAIN, iterations=9, accumulate=2))) == 18  # 2 + 2 steps of an epoch: 3, 3, 1 batches
+
+
+def test_the_schedule_over_the_run_ends_with_the_iterations() -> None:
+    local = replace(PLAIN, iterations=6, schedule="linear")
+    moved = [_moved(_client(local, round=r, rounds=2), _bias) for r in (0, 1)]
+    assert moved == pytest.approx([0.1 * sum(1 - (6 * r + k) / 12 for k in range(6)) for r in (0, 1)], abs=1e-6)
+
+
+@pytest.mark.parametrize("round", [0, 3])
+def test_a_schedule_with_a_horizon_begins_anew_and_counts_every_update(round: int) -> None:
+    # Warm-up over half of 5 epochs of 4 steps: update k has the factor k / 10.
+    local = replace(PLAIN, schedule="linear", warmup=0.5, horizon=5)
+    assert _moved(_client(local, round=round, rounds=4), _bias) == pytest.approx(0.1 * 0.6, abs=1e-6)
+    assert _moved(_client(local, round=round, rounds=4), _bias_twice) == pytest.approx(0.1 * 2.8, abs=1e-6)
+    over_the_run = _moved(_client(replace(local, horizon=0), round=round, rounds=4), _bias)
+    assert over_the_run != pytest.approx(0.1 * 0.6, abs=1e-3)
+
+
+def test_feddats_released_schedule_has_the_mean_factors_of_its_code() -> None:
+    # 1,250 batches per epoch, 15 epochs; Adapter steps once per batch, FedDAT twice.
+    local = Local(schedule="linear", warmup=0.1, horizon=15)
+    factors = [local.factor(local.progress(0, 20, 1250, k)) for k in range(2500)]
+    assert sum(factors[:1250]) / 1250 == pytest.approx(0.333, abs=0.001)
+    assert max(factors[:1250]) == pytest.approx(0.666, abs=0.001)
+    assert sum(factors) / 2500 == pytest.approx(0.620, abs=0.001)
+
+
+def test_a_methods_rates_scale_single_tensors() -> None:
+    client = _client(PLAIN)
+    client.lr_factor = lambda name: 0.25 if name == "head.bias" else 1.0
+    assert _moved(client, _bias) == pytest.approx(0.25 * 0.4, abs=1e-6)
+    scheduled = _client(replace(PLAIN, schedule="linear"), rounds=1)
+    scheduled.lr_factor = client.lr_factor
+    assert _moved(scheduled, _bias) == pytest.approx(0.25 * 0.1 * (1 + 0.75 + 0.5 + 0.25), abs=1e-6)
+
+
+def test_a_horizon_is_refused_with_iterations_and_without_a_schedule() -> None:
+    with pytest.raises(ValueError, match="must be 0 with it, got 3"):
+        Local(schedule="linear", horizon=2, iterations=3)
+    with pytest.raises(ValueError, match="horizon needs a"):
+        Local(horizon=2)

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,13 +24,17 @@ from torch import Tensor
 from confed.engines.participation import Participation
 from confed.engines.perform import Population
 from confed.federation.algorithm import Algorithm
+from confed.federation.client_info import ClientInfo
 from confed.federation.messages import Call, Exchange, Message, Reply
 from confed.federation.params import Params, is_change
 from confed.federation.randomness import derive
 from confed.federation.state import ServerState
 from confed.federation.update_privacy import STATISTICS
 
-__all__ = ["Arrival", "Arrivals", "Buffered", "BufferedRound", "Delays", "check_buffered", "unsupported_reason"]
+__all__ = [
+    "Arrival", "Arrivals", "Buffered", "BufferedRound", "Delays", "UpdateSource", "begun_call", "check_buffered",
+    "unsupported_reason", "without_earlier",
+]  # fmt: skip
 
 Delays = Literal["half-normal", "exponential", "examples", "equal"]
 
@@ -114,6 +118,34 @@ class Arrival(NamedTuple):
     time: float
 
 
+class UpdateSource(Protocol):
+    """What an asynchronous round asks about updates: drawn times in the simulator, sites that answer elsewhere.
+
+    Attributes:
+        settings: of the asynchronous rounds.
+        concurrency: M, clients that train at any time.
+    """
+
+    settings: Buffered
+    concurrency: int
+
+    def offer(self, round: int, server: ServerState) -> None:
+        """Tells the model that clients begin with after so many rounds."""
+        ...
+
+    def __getitem__(self, round: int) -> tuple[Arrival, ...]:
+        """The updates of the step that ends a round, in the order of the clients' numbers."""
+        ...
+
+    def needed(self, rounds: int) -> frozenset[int]:
+        """Versions that clients still train with once so many rounds, at least one, are finished."""
+        ...
+
+    def clock(self, round: int) -> float:
+        """Time at which a round ends."""
+        ...
+
+
 class Arrivals:
     """Updates in the order in which they arrive, round by round: a discrete-event simulation without any training.
 
@@ -122,10 +154,14 @@ class Arrivals:
         population: the clients.
         concurrency: M, clients that train at any time; fewer where all others wait in the buffer.
         seed: the run's.
+
+    Attributes:
+        settings: as given.
+        concurrency: as given.
     """
 
     def __init__(self, settings: Buffered, population: Population, concurrency: int, seed: int) -> None:
-        self.settings, self._population, self._concurrency = settings, population, concurrency
+        self.settings, self.concurrency, self._population = settings, concurrency, population
         self._random = Random(derive(seed, 0, "", "arrivals"))
         self._training: list[tuple[float, int, int]] = []  # a heap of time of arrival, client, version
         self._unavailable: set[int] = set()
@@ -134,6 +170,9 @@ class Arrivals:
         self._begun, self._examples = 0, 0
         self._clock = 0.0
         self._fill(0)
+
+    def offer(self, round: int, server: ServerState) -> None:
+        """Nothing: whoever begins is known beforehand."""
 
     def __getitem__(self, round: int) -> tuple[Arrival, ...]:
         """The updates of the step that ends a round, in the order of the clients' numbers.
@@ -168,7 +207,7 @@ class Arrivals:
 
     def _fill(self, version: int) -> None:
         """Other clients begin, as long as fewer than M are training and one is free."""
-        while len(self._training) < self._concurrency and len(self._unavailable) < len(self._population):
+        while len(self._training) < self.concurrency and len(self._unavailable) < len(self._population):
             client = self._draw()
             self._unavailable.add(client)
             heapq.heappush(self._training, (self._clock + self._duration(client), client, version))
@@ -216,13 +255,13 @@ class BufferedRound:
     def __init__(
         self,
         algorithm: Algorithm,
-        arrivals: Arrivals,
+        arrivals: UpdateSource,
         population: Population,
         server: ServerState,
         round: int,
         rounds: int,
     ) -> None:
-        self.server, self._earlier = _without_earlier(server)
+        self.server, self._earlier = without_earlier(server)
         self._algorithm, self._settings = algorithm, arrivals.settings
         self.staleness = {population.info(a.client).id: round - a.version for a in arrivals[round]}
         self._round = round
@@ -261,10 +300,7 @@ class BufferedRound:
                 f"asynchronous round {self._round + 1}: client {call.client.id!r} began with the model of round "
                 f"{version}, which the server's state does not hold; a run goes on from its own checkpoints only"
             )
-        flow = self._algorithm.round(self._earlier[version], [call.client])
-        (begun,) = next(flow)  # what the server asked for then
-        flow.close()
-        return begun
+        return begun_call(self._algorithm, self._earlier[version], call.client)
 
     def _corrected(self, call: Call, sent: Call, reply: Reply) -> Reply:
         staleness = self.staleness[call.client.id]
@@ -275,11 +311,25 @@ class BufferedRound:
         return replace(reply, message=Message(tensors, reply.message.scalars))
 
 
+def begun_call(algorithm: Algorithm, server: ServerState, client: ClientInfo) -> Call:
+    """What a server in a certain state asks a client for.
+
+    Args:
+        algorithm: the method.
+        server: its state as the method knows it.
+        client: who begins.
+    """
+    flow = algorithm.round(server, [client])
+    (begun,) = next(flow)
+    flow.close()
+    return begun
+
+
 _EARLIER = "earlier"
 """Prefix of the slots that hold earlier states of a server."""
 
 
-def _without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerState]]:
+def without_earlier(server: ServerState) -> tuple[ServerState, dict[int, ServerState]]:
     """A server's state as its method knows it, and its earlier states by version."""
     slots, found = dict[str, Params](), dict[int, dict[str, Params]]()
     for name, tensors in server.slots.items():

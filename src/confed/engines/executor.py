@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from confed.engines.features import WRITTEN_AFTER, keep_features
 from confed.engines.perform import Setup, Workspace, answer
 from confed.engines.timeline import Timeline
+from confed.engines.together import answer_together, one_by_one
 from confed.federation.frozen_features import FeatureCounts, FrozenFeatures
 from confed.federation.messages import Call, Reply
 from confed.federation.state import Store
@@ -36,19 +37,41 @@ class Closable(Protocol):
         ...
 
 
+FEATURES_KEPT = "features of frozen layers are kept, which saves more (run.features = 'off' to do without)"
+
+
 class InProcess:
-    """Answers calls one by one in this process, when they are asked for."""
+    """Answers calls in this process, when they are asked for: one by one, or those of several clients at once.
+
+    Attributes:
+        one_by_one: with ``batch_clients``, why clients were trained one by one, the first reason; "" where none were.
+    """
 
     def __init__(self, setup: Setup, workspace: Workspace | None = None) -> None:
         self._setup = setup
         self.workspace = Workspace(setup.model(), setup.device) if workspace is None else workspace
         self.timeline = Timeline(0)
+        self.one_by_one = one_by_one(setup.algorithm) if setup.batch_clients > 1 else ""
+        self._together = 1 if self.one_by_one else setup.batch_clients
         self._features: FrozenFeatures | FeatureCounts | None = None
 
     def __call__(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
         """See :class:`Executor`."""
         if self._features is None:
             self._features = keep_features(self._setup, self.workspace)
+            if self._together > 1 and isinstance(self._features, FrozenFeatures):
+                self.one_by_one, self._together = FEATURES_KEPT, 1
+        for start in range(0, len(calls), self._together):
+            yield from self._answers(calls[start : start + self._together], store, round)
+
+    def _answers(self, calls: Sequence[Call], store: Store, round: int) -> Iterator[Reply]:
+        # What decides is the same in every attempt at a round, so that a resumed run has the same numbers.
+        if len(calls) > 1 and all(call.action == "fit" and not call.session for call in calls):
+            found = answer_together(self._setup, self.workspace, calls, store, round)
+            if not isinstance(found, str):
+                yield from found
+                return
+            self.one_by_one = self.one_by_one or found
         for call in calls:
             with self.timeline.span(call.client.id, call.action):
                 reply = answer(self._setup, self.workspace, call, store, round)

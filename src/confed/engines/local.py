@@ -102,6 +102,8 @@ def simulate(simulation: Simulation, servers: Mapping[str, ServerState], start: 
         simulation.executor.timeline = timeline
         asynchronous: dict[str, Any] = {}
         if round < setup.rounds:
+            if simulation.arrivals is not None:
+                simulation.offer(servers, round)
             there, cohort = simulation.sample(round)
             known = {"clients": there, "examples": simulation.examples(round), "rounds": setup.rounds}
             for name, flow in setup.algorithm.phases():

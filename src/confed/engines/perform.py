@@ -23,7 +23,7 @@ from confed.federation.ownership import unowned
 from confed.federation.params import Scope, layout, named_tensors
 from confed.federation.protocols import ClientData, Task
 from confed.federation.randomness import derive, generator, isolated
-from confed.federation.specs import TaskAware, frozen_names, model_spec
+from confed.federation.specs import PlacesItself, TaskAware, frozen_names, model_spec
 from confed.federation.state import ClientState, Store
 from confed.privacy import protections
 from confed.privacy.guards import check_reply, first_non_finite
@@ -113,7 +113,11 @@ class Workspace:
     """
 
     def __init__(self, model: nn.Module, device: str = "cpu", *, lasting: bool = True) -> None:
-        self.model = model.to(device)
+        self.model = model
+        if isinstance(model, PlacesItself):
+            model.place(device)
+        else:
+            model.to(device)
         self.tensors = named_tensors(self.model)
         self.frozen = frozen_names(model)
         self.heads: Mapping[str, str] = model_spec(model).heads_of_tasks
@@ -193,6 +197,7 @@ class Setup:
         journal: see :class:`confed.federation.client.Client`.
         signer: see :class:`confed.federation.client.Client`.
         features: how features of frozen layers are kept in the simulator; None where they are not.
+        batch_clients: how many clients are trained at once in this process (:mod:`confed.engines.together`).
         signatures: at the server of a federation across machines: check of the signatures of members of secure
             aggregation; None where sites do not sign, or the server does not know their keys.
     """
@@ -212,6 +217,7 @@ class Setup:
     journal: Journal | None = None
     signer: Signer | None = None
     features: FeatureSettings | None = None
+    batch_clients: int = 1
     signatures: SignatureCheck | None = None
 
     def __post_init__(self) -> None:
@@ -254,7 +260,7 @@ def perform(
         The reply's message and the client's new state.
 
     Raises:
-        ValueError: the method has no such action, or the reply carries a tensor that must not leave the client.
+        ValueError: the method has no such action.
     """
     actions = protections.actions(setup.algorithm)
     if call.action not in actions:
@@ -263,17 +269,27 @@ def perform(
     if call.session:
         workspace, lasting = workspace.session(call.client.id, round), workspace.lasting
         live = workspace.live if lasting else None
-    scopes, task = workspace.scopes(setup.algorithm, call.client), setup.task_of(call.client.id)
-    workspace.set_task(task)
-    client = Client(
+    workspace.set_task(setup.task_of(call.client.id))
+    client = client_of(setup, workspace, call, state, round, live)
+    with isolated(derive(setup.seed, round, call.client.id, call.action)):
+        message = actions[call.action](client, call.message)
+    check_secrets(client, message)
+    return message, client.state
+
+
+def client_of(
+    setup: Setup, workspace: Workspace, call: Call, state: ClientState, round: int, live: dict[str, Any] | None = None
+) -> Client:
+    """The client that a call is for, in a workspace whose model has been told its task."""
+    return Client(
         info=call.client,
         data=setup.data(call.client.id),
         model=workspace.model,
         tensors=workspace.tensors,
-        task=task,
+        task=setup.task_of(call.client.id),
         local=setup.local,
         state=state,
-        scopes=scopes,
+        scopes=workspace.scopes(setup.algorithm, call.client),
         initial=workspace.initial,
         round=round,
         rounds=setup.rounds,
@@ -281,16 +297,22 @@ def perform(
         keep_personal=setup.keep_personal,
         session=live,
         initial_private=setup.algorithm.initial_private,
+        lr_factor=setup.algorithm.lr_factor,
         public=setup.public,
         journal=setup.journal,
         signer=setup.signer,
     )
-    with isolated(derive(setup.seed, round, call.client.id, call.action)):
-        message = actions[call.action](client, call.message)
-    leaked = [n for n in message.tensors if scopes.get(n, Scope.SHARED) is not Scope.SHARED]
+
+
+def check_secrets(client: Client, message: Message) -> None:
+    """Check of a reply before it leaves its client.
+
+    Raises:
+        ValueError: it carries a tensor that must not leave the client.
+    """
+    leaked = [n for n in message.tensors if client.scopes.get(n, Scope.SHARED) is not Scope.SHARED]
     if leaked:
-        raise ValueError(f"client {call.client.id!r} must not send {leaked}: private or frozen for it")
-    return message, client.state
+        raise ValueError(f"client {client.info.id!r} must not send {leaked}: private or frozen for it")
 
 
 def answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round: int) -> Reply:
@@ -307,6 +329,11 @@ def _answer(setup: Setup, workspace: Workspace, call: Call, store: Store, round:
         message, after = perform(setup, workspace, call, before.copy(), round)
     except Exception as error:
         return Reply(call.client, Message(), f"{type(error).__name__}: {error}")
+    return accepted(call, message, before, after, store)
+
+
+def accepted(call: Call, message: Message, before: ClientState, after: ClientState, store: Store) -> Reply:
+    """The reply to a call, and the client's state saved; or an error where what was trained is not finite."""
     reply = check_reply(call, Reply(call.client, message))
     if reply.error is not None:
         return reply

@@ -4,11 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from confed.engines.buffered import Arrivals, Buffered, check_buffered
+from confed.engines.buffered import Arrivals, Buffered, UpdateSource, check_buffered
 from confed.engines.executor import Closable, Executor, InProcess
 from confed.engines.membership import MOST, Membership
 from confed.engines.participation import Participation
@@ -59,7 +60,7 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
         buffered: Buffered | None = None,
     ) -> None:
         super().__init__(setup, cohort, participation, by_size)
-        self.arrivals: Arrivals | None = None
+        self.arrivals: UpdateSource | None = None
         if buffered is not None:
             concurrency = self.cohort(len(setup.population))
             check_buffered(buffered, setup.algorithm, self.participation, len(setup.population), concurrency)
@@ -92,6 +93,18 @@ class Simulation(Membership, AbstractContextManager["Simulation"]):
             return super().sample(round)
         population = self.setup.population
         return len(population), [population.info(arrival.client) for arrival in self.arrivals[round]]
+
+    def offer(self, servers: Mapping[str, ServerState], round: int) -> None:
+        """Tells clients of asynchronous rounds the model that they begin with.
+
+        Args:
+            servers: the server's state; such methods have one.
+            round: number of finished rounds.
+        """
+        if self.arrivals is not None:
+            known = {"clients": len(self.setup.population), "examples": self.examples(round)}
+            (server,) = servers.values()
+            self.arrivals.offer(round, replace(server, **known, rounds=self.setup.rounds, local=self.setup.local))
 
     def exchange(
         self,

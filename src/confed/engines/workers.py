@@ -162,18 +162,27 @@ class Workers:
 
     def _feed(self, queue: CallQueue, messages: Encoded[bytes], store: Store, round: int) -> None:
         numbers = range(len(self._workers))
-        for number in numbers:
+        for number in [n for n in numbers if n not in queue.running]:
             if not queue:
                 return
-            position = None if number in queue.running else queue.take(number, numbers)
-            if position is None:
-                continue
-            call, pipe = queue.calls[position], self._workers[number][1]
-            state = encode_state(store.load(call.client.id))
-            # Where the worker has died, collecting its reply finds that out and says so.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                for part in (call_head(call, round), messages.of(call.message), state):
-                    pipe.send_bytes(part)
+            try:
+                self._send(queue, number, messages, store, round)
+            except BaseException:
+                # Ctrl-C, or a damaged state: with no call, or half of one, the worker would wait, and we for its reply.
+                self._workers[number][0].kill()
+                raise
+
+    def _send(self, queue: CallQueue, number: int, messages: Encoded[bytes], store: Store, round: int) -> None:
+        """Sends a free worker its next call, if there is one for it now."""
+        position = queue.take(number, range(len(self._workers)))
+        if position is None:
+            return
+        call, pipe = queue.calls[position], self._workers[number][1]
+        state = encode_state(store.load(call.client.id))
+        # Where the worker has died, collecting its reply finds that out and says so.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for part in (call_head(call, round), messages.of(call.message), state):
+                pipe.send_bytes(part)
 
     def _collect(self, queue: CallQueue, early: dict[int, Path | str]) -> None:
         ready = wait([self._workers[number][1] for number in queue.running])

@@ -1,6 +1,7 @@
 """Named actions that a server may ask a client to run."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from confed.federation.messages import Message
@@ -26,5 +27,10 @@ def action(method: Method) -> Method:
 
 def actions_of(instance: object) -> dict[str, Action]:
     """The marked methods of an object, bound, by name in alphabetical order."""
-    kind = type(instance)
-    return {name: getattr(instance, name) for name in dir(kind) if getattr(getattr(kind, name), _MARK, False)}
+    return {name: getattr(instance, name) for name in _marked(type(instance))}
+
+
+@lru_cache
+def _marked(kind: type) -> tuple[str, ...]:
+    """Names of a class's marked methods; asked for in every call."""
+    return tuple(name for name in dir(kind) if getattr(getattr(kind, name), _MARK, False))

@@ -116,6 +116,10 @@ class Algorithm(Evaluation):
         """Private values that follow from the shared ones, for unseen places, new clients and the global model."""
         return {}
 
+    def lr_factor(self, name: str) -> float:
+        """Factor on ``local.lr`` for a tensor that clients train; 1 by default."""
+        return 1.0
+
     # Server ------------------------------------------------------------------------------------------------
 
     def init(self, params: Params, scopes: Mapping[str, Scope]) -> dict[str, ServerState]:

@@ -79,6 +79,7 @@ class Client:
             and the graph of the last forward pass; empty when the session begins. None where the engine may start
             a new process for every call, so that everything must be in ``state``.
         initial_private: the method's values for private tensors that no client has trained.
+        lr_factor: name of a tensor -> the method's factor on ``local.lr`` for it.
         public: examples that every client holds besides its own, where the method needs some.
         journal: what a site of a federation across machines remembers for good; None in the simulator.
         signer: by what a site is known to other sites; None without signatures.
@@ -100,6 +101,7 @@ class Client:
     keep_personal: bool = True
     session: dict[str, Any] | None = None
     initial_private: Callable[[Params], Params] = lambda shared: {}
+    lr_factor: Callable[[str], float] = lambda name: 1.0
     public: ClientData | None = None
     journal: Journal | None = None
     signer: Signer | None = None

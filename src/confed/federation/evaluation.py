@@ -99,11 +99,7 @@ class Evaluation:
 
 
 def _test_batches(client: Client, control: str) -> Iterable[Batch]:
-    """Test examples as they are, or with the inputs of a control condition.
-
-    Raises:
-        ValueError: the data offer no control conditions.
-    """
+    """Test examples as they are, or with the inputs of a control condition."""
     if not control:
         return client.data.test(client.local.eval_batch_size)
     if not isinstance(client.data, Controllable):

@@ -18,6 +18,8 @@ class Local:
 
     Attributes:
         epochs: passes over the client's examples per round.
+        iterations: where positive, so many steps per round in place of ``epochs`` (T in FedDAT's Algorithm 1): through
+            the shuffled examples, and through them again in another order when they are used up.
         batch_size: examples per batch, and per step unless gradients are accumulated.
         accumulate: batches per step, whose gradients are averaged as in one large batch, in the memory of a small one.
         lr: peak learning rate.
@@ -28,6 +30,10 @@ class Local:
         momentum: SGD's.
         clip: largest gradient norm, or none.
         schedule: factor on ``lr`` over the steps of the whole federation.
+        horizon: where positive, the schedule begins anew in every round and would end after so many epochs, of which
+            the round runs the first; every update counts, so that a method with two per batch comes twice as far. With
+            1 epoch per round, ``schedule = "linear"``, ``warmup = 0.1`` and a horizon of 15 it is that of FedDAT's
+            released code.
         warmup: share of the steps in which the factor rises linearly from 0.
         stairs: where positive, the warm-up rises in so many equal stairs instead (openvqa's has four).
         milestones: of the schedule "step": shares of the steps after which the factor is multiplied by ``decay``.
@@ -39,6 +45,7 @@ class Local:
     """
 
     epochs: Annotated[int, AT_LEAST_ONE] = 2
+    iterations: Annotated[int, NOT_NEGATIVE] = 0
     batch_size: Annotated[int, AT_LEAST_ONE] = 32
     accumulate: Annotated[int, AT_LEAST_ONE] = 1
     lr: Annotated[float, POSITIVE] = 1e-3
@@ -48,6 +55,7 @@ class Local:
     momentum: Annotated[float, BELOW_ONE] = 0.0
     clip: Annotated[float | None, POSITIVE] = None
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
+    horizon: Annotated[int, NOT_NEGATIVE] = 0
     warmup: Annotated[float, SHARE] = 0.0
     stairs: Annotated[int, NOT_NEGATIVE] = 0
     milestones: Annotated[tuple[float, ...], SHARE] = (0.5, 0.75)
@@ -58,10 +66,31 @@ class Local:
 
     def __post_init__(self) -> None:
         check_fields(self, "local")
+        if self.horizon and self.iterations:
+            raise ValueError(
+                f"local.horizon counts epochs, so local.iterations must be 0 with it, got {self.iterations}"
+            )
+        if self.horizon and self.schedule == "constant" and not self.warmup:
+            raise ValueError("local.horizon needs a local.schedule other than 'constant', or a local.warmup")
 
     def steps(self, batches: int) -> int:
         """Optimiser steps of an epoch with so many batches."""
         return math.ceil(batches / self.accumulate)
+
+    def round_steps(self, epoch: int) -> int:
+        """Batches with a step in a round, where an epoch has so many."""
+        return self.iterations or self.epochs * epoch
+
+    def progress(self, round: float, rounds: int, epoch: int, taken: int) -> float:
+        """Share of the schedule that is over.
+
+        Args:
+            round: number of rounds that are over, with the share of the present one.
+            rounds: rounds of the run.
+            epoch: steps of an epoch.
+            taken: updates made so far in the round.
+        """
+        return taken / (self.horizon * epoch) if self.horizon else round / rounds
 
     def factor(self, progress: float) -> float:
         """The factor on ``lr`` after a share ``progress`` of all steps; 1 and more mean the end."""
@@ -86,4 +115,6 @@ class Local:
             rounds: rounds of the run.
             steps: of one client in the round.
         """
-        return self.lr * sum(self.factor((round + step / steps) / rounds) for step in range(steps))
+        epoch = max(1, steps // self.epochs)
+        done = (self.progress(round + step / steps, rounds, epoch, step) for step in range(steps))
+        return self.lr * sum(map(self.factor, done))

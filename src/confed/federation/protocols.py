@@ -24,6 +24,7 @@ __all__ = [
     "StepsByKind",
     "Tally",
     "Task",
+    "single_label",
 ]
 
 Batch = Mapping[str, Tensor]
@@ -87,6 +88,25 @@ class SingleLabel(Protocol):
     def labels(self, batch: Batch) -> Tensor:
         """Each example's right class, int64, shape (B,)."""
         ...
+
+
+def single_label(task: Task, need: str, otherwise: str = "") -> SingleLabel:
+    """The task as one whose examples have exactly one right class.
+
+    Args:
+        task: the task.
+        need: beginning of the message: why the method needs this.
+        otherwise: what to set for other tasks.
+
+    Raises:
+        ValueError: the task is another one.
+    """
+    if isinstance(task, SingleLabel) and task.single_label:
+        return task
+    raise ValueError(
+        f'{need}, so it needs a task whose examples have exactly one right answer each (the task "vqa" with '
+        f'objective = "ce"){otherwise}; got {task!r}'
+    )
 
 
 @runtime_checkable

@@ -65,10 +65,11 @@ def check_fields(instance: Any, where: str) -> None:
 
     Args:
         instance: of a dataclass, whose ``__init__`` takes its fields.
-        where: the section's name in a recipe, for messages.
+        where: the section's name in a recipe, for messages; may be empty.
     """
+    prefix = f"{where}." if where else ""
     for name, hint in _hints(cast("type[Any]", type(instance))):
-        check_value(getattr(instance, name), hint, f"{where}.{name}")
+        check_value(getattr(instance, name), hint, f"{prefix}{name}")
 
 
 def check_value(value: Any, hint: Any, where: str) -> None:

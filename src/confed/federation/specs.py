@@ -26,6 +26,7 @@ __all__ = [
     "HasGrid",
     "LearnsTokens",
     "ModelSpec",
+    "PlacesItself",
     "RanksTexts",
     "SearchesBeams",
     "SplitsPass",
@@ -286,6 +287,19 @@ class HasCandidates(Protocol):
     @property
     def candidates(self) -> Tensor | None:
         """Their tokens, int64 (C, T); None before they are known."""
+        ...
+
+
+@runtime_checkable
+class PlacesItself(Protocol):
+    """A model that decides itself what goes to which device, such as one that is too large for one GPU."""
+
+    def place(self, device: str) -> None:
+        """Goes to a device, or to it and others of its kind; inputs come on the one that what learns is on.
+
+        Args:
+            device: as PyTorch calls it.
+        """
         ...
 
 

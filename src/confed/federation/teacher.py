@@ -75,7 +75,7 @@ def once_per_round(client: "Client", compute: Callable[[Batch], Tensor]) -> Call
             are drawn anew are named by :class:`confed.federation.protocols.DrawsAnew`.
         compute: a function of a batch whose rows depend on their own example alone, without gradients.
     """
-    if not client.data.deterministic or client.local.epochs == 1:
+    if not client.data.deterministic or (client.local.epochs == 1 and not client.local.iterations):
         return compute
     table: list[Tensor] = []
     known = torch.zeros(versions(client) * len(client.data), dtype=torch.bool)

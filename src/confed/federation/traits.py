@@ -1,12 +1,19 @@
 """Declared traits of a method, such as whether it has a global model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-__all__ = ["Traits"]
+__all__ = ["GROUPS", "Group", "Traits"]
 
-_OF_THE_CLASS = ("label", "neutral", "search")
+Group = Literal[
+    "references", "averaging", "personalisation", "distillation", "finetuning", "prompts", "split", "modalities",
+    "protection",
+]  # fmt: skip
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Kinds of methods, in the order of lists."""
+
+_OF_THE_CLASS = ("label", "group", "neutral", "search", "has_steps", "one_by_one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +22,7 @@ class Traits:
 
     Attributes:
         label: name of the method in tables; the class's name by default.
+        group: kind of method, under which lists have it.
         centralised: one party holds all training data: a bound, which no table ranks.
         communicates: clients send something; False where each trains alone.
         has_global: there is a global model.
@@ -28,6 +36,7 @@ class Traits:
         clients_may_lack_modalities: False where the server's sums are over all clients.
         counts_examples: the server needs the number of training examples of all clients
             (:attr:`confed.federation.state.ServerState.examples`), which costs a look at every client.
+        in_epochs: a round is made of passes over the examples, in place of which no number of steps can stand.
         in_sessions: clients train in sessions of many calls, as many as follow from their numbers of examples.
         synchronous: why all updates of a round must begin with the same model, as the end of a sentence; "" where they
             need not (:mod:`confed.engines.buffered`).
@@ -38,9 +47,14 @@ class Traits:
         reference: rank among the references that other methods are compared with, from 1; 0 for none.
         neutral: hyper-parameters at which the method is FedAvg (the contract checks it), or why there are none.
         search: hyper-parameter -> values that ``confed tune`` may try.
+        has_steps: clients train by steps of an optimiser; where they do not, no learning rate is searched.
+        one_by_one: why clients cannot be trained at once (``run.batch_clients``), as the end of a sentence; "" where
+            ``objective`` yields one loss per batch, for which it runs the model once, on that batch, and reads trained
+            values from ``client.tensors`` only.
     """
 
     label: str = ""
+    group: Group = "averaging"
     centralised: bool = False
     communicates: bool = True
     has_global: bool = True
@@ -53,6 +67,7 @@ class Traits:
     clients_may_leave: bool = True
     clients_may_lack_modalities: bool = True
     counts_examples: bool = False
+    in_epochs: bool = False
     in_sessions: bool = False
     synchronous: str = ""
     aggregates: tuple[str, ...] = ()
@@ -61,7 +76,9 @@ class Traits:
     reference: int = 0
     neutral: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    has_steps: bool = True
+    one_by_one: str = "the method does not say that its objective is one loss per batch"
 
     def stated(self) -> dict[str, Any]:
         """Traits of a method for a run's ``summary.json``."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_CLASS}
+        return {name: value for name, value in vars(self).items() if name not in _OF_THE_CLASS}

@@ -41,13 +41,14 @@ for differential privacy", 2012).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from confed.federation.params import Params, is_change
 from confed.federation.randomness import normal
+from confed.federation.ranges import NOT_NEGATIVE, POSITIVE, Range, check_fields
 
 __all__ = ["STATISTICS", "UpdatePrivacy", "origin"]
 
@@ -82,27 +83,16 @@ class UpdatePrivacy:
 
     __pydantic_config__ = {"extra": "forbid"}  # a recipe's misspelt key is an error  # noqa: RUF012
 
-    clip: float
-    noise: float = 0.0
+    clip: Annotated[float, POSITIVE]
+    noise: Annotated[float, NOT_NEGATIVE] = 0.0
     at: Place = "client"
     norm: Norm = "update"
-    delta: float = 1e-5
+    delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
     adjacency: Adjacency = "replace"
     repeatable: bool = True
 
     def __post_init__(self) -> None:
-        where = "algorithm.update_privacy"
-        if not 0 < self.clip < math.inf:
-            raise ValueError(f"{where}.clip must be positive and finite, got {self.clip}")
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"{where}.noise must be finite and not negative, got {self.noise}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"{where}.delta must lie in (0, 1), got {self.delta}")
-        for name, valid in {"at": Place, "norm": Norm, "adjacency": Adjacency}.items():
-            if getattr(self, name) not in get_args(valid):
-                raise ValueError(
-                    f"{where}.{name} must be one of {', '.join(get_args(valid))}, got {getattr(self, name)!r}"
-                )
+        check_fields(self, "algorithm.update_privacy")
 
     def release(
         self,

@@ -28,7 +28,7 @@ from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, open_body, seal
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Timeouts
-from confed.federation import checkpoint
+from confed.federation import directory_store
 from confed.federation.messages import Message
 from confed.testing.toy import toy_setup
 from memory_transport import CLIENTS, Without, rounds, same
@@ -176,14 +176,14 @@ def assert_left_out_once(setup: Setup, records: Sequence[RoundRecord], says: str
 def test_a_full_disk_costs_a_site_its_part_in_the_round(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup, real, full = toy_setup(FedPer(), rounds=3), checkpoint.write_atomically, [True]
+    setup, real, full = toy_setup(FedPer(), rounds=3), directory_store.write_atomically, [True]
 
     def write(path: Path, data: bytes, *, sync: bool = False) -> None:
         if "client-1" in str(path) and full[0]:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, data, sync=sync)
 
-    monkeypatch.setattr(checkpoint, "write_atomically", write)
+    monkeypatch.setattr(directory_store, "write_atomically", write)
     with federation(folder, setup, sites_of(setup, tmp_path), Timeouts(interval=0.02)) as (remote, _):
         remote.sites.gather(CLIENTS, wait=60)
         records = rounds(setup, remote, stop=1)

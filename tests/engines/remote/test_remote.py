@@ -21,7 +21,7 @@ from confed.engines.remote.client import Site, client_named
 from confed.engines.remote.protocol import Answer, Limits, Refused, Request, open_body, schema_of, seal, version_of
 from confed.engines.remote.server import Remote
 from confed.engines.remote.sites import Connection, Timeouts
-from confed.federation import checkpoint
+from confed.federation import directory_store
 from confed.federation.checkpoint import Checkpoint, Checkpoints
 from confed.federation.messages import Call, Message, Reply
 from confed.federation.state import Store
@@ -197,14 +197,14 @@ def test_a_full_disk_is_the_replys_error_and_leaves_the_state(tmp_path: Path, mo
     remote = remote_of(letters)
     first = rounds(setup, remote, stop=1)[0]
     kept = {p: p.read_bytes() for p in (tmp_path / "client-1" / "state").rglob("*.safetensors")}
-    real = checkpoint.write_atomically
+    real = directory_store.write_atomically
 
     def full(path: Path, data: bytes, *, sync: bool = False) -> None:
         if "client-1" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data, sync=sync)
 
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    monkeypatch.setattr(directory_store, "write_atomically", full)
     second = rounds(setup, remote, first.servers, 1)[0]
     assert "No space left on device" in second.errors["client-1"]
     assert set(second.losses) == {"client-0", "client-2"}
@@ -370,10 +370,10 @@ class Dying:
             yield reply
 
 
-def test_patience_is_checked() -> None:
-    with pytest.raises(ValueError, match="at least one site"):
+def test_timeouts_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="minimum must be at least 1, got 0"):
         Timeouts(minimum=0)
-    with pytest.raises(ValueError, match="deadline must be more than 0"):
+    with pytest.raises(ValueError, match="deadline must be positive, got 0"):
         Timeouts(deadline=0)
-    with pytest.raises(ValueError, match="away must not be negative"):
+    with pytest.raises(ValueError, match="away must not be negative, got -1"):
         Timeouts(away=-1)

@@ -159,6 +159,6 @@ def test_protections_that_do_not_apply_are_refused(protection: dict[str, Any], r
 
 @with_and_without_transports
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.title)
-def test_contract(method: FisherWeighted, transports: bool) -> None:
+def test_fisher_weighted_means_keep_the_contract(method: FisherWeighted, transports: bool) -> None:
     ran = keep_contract(replace(method, aggregation="fisher", fisher_examples=3), transports)
     assert transports or "resumes exactly" in ran

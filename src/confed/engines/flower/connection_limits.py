@@ -17,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from confed.federation.ranges import AT_LEAST_ONE, POSITIVE, check_fields
 
 __all__ = ["HEAD", "ConnectionLimits", "ConnectionTable", "LimitedServer", "OpenConnection"]
 
@@ -56,24 +58,20 @@ class ConnectionLimits:
     most: int = 512
     reserved: int = 256
     each: int = 64
-    grace: float = 1.0
-    first: float = 5.0
-    handshake: float = 5.0
-    head: float = 5.0
-    body: float = 300.0
-    of_site: int = 8
+    grace: Annotated[float, POSITIVE] = 1.0
+    first: Annotated[float, POSITIVE] = 5.0
+    handshake: Annotated[float, POSITIVE] = 5.0
+    head: Annotated[float, POSITIVE] = 5.0
+    body: Annotated[float, POSITIVE] = 300.0
+    of_site: Annotated[int, AT_LEAST_ONE] = 8
 
     def __post_init__(self) -> None:
-        if self.of_site < 1:
-            raise ValueError(f"of_site must be at least 1 connection, got {self.of_site}")
+        check_fields(self, "")
         if self.each < 1 or not 0 <= self.reserved < self.most:
             raise ValueError(
                 f"each address needs a place, and fewer places must be reserved than there are, got each {self.each}, "
                 f"most {self.most}, reserved {self.reserved}"
             )
-        for name in ("grace", "handshake", "first", "head", "body"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
 
     def fitting(self, files: int) -> "ConnectionLimits":
         """At most half of the files that the process may have open are connections; the others are files."""

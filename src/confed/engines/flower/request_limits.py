@@ -46,11 +46,7 @@ class WholeBody:
         return await self._app(scope, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None where the connection has ended.
-
-        Raises:
-            ValueError: the body is longer than the limit.
-        """
+        """The body; None where the connection has ended."""
         body = bytearray()
         while True:
             message = await receive()

@@ -197,11 +197,7 @@ class SuperNode:
                     continue  # asking for messages finds out what it means
 
     def _fetch(self, client: FleetHttpClient, node: Node, came: PullMessagesResponse) -> Message:
-        """A message with its content.
-
-        Raises:
-            _Lost: what the server sent is none, or larger than it may be.
-        """
+        """A message with its content."""
         try:
             bare, tree = message_from_proto(came.messages_list[0]), came.message_object_trees[0]
             pieces, run = pieces_of(tree, self._most), bare.metadata.run_id

@@ -1,6 +1,7 @@
-"""Actor process: one workspace that clients take turns in; bytes come and bytes go.
+"""Actor processes of a Ray cluster: what all have, and those that compute clients of a run.
 
-Nothing is imported here that loads PyTorch: the instruction set has to be chosen before.
+A process that computes clients has one workspace that they take turns in; bytes come and bytes go. Nothing is imported
+here that loads PyTorch: the instruction set has to be chosen before.
 """
 
 import json
@@ -8,26 +9,26 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from confed.engines.perform import Setup, Workspace
 
-__all__ = ["ClientActor", "Starting"]
+__all__ = ["ClientActor", "NodeProcess", "Starting"]
 
 
 class Starting:
     """What an actor is told when it starts, as JSON.
 
     Args:
-        source: a :class:`confed.engines.setup_source.SetupSource` as JSON.
+        task: what it works on, as JSON; see the kinds of actors.
         folder: where relative paths of the recipe begin, as in the process that asks; kept where it exists.
         threads: threads of the actor.
         environment: variables that are set before libraries are imported.
     """
 
-    def __init__(self, source: str, folder: str, threads: int, environment: Mapping[str, str]) -> None:
-        self.source, self.folder, self.threads, self.environment = source, folder, threads, dict(environment)
+    def __init__(self, task: str, folder: str, threads: int, environment: Mapping[str, str]) -> None:
+        self.task, self.folder, self.threads, self.environment = task, folder, threads, dict(environment)
 
     def to_json(self) -> str:
         """The values as text."""
@@ -39,22 +40,27 @@ class Starting:
         return cls(**json.loads(text))
 
 
-class ClientActor:
-    """Answers calls with a model and data of its own; see :mod:`confed.engines.ray.executor`.
+class NodeProcess:
+    """Process on a node of a cluster, which is compared with the process that asks before it takes work.
 
     Every method takes and returns bytes and text, and makes errors of texts, so that Ray pickles no object of ours.
 
     Args:
         starting: a :class:`Starting` as JSON.
+
+    Attributes:
+        works_on: what its task is, in messages.
+        inexact: what follows from hardware that differs, in messages.
     """
+
+    works_on: ClassVar[str]
+    inexact: ClassVar[str]
 
     def __init__(self, starting: str) -> None:
         self._starting = Starting.from_json(starting)
         os.environ.update(self._starting.environment)
         if os.path.isdir(self._starting.folder):
             os.chdir(self._starting.folder)
-        self._setup: Setup | None = None
-        self._workspace: Workspace | None = None
 
     def fingerprint(self) -> bytes:
         """Host, process and everything that decides the last digits of its numbers, as JSON."""
@@ -75,6 +81,26 @@ class ClientActor:
         return json.dumps({"host": socket.gethostname(), "process": os.getpid(), "fingerprint": found}).encode()
 
     def prepare(self) -> bytes:
+        """Preparation for work; b"" or what went wrong."""
+        raise NotImplementedError
+
+
+class ClientActor(NodeProcess):
+    """Answers calls with a model and data of its own; see :mod:`confed.engines.ray.executor`.
+
+    Args:
+        starting: a :class:`Starting` as JSON, whose task is a :class:`confed.engines.setup_source.SetupSource`.
+    """
+
+    works_on = "run"
+    inexact = "exact = false in summary.json"
+
+    def __init__(self, starting: str) -> None:
+        super().__init__(starting)
+        self._setup: Setup | None = None
+        self._workspace: Workspace | None = None
+
+    def prepare(self) -> bytes:
         """Reads the data and builds the workspace; b"" or what went wrong."""
         import torch
 
@@ -83,7 +109,7 @@ class ClientActor:
 
         try:
             torch.set_num_threads(1)  # as everywhere while data are read
-            setup = SetupSource.from_json(self._starting.source).setup()
+            setup = SetupSource.from_json(self._starting.task).setup()
             torch.set_num_threads(self._starting.threads)
             # Ray shows each actor its own GPU only.
             self._setup, self._workspace = setup, Workspace(setup.model(), setup.device)

@@ -59,11 +59,7 @@ def connected(address: str, cores: int, gpus: int | None = None) -> Iterator[Non
 
 
 def _check_address(address: str) -> None:
-    """Check that something listens at an address, as Ray itself tries for a minute.
-
-    Raises:
-        ValueError: the address is malformed, or nothing listens there.
-    """
+    """Check that something listens at an address, as Ray itself tries for a minute."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")

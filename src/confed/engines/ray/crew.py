@@ -1,10 +1,10 @@
-"""Actors of a run on the nodes of a cluster: started where there is room, checked, replaced, told apart by number."""
+"""Actors on the nodes of a cluster: started where there is room, checked, replaced, told apart by number."""
 
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,20 +12,25 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from confed.engines.ray.actor import ClientActor, Starting
+from confed.engines.ray.actor import NodeProcess, Starting
 from confed.engines.ray.fingerprint import fingerprint, hardware_differences, version_difference
 from confed.engines.ray.placement import Node, Wanted, nodes_of, places, too_small
 from confed.engines.ray.speed import Pace
-from confed.engines.setup_source import SetupSource
 from confed.system.events import Caution, Note, Progress
 
-__all__ = ["Actor", "Crew"]
+__all__ = ["LOOK", "PATIENCE", "TRIES", "Actor", "Crew", "reason_of_loss"]
 
 START = 60.0
 """Seconds in which actors of a cluster with free cores start; those that take longer join later."""
 
 LOOK = 5.0
 """Seconds between two looks at which nodes there are."""
+
+PATIENCE = 120.0
+"""Seconds without any actor after which work is given up."""
+
+TRIES = 3
+"""Actors that may die of one call or job before it is given up."""
 
 PASSED_ON = ("CONFED_ALLOW_CODE", "CONFED_CPU", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "OMP_WAIT_POLICY")
 """Variables of the environment that actors have as this process has them: modules that recipes may name, and others."""
@@ -55,10 +60,11 @@ class Actor:
 
 
 class Crew:
-    """Actors of a run, by number.
+    """Actors of one kind, by number.
 
     Args:
-        source: from which every actor makes the run's setup.
+        kind: of the actors.
+        task: what they work on, as JSON.
         wanted: how many actors, and what each needs.
         progress: told of actors that come and go.
 
@@ -68,12 +74,12 @@ class Crew:
         past: actors that have died, for figures.
     """
 
-    def __init__(self, source: SetupSource, wanted: Wanted, progress: Progress) -> None:
+    def __init__(self, kind: type[NodeProcess], task: str, wanted: Wanted, progress: Progress) -> None:
         self.actors: dict[int, Actor] = {}
         self.lost, self.past = 0, list[Actor]()
-        self._wanted, self._progress = wanted, progress
+        self._kind, self._wanted, self._progress = kind, wanted, progress
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        self._starting = Starting(source.to_json(), os.getcwd(), wanted.threads, environment).to_json()
+        self._starting = Starting(task, os.getcwd(), wanted.threads, environment).to_json()
         self._ours = fingerprint(wanted.threads)
         self._number, self._looked = 0, 0.0
         self._refused = set[str]()
@@ -138,17 +144,27 @@ class Crew:
         ray.kill(actor.handle)
         return actor
 
+    def want(self, count: int, busy: Collection[int]) -> None:
+        """Change of the number of actors; those that have nothing to do and are too many end.
+
+        Args:
+            count: how many actors there may be.
+            busy: numbers of those that work.
+        """
+        self._wanted = replace(self._wanted, count=count)
+        for number in [number for number in self.actors if number not in busy][max(count - len(busy), 0) :]:
+            actor = self.actors.pop(number)
+            if actor.coming is None:
+                self.past.append(actor)
+            ray.kill(actor.handle)
+
     def end(self) -> None:
         """Ends all actors."""
         for actor in self.actors.values():
             ray.kill(actor.handle)
 
     def _begin(self) -> None:
-        """First actors; returns when all that can start soon are prepared.
-
-        Raises:
-            ValueError: none can start, or one of them cannot work; the text names the node and the reason.
-        """
+        """First actors; returns when all that can start soon are prepared."""
         nodes = nodes_of(ray.nodes())
         if self._wanted.gpu is None:
             self._wanted = replace(self._wanted, gpu=any(node.gpus >= 1 for node in nodes.values()))
@@ -179,7 +195,9 @@ class Crew:
         for ref in ray.wait(refs, num_returns=1, timeout=timeout)[0]:
             node = self.actors[numbers[ref]].node
             if why := self._advance(numbers[ref]):
-                raise ValueError(f"node {node.name} of the Ray cluster cannot work on this run: it {why}")
+                raise ValueError(
+                    f"node {node.name} of the Ray cluster cannot work on this {self._kind.works_on}: it {why}"
+                )
 
     def _advance(self, number: int) -> str:
         """Takes what a coming actor has told; what is wrong with it, or ""."""
@@ -197,12 +215,12 @@ class Crew:
             actor.fingerprint, actor.coming = found["fingerprint"], actor.handle.prepare.remote()
             return ""
         if told:
-            return f"could not prepare the run: {told.decode()}"
+            return f"could not prepare the {self._kind.works_on}: {told.decode()}"
         actor.coming = None
         return ""
 
     def _start(self, node: Node) -> None:
-        remote: Any = ray.remote(ClientActor)
+        remote: Any = ray.remote(self._kind)
         handle = remote.options(
             num_cpus=self._wanted.threads,
             num_gpus=int(bool(self._wanted.gpu)),
@@ -219,7 +237,7 @@ class Crew:
         count = len(self.ready)
         self._progress(Note(f"Ray: {count} actor{'' if count == 1 else 's'}, {each}"))
         for name, values in self.differences().items():
-            self._progress(Caution(f"nodes differ in {name}: {_few(values)}; exact = false in summary.json"))
+            self._progress(Caution(f"nodes differ in {name}: {_few(values)}; {self._kind.inexact}"))
 
 
 def _few(values: list[str]) -> str:
@@ -230,3 +248,15 @@ def _last_line(error: Exception) -> str:
     """The last line of an error that says something: Ray's begin with its own account of what happened."""
     lines: Iterator[str] = (line.strip() for line in reversed(str(error).splitlines()))
     return next((line for line in lines if line), type(error).__name__)[:300]
+
+
+def reason_of_loss(error: Exception) -> str:
+    """Why an actor was lost, in a few words: Ray's texts are pages long."""
+    reasons: tuple[tuple[type[Exception], str], ...] = (
+        (ray.exceptions.OutOfMemoryError, "its node ran out of memory"),
+        (ray.exceptions.ActorUnavailableError, "it cannot be reached"),
+        (ray.exceptions.NodeDiedError, "its node is gone"),
+        (ray.exceptions.ActorDiedError, "its process has ended"),
+        (ray.exceptions.ObjectLostError, "gone with its node"),
+    )
+    return next((words for kind, words in reasons if isinstance(error, kind)), type(error).__name__)

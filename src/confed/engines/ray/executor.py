@@ -18,8 +18,9 @@ import ray.exceptions
 
 from confed.engines.call_bytes import Encoded, call_head, read_answer, split
 from confed.engines.call_queue import CallQueue, Homes
+from confed.engines.ray.actor import ClientActor
 from confed.engines.ray.cluster import connected
-from confed.engines.ray.crew import LOOK, Crew
+from confed.engines.ray.crew import LOOK, PATIENCE, TRIES, Crew, reason_of_loss
 from confed.engines.ray.placement import Wanted
 from confed.engines.ray.speed import better_left
 from confed.engines.setup_source import SetupSource
@@ -30,12 +31,6 @@ from confed.federation.wire import encode_state
 from confed.system.events import Caution, Progress, ignore
 
 __all__ = ["RayActors"]
-
-TRIES = 3
-"""Actors that may die of one call before it is given up."""
-
-PATIENCE = 120.0
-"""Seconds without any actor after which a round is given up."""
 
 LARGE = 100 * 1024
 """Bytes of a message from which it is put into Ray's object store, once for all calls; smaller ones go with each."""
@@ -111,7 +106,7 @@ class RayActors:
         self._open = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(connected(address, cores))
-            self.crew = Crew(source, wanted, progress)
+            self.crew = Crew(ClientActor, source.to_json(), wanted, progress)
             self._open = opening.pop_all()
 
     def close(self) -> None:
@@ -212,11 +207,7 @@ class RayActors:
         work.asked[number] = _Asked(head, body, time.perf_counter())
 
     def _collect(self, work: _Round) -> None:
-        """Waits for a reply, a loss or an actor that has become ready.
-
-        Raises:
-            RuntimeError: there is no actor any more, and none has come for long.
-        """
+        """Waits for a reply, a loss or an actor that has become ready."""
         since = time.monotonic()
         while True:
             numbers, coming = {asked.head: n for n, asked in work.asked.items()}, self.crew.coming()
@@ -259,7 +250,7 @@ class RayActors:
     def _lose(self, work: _Round, number: int, error: Exception) -> None:
         """Drops an actor that is gone; its call waits again, or has an error for a reply."""
         actor, position = self.crew.drop(number), work.queue.running[number]
-        call, why = work.queue.calls[position], _reason(error)
+        call, why = work.queue.calls[position], reason_of_loss(error)
         work.tries[position] = work.tries.get(position, 0) + 1
         self._homes.leave(number)
         text = f"an actor on node {actor.node.name} was lost ({why})"
@@ -286,20 +277,8 @@ class RayActors:
             work.queue.done.remove(position)
             work.tries[position] = work.tries.get(position, 0) + 1
             if call.session or work.tries[position] >= TRIES:
-                return Reply(call.client, Message(), f"ChildProcessError: the reply was lost ({_reason(error)})")
+                return Reply(call.client, Message(), f"ChildProcessError: the reply was lost ({reason_of_loss(error)})")
             work.queue.wait_again(position)
             return None
         work.queue.done.remove(position)
         return read_answer(call, parts, work.store).reply
-
-
-def _reason(error: Exception) -> str:
-    """An error of Ray in a few words: its texts are pages long."""
-    reasons: tuple[tuple[type[Exception], str], ...] = (
-        (ray.exceptions.OutOfMemoryError, "its node ran out of memory"),
-        (ray.exceptions.ActorUnavailableError, "it cannot be reached"),
-        (ray.exceptions.NodeDiedError, "its node is gone"),
-        (ray.exceptions.ActorDiedError, "its process has ended"),
-        (ray.exceptions.ObjectLostError, "gone with its node"),
-    )
-    return next((words for kind, words in reasons if isinstance(error, kind)), type(error).__name__)

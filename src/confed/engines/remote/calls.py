@@ -45,6 +45,7 @@ class CallBatch:
         done: position -> a file with the reply, or what went wrong.
         lost: calls that were given up.
         useless: replies that were read and could not be used, or never came.
+        optional: whether the run goes on without any of the replies.
     """
 
     calls: Sequence[Call]
@@ -55,3 +56,4 @@ class CallBatch:
     done: dict[int, tuple[PendingCall, Path | str]] = field(default_factory=dict[int, "tuple[PendingCall, Path | str]"])
     lost: int = 0
     useless: int = 0
+    optional: bool = False

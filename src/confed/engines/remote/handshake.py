@@ -53,7 +53,7 @@ class Fingerprint:
         lines = [
             f"{meaning} must be the same: {mine} has {own}, {others} has {printable(str(other.get(name, 'none')), 64)}"
             for name, meaning in _MEANINGS.items()
-            if (own := getattr(self, name)) != other.get(name)
+            if (own := self.scalars()[name]) != other.get(name)
         ]
         return "; ".join(lines) or None
 

@@ -194,11 +194,7 @@ def read_lines(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
 
 
 def _checked(line: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A line whose entries have the right types: one that has not could make the cost look lower.
-
-    Raises:
-        ValueError: one is of another, or missing.
-    """
+    """A line whose entries have the right types: one that has not could make the cost look lower."""
     if not isinstance(line, dict):
         raise ValueError(f"a line must be an object, got {repr(line)[:80]}")
     entries = cast(dict[str, Any], line)

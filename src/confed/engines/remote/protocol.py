@@ -262,11 +262,7 @@ def _head(data: bytes, limits: Limits, fields: Mapping[str, type | tuple[type, .
 
 
 def _header(data: bytes, limits: Limits) -> dict[str, Any]:
-    """The header of safetensors bytes.
-
-    Raises:
-        Refused: the bytes are not safetensors within the limits.
-    """
+    """The header of safetensors bytes."""
     if len(data) > limits.body:
         raise Refused(f"a body has at most {limits.body} bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")
@@ -292,11 +288,7 @@ def _header(data: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are unique; of two values of one name another reader may take the other one.
-
-    Raises:
-        ValueError: a name comes twice.
-    """
+    """A JSON object whose names are unique; of two values of one name another reader may take the other one."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a name comes twice")
     return found

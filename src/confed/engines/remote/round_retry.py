@@ -124,11 +124,7 @@ class Attempts:
             self.handled = None
 
     def _leave_out(self, ask: PendingCall, method: str, error: Exception) -> None:
-        """Mark the reply to this call as failed in all further attempts.
-
-        Raises:
-            RuntimeError: there can be no further attempt.
-        """
+        """Mark the reply to this call as failed in all further attempts."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = (
             f"{method} could not handle its reply to {ask.call.action!r}: {type(error).__name__}: {error} "

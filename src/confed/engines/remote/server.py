@@ -64,6 +64,8 @@ class Remote:
         shortened: client -> what was done to its update, as it went too far; readers empty it.
         kept: rounds whose checkpoints the server may go back to; sites keep what belongs to them.
         sites: who is there.
+        spool: as given.
+        fill: puts outcomes that are known beforehand into calls that are asked for together; nothing by default.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class Remote:
         common_ground = fingerprint(setup, self._local.workspace, common)
         self.sites = SiteRegistry(transport, common_ground, self.timeouts, limits, audit, progress)
         self.kept: Sequence[int] = (0,)
-        self._spool = spool
+        self.spool = spool
+        self.fill: Callable[[CallBatch], None] = lambda batch: None
         if spool is not None:  # leftovers of a process that was killed
             shutil.rmtree(spool, ignore_errors=True)
             private_folder(spool)
@@ -117,8 +120,8 @@ class Remote:
 
     def close(self) -> None:
         """Removes what is left of the replies on disk."""
-        if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
+        if self.spool is not None:
+            shutil.rmtree(self.spool, ignore_errors=True)
 
     def attempt(self, part: Callable[[], Done]) -> Done:
         """A part of a round, repeated without the site whose reply the method handled when an error ended it.
@@ -129,7 +132,7 @@ class Remote:
             part: drives the part from the state that it begins with, which it leaves as it is.
         """
         algorithm = self._setup.algorithm
-        with closing(Attempts(self._steps, self._bases, self._spool, algorithm.secure_sum is not None)) as attempts:
+        with closing(Attempts(self._steps, self._bases, self.spool, algorithm.secure_sum is not None)) as attempts:
             self._attempts = attempts
             try:
                 return attempts.drive(part, type(algorithm).__name__, self._begin_again)
@@ -139,7 +142,7 @@ class Remote:
     def _begin_again(self, attempts: Attempts) -> None:
         for batch in attempts.batches:  # what is on its way is not asked for a second time
             while batch.waiting or batch.running:
-                self._step(batch)
+                self.step(batch)
                 time.sleep(self.timeouts.interval)
         self._steps, self._bases = dict(attempts.steps), dict(attempts.bases)
 
@@ -167,12 +170,13 @@ class Remote:
             batch = CallBatch(calls, round, Path(spool), list(range(len(calls))))
             if self._attempts is not None:
                 self._attempts.begin(batch)
-            self._step(batch)
+            self.fill(batch)
+            self.step(batch)
             yield None
             bounded = self.bounds.apply_to(self._setup.algorithm, calls)
             for position in range(len(calls)):
                 while position not in batch.done:
-                    self._step(batch)
+                    self.step(batch)
                     if position not in batch.done:
                         time.sleep(self.timeouts.interval)
                 if not bounded:
@@ -184,7 +188,7 @@ class Remote:
         """Where replies wait until their turn comes, or until the part of the round is over."""
         if self._attempts is not None:
             return nullcontext(self._attempts.folder())
-        return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self._spool)
+        return tempfile.TemporaryDirectory(prefix="confed-replies-", dir=self.spool)
 
     def _counted(self, batch: CallBatch, ask: PendingCall, result: Path | str) -> Reply:
         """A reply as it is; too many that cannot be used end the run."""
@@ -226,11 +230,7 @@ class Remote:
                 yield reply
 
     def _shortened(self, ask: PendingCall, reply: Reply, norm: float, most: float) -> Reply:
-        """A part of an update whose norm is above the bound.
-
-        Raises:
-            ValueError: a part of this update has no meaning.
-        """
+        """A part of an update whose norm is above the bound."""
         algorithm, name = self._setup.algorithm, reply.client.id
         said = f"its update had the norm {norm:.3g}, more than {most:.3g}: {self.bounds.update:g} times the median"
         try:
@@ -260,7 +260,7 @@ class Remote:
                 f"{reply.client.id}: {reply.error}"
             )
 
-    def _step(self, batch: CallBatch) -> None:
+    def step(self, batch: CallBatch) -> None:
         """Sends what can be sent, takes in what has arrived, and gives up what takes too long."""
         self.sites.look()
         now = time.monotonic()
@@ -327,7 +327,7 @@ class Remote:
     def _give_up(self, batch: CallBatch, position: int, ask: PendingCall, why: str) -> None:
         """Leaves a site out; where too few would be left, the server goes on waiting for it."""
         name = ask.call.client.id
-        wanted = min(self.timeouts.minimum, len(batch.calls))
+        wanted = 0 if batch.optional else min(self.timeouts.minimum, len(batch.calls))
         self._forget(ask)
         if not ask.call.session and len(batch.calls) - batch.lost - 1 < wanted:
             why += "; the round cannot go on without it"
@@ -335,6 +335,11 @@ class Remote:
             batch.lost += 1
             self._end(batch, position, ask, why)
         self.sites.note(name, self._idle(name), why)
+
+    def forget(self, batch: CallBatch) -> None:
+        """End of the wait for replies to calls."""
+        for ask in batch.running.values():
+            self._forget(ask)
 
     def _forget(self, ask: PendingCall) -> None:
         if ask.sent is not None:
@@ -361,11 +366,7 @@ class Remote:
             self._attempts.keep(ask, result)
 
     def _read(self, ask: PendingCall, result: Path | str) -> Reply:
-        """The reply, or its error; nothing of a refused reply reaches the method.
-
-        Raises:
-            OSError: this machine's disk fails.
-        """
+        """The reply, or its error; nothing of a refused reply reaches the method."""
         client = ask.call.client
         if self._attempts is not None:
             self._attempts.reading(ask)

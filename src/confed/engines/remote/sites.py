@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from confed.engines.remote.handshake import Fingerprint
@@ -29,6 +29,7 @@ from confed.federation.messages import Message
 from confed.federation.ownership import MODALITIES
 from confed.federation.params import Scalar
 from confed.federation.protocols import ClientData
+from confed.federation.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_fields
 from confed.system.events import Progress, SiteStates, SiteStatus
 from confed.system.plain_text import visible
 
@@ -97,19 +98,13 @@ class Timeouts:
         interval: seconds between looks at what has arrived; between looks at who is connected four times that.
     """
 
-    minimum: int = 1
-    deadline: float = 3600.0
-    away: float = 60.0
-    interval: float = 0.25
+    minimum: Annotated[int, AT_LEAST_ONE] = 1
+    deadline: Annotated[float, POSITIVE] = 3600.0
+    away: Annotated[float, NOT_NEGATIVE] = 60.0
+    interval: Annotated[float, POSITIVE] = 0.25
 
     def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ValueError(f"at least one site must answer, got minimum {self.minimum}")
-        for name in ("deadline", "interval"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
-        if self.away < 0:
-            raise ValueError(f"away must not be negative, got {self.away} seconds")
+        check_fields(self, "")
 
 
 class Registered:
@@ -250,11 +245,7 @@ class SiteRegistry:
             self.log("out", connection.name or f"node {number}", HELLO, head, body)
 
     def _welcome(self, number: int, connection: Connection, head: bytes, body: bytes) -> None:
-        """A site's introduction of itself; a site that cannot take part is noted and left out.
-
-        Raises:
-            Refused: the introduction is faulty, or of another run; handled here.
-        """
+        """A site's introduction of itself; a site that cannot take part is noted and left out."""
         name = connection.name or f"node {number}"
         self.log("in", name, HELLO, head, body)
         try:
@@ -315,11 +306,7 @@ class SiteRegistry:
 
 
 def _left_out(told: Mapping[str, Scalar]) -> dict[str, int]:
-    """Role -> a site's examples whose pictures cannot be read, as its introduction says; roles with some only.
-
-    Raises:
-        Refused: a number is none.
-    """
+    """Role -> a site's examples whose pictures cannot be read, as its introduction says; roles with some only."""
     found: dict[str, int] = {}
     for role in ROLES:
         count = told.get(f"{LEFT_OUT}{role}", 0)

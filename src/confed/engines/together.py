@@ -1,0 +1,105 @@
+"""Calls to ``fit`` answered for several clients at once, by training on stacked parameters."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from confed.engines.perform import Setup, Workspace, accepted, check_secrets, client_of
+from confed.federation.algorithm import Algorithm
+from confed.federation.client import Client
+from confed.federation.messages import Call, Message, Reply
+from confed.federation.params import Scope
+from confed.federation.randomness import derive, isolated
+from confed.federation.stacked import stack_unsupported, train_stacked
+from confed.federation.state import ClientState, Store
+from confed.federation.train import trained
+
+__all__ = ["answer_together", "one_by_one"]
+
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def one_by_one(algorithm: Algorithm) -> str:
+    """Why the clients of a method must be trained one by one, as the end of a sentence; "" where they need not."""
+    kind = type(algorithm)
+    if algorithm.traits.one_by_one:
+        return algorithm.traits.one_by_one
+    if kind.fit is not Algorithm.fit:
+        return f"{kind.__name__} trains in its own way"
+    if algorithm.update_privacy is not None or algorithm.secure_sum is not None:
+        return "each update is protected before it leaves its client"
+    return ""
+
+
+def answer_together(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], store: Store, round: int
+) -> list[Reply] | str:
+    """Replies of several clients to ``fit``, trained at once.
+
+    Args:
+        setup: the run.
+        workspace: the process's model.
+        calls: of different clients.
+        store: their states.
+        round: number of the round.
+
+    Returns:
+        The replies, in the order of the calls, whose clients' states are saved; or why the clients cannot be trained at
+        once, and nothing has changed.
+    """
+    before = [store.load(call.client.id) for call in calls]
+    after = [state.copy() for state in before]
+    try:
+        with isolated(derive(setup.seed, round, calls[0].client.id, "fit")):
+            messages = _fit(setup, workspace, calls, after, round)
+    except Exception as error:  # what torch.func cannot map, or one client's own failure, which is found one by one
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if isinstance(messages, str):
+        return messages
+    return [
+        accepted(call, message, old, new, store)
+        for call, message, old, new in zip(calls, messages, before, after, strict=True)
+    ]
+
+
+def _fit(
+    setup: Setup, workspace: Workspace, calls: Sequence[Call], states: Sequence[ClientState], round: int
+) -> list[Message] | str:
+    first = setup.task_of(calls[0].client.id)
+    if any(setup.task_of(call.client.id) is not first for call in calls):
+        return "clients have tasks of their own"
+    workspace.set_task(first)
+    clients = [client_of(setup, workspace, call, state, round) for call, state in zip(calls, states, strict=True)]
+    if any(client.scopes is not clients[0].scopes for client in clients):
+        return "clients have tensors of their own"
+    values = [_loaded(client, call.message) for client, call in zip(clients, calls, strict=True)]
+    if not trained(clients[0]):
+        return "nothing is trained"
+    workspace.model.train()
+    for module in workspace.model.modules():
+        if isinstance(module, _DROPOUTS):
+            if module.p > 0:
+                return "the model has dropout, whose random numbers would be others"
+            module.train(False)  # it draws numbers that it does not need, which torch.func refuses
+    if reason := stack_unsupported(clients[0]):
+        return reason
+    replies: list[Message] = []
+    found = train_stacked(clients, values, setup.algorithm.objective)
+    for client, (own, loss) in zip(clients, found, strict=True):
+        client.tensors = {**client.tensors, **own}
+        client.remember()
+        message = client.upload(loss=loss)
+        check_secrets(client, message)
+        replies.append(message)
+    return replies
+
+
+def _loaded(client: Client, message: Message) -> dict[str, Tensor]:
+    """Values of all tensors that clients may have their own of, before training."""
+    client.load(message.tensors)
+    return {
+        name: client.tensors[name].detach().clone()
+        for name, scope in client.scopes.items()
+        if scope in (Scope.SHARED, Scope.PRIVATE)
+    }

@@ -1,0 +1,93 @@
+"""Checkpoints written by a thread while the next round is computed."""
+
+import queue
+import threading
+from functools import partial
+from pathlib import Path
+
+from confed.federation.checkpoint import Checkpoint, Checkpoints
+
+__all__ = ["CheckpointWriter"]
+
+SMALL = 32 * 2**20
+"""Bytes of servers' tensors up to which a checkpoint is written during the next round: its bytes are held twice."""
+
+
+class CheckpointWriter:
+    """One thread that writes a run's checkpoints, in their order.
+
+    A run killed at any moment goes on from the newest whole checkpoint, as without a thread; that may be one round
+    further back. The version of a client's state that a checkpoint needs is removed only when the next one is whole.
+    Large checkpoints are written at once.
+
+    Args:
+        checkpoints: where they are written.
+        waiting: how many may be unfinished; saving one more waits for the first of them.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, waiting: int = 1) -> None:
+        self._checkpoints = checkpoints
+        self._jobs: queue.Queue[Checkpoint | Path | None] = queue.Queue()
+        self._places = threading.BoundedSemaphore(waiting)
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint soon; its tensors must not change afterwards."""
+        groups = [g for server in checkpoint.servers.values() for g in (server.params, *server.slots.values())]
+        if sum(t.nbytes for group in groups for t in group.values()) > SMALL:
+            self.close()
+            self._checkpoints.save(checkpoint)
+            return
+        self._places.acquire()
+        self._raise()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="confed-checkpoints", daemon=True)
+            self._thread.start()
+            self._checkpoints.store.remove = self._remove
+        self._checkpoints.expect(checkpoint.round)
+        self._jobs.put(checkpoint)
+
+    def close(self) -> None:
+        """Waits until everything is written, and ends the thread; :meth:`save` may follow.
+
+        What went wrong in the thread is raised here, or by the next :meth:`save`.
+        """
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+            self._checkpoints.store.remove = partial(Path.unlink, missing_ok=True)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _remove(self, path: Path) -> None:
+        """Removal of a file, after the checkpoints that were given before."""
+        busy = bool(self._jobs.unfinished_tasks)  # looked at first: an idle thread meets no errors
+        if self._error is not None:
+            return  # nothing may be removed that the last whole checkpoint needs
+        if busy:
+            self._jobs.put(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is not None:
+                    continue
+                if isinstance(job, Path):
+                    job.unlink(missing_ok=True)
+                else:
+                    self._checkpoints.write(job)
+            except Exception as error:
+                self._error = error
+            finally:
+                if isinstance(job, Checkpoint):
+                    self._places.release()
+                self._jobs.task_done()
+        self._jobs.task_done()

@@ -1,0 +1,173 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from confed.algorithms.fedavg import FedAvg
+from confed.algorithms.fedprox import FedProx
+from confed.algorithms.local import LocalOnly
+from confed.algorithms.scaffold import Scaffold
+from confed.data.examples import TableData
+from confed.data.table import Table
+from confed.engines.executor import InProcess
+from confed.engines.local import Members, Setup, Simulation, simulate
+from confed.federation.algorithm import Algorithm
+from confed.federation.frozen_features import FeatureSettings
+from confed.federation.local import Local
+from confed.federation.protocols import Batch, Output
+from confed.federation.state import MemoryStore
+from confed.federation.update_privacy import UpdatePrivacy
+from confed.models.vilt import vilt_tiny
+from confed.tasks.vqa import VQA
+
+SIZES = (5, 13, 8, 13, 1)
+
+
+def tables(words: bool = False) -> dict[str, TableData]:
+    rng, found = torch.Generator().manual_seed(3), {}
+    for number, count in enumerate(SIZES):
+        columns = {"label": torch.randint(0, 4, (count,), generator=rng)}
+        if words:
+            columns["text"] = torch.randint(0, 9, (count, 4), generator=rng)
+            columns["text_mask"] = torch.ones(count, 4, dtype=torch.int64)
+        pictures = torch.randint(0, 256, (count, 3, 16, 16), generator=rng).to(torch.uint8)
+        table = Table(pictures, torch.arange(count), columns)
+        found[f"c{number}"] = TableData(table, table.take(0), table.take(0))
+    return found
+
+
+class Small(nn.Module):
+    """Two convolutions, one of them frozen, and a layer."""
+
+    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.stem, self.body, self.head = nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 6, 2, 2), nn.Linear(24, 4)
+        self.stem.requires_grad_(False)
+        self.frozen = {"stem.weight", "stem.bias"}
+        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm2d(6) if norm else nn.Identity()
+
+    def forward(self, batch: Batch) -> Output:
+        hidden = self.norm(torch.relu(self.body(torch.relu(self.stem(batch["image"].float() / 255)))))
+        features = self.drop(hidden.flatten(1))
+        return Output(self.head(features), features)
+
+
+def vilt() -> nn.Module:
+    return vilt_tiny(4, 9, width=8, layers=1, attention_heads=2, image_size=16, patch=8, max_length=4)
+
+
+SGD = Local(epochs=2, batch_size=4, lr=0.05, optimizer="sgd", momentum=0.9, weight_decay=0.01, clip=0.5)
+ADAMW = Local(epochs=2, batch_size=4, lr=3e-3)
+
+
+def setup(algorithm: Algorithm, build: Callable[[], nn.Module] = Small, local: Local = SGD, **options: Any) -> Setup:
+    data = options.pop("data", None) or tables(build is vilt)
+    return Setup(algorithm, Members(data), VQA(4), local, build, rounds=3, **options)
+
+
+def run(setup: Setup) -> tuple[dict[str, Tensor], list[dict[str, float]], list[dict[str, str]], str]:
+    executor, store = InProcess(setup), MemoryStore()
+    simulation = Simulation(setup, store, executor)
+    records = list(simulate(simulation, simulation.start(executor.workspace)))
+    tensors = {f"server/{n}": t for n, t in records[-1].servers["main"].params.items()}
+    for client in simulation.clients():
+        for group, own in store.load(client.id).tensors.items():
+            tensors |= {f"{client.id}/{group}/{name}": tensor for name, tensor in own.items()}
+    return tensors, [dict(r.losses) for r in records], [dict(r.errors) for r in records], executor.one_by_one
+
+
+def compare(alone: Setup, at_once: int, tolerance: float = 1e-5) -> None:
+    expected, losses, errors, _ = run(alone)
+    got, other_losses, other_errors, why = run(replace(alone, batch_clients=at_once))
+    assert (why, other_errors) == ("", errors)
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=tolerance, atol=tolerance, msg=name)
+    for mine, theirs in zip(losses, other_losses, strict=True):
+        assert list(theirs) == list(mine)
+        assert theirs == pytest.approx(mine, rel=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5), LocalOnly()], ids=lambda a: a.title)
+@pytest.mark.parametrize("local", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("at_once", [2, 5, 9])
+def test_clients_of_different_sizes_get_what_they_get_alone(algorithm: Algorithm, local: Local, at_once: int):
+    # Two at a time the last client has no partner and is trained as without.
+    compare(setup(algorithm, local=local), at_once)
+
+
+@pytest.mark.parametrize("local", [SGD, replace(ADAMW, optimizer="adam")], ids=["sgd", "adam"])
+def test_a_transformer_of_pictures_and_words(local: Local):
+    compare(setup(FedAvg(), vilt, local), 5, tolerance=1e-4 if local.optimizer == "adam" else 1e-5)
+
+
+def test_the_proximal_term_takes_part():
+    near, far = (run(setup(FedProx(mu=mu), batch_clients=5))[0] for mu in (0.0, 0.5))
+    assert any(not torch.allclose(near[name], far[name], atol=1e-4) for name in near)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"algorithm": Scaffold()}, "does not say that its objective is one loss per batch"),
+        ({"build": lambda: Small(dropout=0.1)}, "dropout"),
+        ({"build": lambda: Small(norm=True), "data": {"a": tables()["c1"], "b": tables()["c3"]}}, "normalises"),
+        ({"local": replace(SGD, schedule="cosine")}, "schedule"),
+        ({"local": replace(SGD, accumulate=2)}, "accumulate"),
+        ({"local": replace(SGD, optimizer="adamax")}, "adamax"),
+        ({"algorithm": FedAvg(update_privacy=UpdatePrivacy(clip=1.0, noise=0.1))}, "protected"),
+    ],
+    ids=["method", "dropout", "batch norm", "schedule", "accumulate", "optimizer", "protection"],
+)
+def test_what_cannot_be_stacked_is_trained_one_by_one_and_says_why(options: dict[str, Any], reason: str):
+    alone = setup(**{"algorithm": FedAvg(), **options})
+    expected, *_ = run(alone)
+    got, _, _, why = run(replace(alone, batch_clients=5))
+    assert reason in why
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+
+
+def test_where_features_are_kept_clients_are_trained_one_by_one():
+    def top() -> nn.Module:
+        return vilt_tiny(
+            4, 9, width=8, layers=2, attention_heads=2, image_size=16, patch=8, max_length=4, trainable="top"
+        )
+
+    data = tables(words=True)
+    assert "features" in run(setup(FedAvg(), top, data=data, batch_clients=3, features=FeatureSettings(10**6)))[3]
+    assert run(setup(FedAvg(), top, data=data, batch_clients=3))[3] == ""
+
+
+def test_a_client_without_examples_fails_alone():
+    data = tables()
+    empty = data["c2"].tables[0].take(0)
+    data["c2"] = TableData(empty, empty, empty)
+    expected, _, errors, _ = run(setup(FedAvg(), data=data))
+    got, _, other_errors, why = run(setup(FedAvg(), data=data, batch_clients=5))
+    assert other_errors == errors
+    assert "no training examples" in errors[0]["c2"]
+    assert "no training examples" in why
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_client_that_diverges_fails_alone():
+    data = tables()
+    local = Local(epochs=1, batch_size=4, lr=0.05, optimizer="sgd")
+
+    class Exploding(Small):
+        def forward(self, batch: Batch) -> Output:
+            output = super().forward(batch)
+            scale = torch.where((batch["label"] == 3).any(), torch.inf, 1.0)
+            return output._replace(logits=output.logits * scale)
+
+    for number, client in enumerate(data.values()):
+        client.tables[0].columns["label"][:] = 3 if number == 2 else 1
+    _, _, errors, _ = run(setup(FedAvg(), Exploding, local, data=data))
+    _, _, other_errors, why = run(setup(FedAvg(), Exploding, local, data=data, batch_clients=5))
+    assert list(errors[0]) == list(other_errors[0]) == ["c2"]
+    assert why == ""

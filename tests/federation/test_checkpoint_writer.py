@@ -1,0 +1,165 @@
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from confed.federation import checkpoint_writer
+from confed.federation.checkpoint import Checkpoint, Checkpoints
+from confed.federation.checkpoint_writer import CheckpointWriter
+from confed.federation.state import ClientState, ServerState
+
+CLIENTS = 6
+
+
+def cohort(round: int) -> list[int]:
+    return random.Random(round).sample(range(CLIENTS), 2)
+
+
+def state(client: int, round: int) -> ClientState:
+    return ClientState({"private": {"w": torch.tensor([float(client), float(round)])}}, {"round": round})
+
+
+def server(round: int) -> ServerState:
+    return ServerState(round, {"w": torch.full((3,), float(round))}, {"m": {"w": torch.full((3,), -float(round))}})
+
+
+def rounds(checkpoints: Checkpoints, save: Callable[[Checkpoint], None], first: int, last: int) -> Iterator[int]:
+    """What a run does: clients' states, then a checkpoint."""
+    for round in range(first, last + 1):
+        checkpoints.store.begin(round)
+        for client in cohort(round):
+            assert_newest(checkpoints, client, round - 1)
+            checkpoints.store.save(str(client), state(client, round))
+        save(Checkpoint(round, {"main": server(round)}, 10 * round))
+        yield round
+
+
+def assert_newest(checkpoints: Checkpoints, client: int, round: int) -> None:
+    part = [r for r in range(1, round + 1) if client in cohort(r)]
+    found = checkpoints.store.load(str(client))
+    assert found.scalars == ({"round": part[-1]} if part else {})
+    if part:
+        assert found.tensors["private"]["w"].tolist() == [client, part[-1]]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("always", [(), (3, 4)])
+def test_the_files_are_those_of_a_run_without_a_thread(tmp_path: Path, always: tuple[int, ...]) -> None:
+    plain, behind = Checkpoints(tmp_path / "plain", 2, always), Checkpoints(tmp_path / "behind", 2, always)
+    list(rounds(plain, plain.save, 1, 15))
+    writer = CheckpointWriter(behind, waiting=2)
+    list(rounds(behind, writer.save, 1, 9))
+    writer.close()
+    list(rounds(behind, writer.save, 10, 15))  # it may be used again
+    writer.close()
+    assert files(tmp_path / "behind") == files(tmp_path / "plain")
+
+
+def test_what_the_checkpoint_on_disk_needs_stays_while_the_next_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    writer, gate = CheckpointWriter(checkpoints, waiting=3), threading.Event()
+    write = checkpoints.write
+
+    def slow(checkpoint: Checkpoint) -> None:
+        assert checkpoint.round == 1 or gate.wait(30)
+        write(checkpoint)
+
+    monkeypatch.setattr(checkpoints, "write", slow)
+    for round in range(1, 4):
+        checkpoints.store.begin(round)
+        checkpoints.store.save("a", state(0, round))
+        writer.save(Checkpoint(round, {"main": server(round)}, 0))
+        while round == 1 and not checkpoints.rounds():
+            time.sleep(0.001)
+    again = Checkpoints(tmp_path, keep=1)
+    assert again.rounds() == [1]
+    assert again.load(1).round == 1
+    again.store.begin(1)
+    assert again.store.load("a").scalars == {"round": 1}, "a process killed now goes on from round 1"
+    gate.set()
+    writer.close()
+    assert len(list(tmp_path.glob("clients/*/a/*.safetensors"))) == 2
+
+
+def test_an_error_of_the_thread_is_raised_and_nothing_is_removed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    writer = CheckpointWriter(checkpoints)
+    list(rounds(checkpoints, writer.save, 1, 5))
+    writer.close()
+
+    def full(checkpoint: Checkpoint) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        list(rounds(checkpoints, writer.save, 6, 9))
+    writer.close()  # said once
+    again = Checkpoints(tmp_path, keep=1)
+    assert again.latest()[0].round == 5
+    for client in range(CLIENTS):
+        assert_newest(again, client, 5)
+
+
+def test_large_checkpoints_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "SMALL", 8)
+    checkpoints = Checkpoints(tmp_path)
+    CheckpointWriter(checkpoints).save(Checkpoint(1, {"main": server(1)}, 0))
+    assert checkpoints.load(1).round == 1
+    assert not any(thread.name == "confed-checkpoints" for thread in threading.enumerate())
+
+
+def test_a_process_killed_at_any_moment_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    rng, reached = random.Random(seed), 0
+    for kill in range(10):
+        child = os.fork()
+        if child == 0:
+            _run_until_killed(tmp_path, rng.random())
+        assert os.waitpid(child, 0)[1] == signal.SIGPROF
+        checkpoints = Checkpoints(tmp_path)
+        if checkpoints.rounds():
+            newest = checkpoints.rounds()[-1]
+            found, problems = checkpoints.latest()
+            assert (found.round, problems) == (newest, []), f"seed {seed}, kill {kill}"
+            assert found.round >= reached, f"seed {seed}, kill {kill}: an earlier process had got further"
+            assert torch.equal(found.servers["main"].params["w"], server(found.round).params["w"])
+            for client in range(CLIENTS):
+                assert_newest(checkpoints, client, found.round)
+            reached = found.round
+        rng = random.Random(f"{seed}/{kill}")
+    assert reached > 2, f"seed {seed}"
+
+
+def _run_until_killed(root: Path, seed: float) -> None:
+    rng = random.Random(seed)
+    # Ends the process at once as SIGKILL does, after some processor time, however busy the machine is.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, rng.uniform(0.005, 0.08))
+    checkpoints = Checkpoints(root)
+    first = checkpoints.latest()[0].round + 1 if checkpoints.rounds() else 1
+    write = checkpoints.write
+
+    def uneven(checkpoint: Checkpoint) -> None:
+        time.sleep(rng.choice((0, 0, 0.003)))
+        write(checkpoint)
+        time.sleep(rng.choice((0, 0.003)))
+
+    checkpoints.write = uneven  # type: ignore[method-assign]
+    try:
+        for _ in rounds(checkpoints, CheckpointWriter(checkpoints, rng.choice((1, 2))).save, first, 10**6):
+            time.sleep(rng.choice((0, 0, 0.002)))
+    finally:
+        os._exit(1)
